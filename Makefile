@@ -1,0 +1,103 @@
+# Two commands on a fresh machine: `make test` and `make demo`. Both install first, into .venv and nowhere else.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+# cpu or gpu: which build of the engine. They exclude each other, so a change of engine makes a new .venv.
+ENGINE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# Seconds that the whole test run may take (one test: see `timeout` in pyproject.toml).
+TEST_SECONDS ?= 1800
+
+TORCH := 2.13.0
+# The one that belongs to it: without a pin pip downloads every newer one first, only to find that it doesn't fit.
+TORCHVISION := 0.28.0
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements-cpu.lock
+STAMP := $(VENV)/.installed-$(ENGINE)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK))
+# Of what pip says, what shows that it works; its warnings and errors come anyway.
+BRIEFLY := | awk '/^ *(Downloading|Using cached) / {sub(/-(cp|py)[0-9].*/, ""); print; fflush()} /^Installing/ {print "  Installing"; fflush()}'
+SAY := @printf '\n==> %s\n'
+BOUNDED := $(if $(shell command -v timeout),timeout -k 30 $(TEST_SECONDS))
+
+.PHONY: help install demo test test-slow lint format lock clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## Make .venv with hotspan, the engine (GPU if nvidia-smi finds one) and the development tools
+
+$(STAMP): pyproject.toml $(wildcard $(LOCK))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "hotspan needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Name another: make install PYTHON=python3.12"; exit 1; }
+	@if ls $(VENV)/.installed-* >/dev/null 2>&1 && [ ! -e $(STAMP) ]; then \
+	  echo "==> $(VENV) holds the other engine: starting afresh"; rm -rf $(VENV); fi
+	$(SAY) "1/3 $(VENV), with $$($(PYTHON) -V)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(MAKE) install-$(ENGINE)
+	@touch $@
+	@printf '\n==> installed: try `make demo`, or %s --help\n' $(BIN)/hotspan
+
+.PHONY: install-cpu install-gpu
+install-cpu:
+	$(SAY) "2/3 PyTorch $(TORCH), the CPU build"
+# An index that offers only the CUDA build (PyPI does) has no such version; PyTorch's own index has it.
+	@$(PIP) install $(CONSTRAINTS) "torch==$(TORCH)+cpu" $(BRIEFLY) \
+	  || { echo "==> not in the configured index: asking PyTorch's"; \
+	       $(PIP) install $(CONSTRAINTS) --extra-index-url $(TORCH_CPU_INDEX) "torch==$(TORCH)+cpu" $(BRIEFLY); }
+	$(SAY) "3/3 hotspan, the CPU engine and the development tools (some minutes)"
+	@$(PIP) install $(CONSTRAINTS) -e ".[cpu,dev]" "torchvision==$(TORCHVISION)" $(BRIEFLY)
+# The engine asks for these three, and PyPI's are CUDA builds: beside the CPU build of PyTorch their import fails, and
+# takes down what imports them when present. The engine does without them.
+	@for name in torchvision torchaudio torchcodec; do \
+	  if [ -n "$$(find $(VENV)/lib -maxdepth 3 -iname "$$name-*.dist-info")" ] && ! $(BIN)/python -c "import $$name" >/dev/null 2>&1; then \
+	    $(PIP) uninstall -q -y $$name && echo "==> removed $$name: its CUDA build can't be imported here"; fi; done
+
+install-gpu:
+	$(SAY) "2/3 nvidia-smi sees a CUDA GPU, so: the engine's GPU build"
+	$(SAY) "3/3 hotspan, the GPU engine, PyTorch and the development tools (some minutes)"
+	@$(PIP) install -e ".[gpu,dev]" $(BRIEFLY)
+
+demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
+	@$(BIN)/hotspan demo
+
+lint: install  ## Check style, types and layers
+	$(SAY) "ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	$(SAY) "mypy"
+	@$(BIN)/mypy
+	$(SAY) "import-linter"
+	@$(BIN)/lint-imports
+
+test: lint  ## Everything that a change must pass
+	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
+	@$(BOUNDED) $(BIN)/python -m pytest -m "not slow" --durations=15
+
+test-slow: install  ## The tests that take minutes
+	@$(BIN)/python -m pytest -m slow --durations=15
+
+format: install  ## Rewrite the source in the house style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# To take newer versions: rm requirements-cpu.lock && make clean lock
+lock: install  ## Write the versions in .venv to requirements-cpu.lock
+	@test "$(ENGINE)" = cpu || { echo "The lock pins the CPU engine: make lock ENGINE=cpu"; exit 1; }
+	@{ echo "# Exact versions of the CPU engine, hotspan's dependencies and the development tools. Written by: make lock"; \
+	  $(PIP) freeze --exclude-editable --exclude torchvision --exclude torchaudio --exclude torchcodec; } > $(LOCK).new
+	@! grep -n ' @ ' $(LOCK).new || { echo "Those come from a local path and can't be pinned: reinstall them from an index"; exit 1; }
+	@mv $(LOCK).new $(LOCK)
+	@touch $(STAMP)
+	@echo "==> $(LOCK): $$(grep -c == $(LOCK)) packages"
+
+clean:  ## Remove .venv and what the tools cached
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

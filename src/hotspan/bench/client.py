@@ -1,0 +1,201 @@
+"""A client of any OpenAI-compatible server that times what it streams."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from hotspan.bench.records import RequestRecord
+from hotspan.bench.workloads.base import Prompt
+from hotspan.core.errors import ConfigError
+
+# Servers drop idle connections (uvicorn after 5 s). Dropping ours first keeps a request from being sent into one.
+_KEEPALIVE_S: Final = 4.0
+_ERROR_BODY_CHARS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """An entry of /v1/models; `root` is where the server says it loaded the model from."""
+
+    name: str
+    root: str
+
+
+class StreamError(Exception):
+    """The server answered, but not with a whole answer."""
+
+
+class OpenAIClient:
+    """One connection pool to one server. Use it as an async context manager."""
+
+    def __init__(self, base_url: str, api_key: str, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._base_url = base_url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=timeout_s)
+        self._clock = clock
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            headers=self._headers,
+            timeout=self._timeout,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def models(self) -> list[ModelCard]:
+        """What the server lists.
+
+        Raises: ConfigError if it can't be reached or its list can't be read.
+        """
+        url = f"{self._base_url}/v1/models"
+        try:
+            async with self._session.get(url) as response:
+                response.raise_for_status()
+                listed = (await response.json(content_type=None))["data"]
+                return [ModelCard(str(card["id"]), str(card.get("root") or "")) for card in listed]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{url} can't be read ({_describe(error)}); is the server up, and --engine-url right?"
+            ) from error
+
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """The text's tokens without special ones, or None if the server has no /tokenize."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        try:
+            async with self._session.post(f"{self._base_url}/tokenize", json=body) as response:
+                if response.status != 200:
+                    return None
+                return int((await response.json(content_type=None))["count"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return None
+
+    async def metrics(self) -> str | None:
+        """The server's Prometheus page, or None if it has none."""
+        try:
+            async with self._session.get(f"{self._base_url}/metrics") as response:
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return None
+
+    async def chat(self, prompt: Prompt, order: int, model: str, *, ignore_eos: bool) -> RequestRecord:
+        """Stream one answer and time it. A failure of any kind is a record with its error."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt.content}],
+            "max_tokens": prompt.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ignore_eos:
+            body["ignore_eos"] = True
+        answer = _Answer(submit_time=self._clock())
+        try:
+            async with self._session.post(f"{self._base_url}/v1/chat/completions", json=body) as response:
+                if response.status != 200:
+                    text = (await response.text(errors="replace"))[:_ERROR_BODY_CHARS]
+                    raise StreamError(f"HTTP {response.status}: {text}")
+                async for event in _events(response):
+                    answer.take(event, self._clock())
+            return answer.record(prompt.request_id, order)
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, AttributeError, StreamError) as error:
+            # ValueError, TypeError, AttributeError: an event that isn't shaped as the protocol says.
+            return answer.failure(prompt.request_id, order, _describe(error), self._clock())
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, StreamError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream, as they arrive, up to [DONE].
+
+    Reads raw chunks: aiohttp's own line reader refuses long lines.
+    """
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                raise StreamError(f"the stream holds something other than JSON objects: {data[:80]!r}")
+            yield event
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer that is still arriving."""
+
+    submit_time: float
+    parts: list[str] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    last_event_time: float = 0.0
+    finish_event_time: float = 0.0
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, event: dict[str, Any], now: float) -> None:
+        if "error" in event:
+            raise StreamError(f"the server broke off: {json.dumps(event['error'])[:_ERROR_BODY_CHARS]}")
+        self.last_event_time = now
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            text = "".join(delta.get(key) or "" for key in ("reasoning_content", "reasoning", "content"))
+            if text:
+                self.parts.append(text)
+                self.arrivals.append(now)
+            if choice.get("finish_reason"):
+                self.finish_reason = choice["finish_reason"]
+                self.finish_event_time = now
+
+    def record(self, request_id: str, order: int) -> RequestRecord:
+        """The finished answer.
+
+        An answer without visible text is one only if the server counts tokens for it (half a character, or the end
+        of the text at once); its first token is then the event that ended it.
+
+        Raises: StreamError if the answer isn't whole.
+        """
+        if not self.finish_reason:
+            raise StreamError("the stream ended before the answer did (no finish_reason)")
+        output_tokens = int(self.usage.get("completion_tokens") or 0) or len(self.parts)
+        if output_tokens == 0:
+            raise StreamError("the server sent no tokens")
+        details = self.usage.get("prompt_tokens_details") or {}
+        return RequestRecord(
+            request_id=request_id,
+            order=order,
+            successful=True,
+            submit_time=self.submit_time,
+            first_token_time=self.arrivals[0] if self.arrivals else self.finish_event_time,
+            # The usage event comes after the last token; it isn't part of the answer's latency.
+            finish_time=self.finish_event_time,
+            num_input_tokens=int(self.usage.get("prompt_tokens") or 0),
+            num_output_tokens=output_tokens,
+            cached_tokens=details.get("cached_tokens"),
+            inter_token_s=tuple(b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)),
+            answer="".join(self.parts),
+            finish_reason=self.finish_reason,
+        )
+
+    def failure(self, request_id: str, order: int, error: str, now: float) -> RequestRecord:
+        """The request as a failure; what had arrived of an answer is not kept, so that it can't pass for one."""
+        first = self.arrivals[0] if self.arrivals else 0.0
+        return RequestRecord(request_id, order, False, self.submit_time, first, now, error=error)

@@ -1,0 +1,138 @@
+"""What a benchmark is asked to do, from flags and a JSON file, with flat keys in both."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from hotspan.bench.records import RoundName
+from hotspan.bench.workloads import WORKLOADS
+from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions, option
+from hotspan.core.errors import ConfigError
+
+ALL_ROUNDS: Final = tuple(RoundName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """One run of one workload against one server.
+
+    The fields made with `option()` are flags and keys; `options` adds the workload's own, with its prefix.
+    """
+
+    options: WorkloadOptions
+    engine_url: str = option("", "The server, such as http://localhost:8080.")
+    model: str = option("", "Model name; else the first that the server lists.")
+    kv_cache_volume: float = option(100.0, "GiB of KV cache that the workload should fill.")
+    tokens_per_gb_kvcache: int = option(
+        0, "Tokens whose KV fills one GiB; 0 works it out from the model's config.json."
+    )
+    model_config: str = option("", "Directory with the model's config.json, if the server doesn't name a local one.")
+    seed: int = option(42, "Seed of the order and of the texts.")
+    ignore_eos: bool = option(False, "Generate up to the maximum, past the end-of-text token (vLLM).")
+    no_warmup: bool = option(False, "Only the query round.")
+    engine_pid: int = option(0, "Process id of a local server: its CPU-seconds are measured, children included.")
+    request_timeout: float = option(1800.0, "Seconds without a byte after which a request counts as failed.")
+    rounds: tuple[RoundName, ...] = ALL_ROUNDS
+    api_key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kv_cache_volume <= 0:
+            raise ConfigError(f"--kv-cache-volume must be more than 0 GiB, not {self.kv_cache_volume}")
+        if self.tokens_per_gb_kvcache < 0:
+            raise ConfigError(f"--tokens-per-gb-kvcache must be positive, not {self.tokens_per_gb_kvcache}")
+        if self.engine_url and not self.engine_url.startswith(("http://", "https://")):
+            raise ConfigError(f"--engine-url must start with http:// or https://, not {self.engine_url!r}")
+
+    @property
+    def base_url(self) -> str:
+        """The server's URL without a trailing slash or /v1."""
+        return self.engine_url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def played(self) -> tuple[RoundName, ...]:
+        """The rounds to play."""
+        return (RoundName.QUERY,) if self.no_warmup else self.rounds
+
+    def build(self) -> Workload:
+        """The workload, once tokens per GiB is resolved if it needs that."""
+        return self.options.build(Scale(self.kv_cache_volume, self.tokens_per_gb_kvcache or None), self.seed)
+
+    def to_flat(self, *, portable: bool = False) -> dict[str, Any]:
+        """The configuration in flat keys; `portable` leaves out what belongs to one server or machine."""
+        left_out = {"engine_url", "engine_pid", "model_config"} if portable else set()
+        flat: dict[str, Any] = {"workload": self.options.NAME}
+        flat |= {name: getattr(self, name) for name in general_keys() if name not in left_out}
+        prefix = self.options.PREFIX
+        return flat | {f"{prefix}_{f.name}": getattr(self.options, f.name) for f in fields(self.options)}
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Any], **more: Any) -> Self:
+        """The configuration that `to_flat` gives; keys of other workloads are let pass.
+
+        Raises: ConfigError for an unknown key or workload, or a value of the wrong type.
+        """
+        name = str(flat.get("workload", ""))
+        if name not in WORKLOADS:
+            raise ConfigError(f"--workload must be one of {', '.join(WORKLOADS)}; {name!r} is none of them")
+        options_type = WORKLOADS[name]
+        _check_keys(flat)
+        own = {f.name: f"{options_type.PREFIX}_{f.name}" for f in fields(options_type)}
+        options = options_type(**{field: flat[key] for field, key in own.items() if key in flat})
+        return cls(options=options, **{key: flat[key] for key in general_keys() if key in flat}, **more)
+
+    def with_resolved(self, *, model: str, tokens_per_gb_kvcache: int) -> Self:
+        return replace(self, model=model, tokens_per_gb_kvcache=tokens_per_gb_kvcache)
+
+
+def general_keys() -> list[str]:
+    """The keys that every workload shares."""
+    return [f.name for f in fields(BenchConfig) if f.metadata.get("help")]
+
+
+def key_types() -> dict[str, type]:
+    """Every key that a configuration file may hold, with the type of its value."""
+    types: dict[str, type] = {"workload": str}
+    types |= {f.name: type(f.default) for f in fields(BenchConfig) if f.metadata.get("help")}
+    for kind in WORKLOADS.values():
+        types |= {f"{kind.PREFIX}_{f.name}": type(f.default) for f in fields(kind)}
+    return types
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The flat keys in a JSON file.
+
+    Raises: ConfigError if it can't be read, is no object, or has unknown keys or values of the wrong type.
+    """
+    try:
+        flat = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path} can't be read as JSON: {error}") from error
+    if not isinstance(flat, dict):
+        raise ConfigError(f'--config {path} must hold one JSON object, such as {{"workload": "long-doc-qa"}}')
+    _check_keys(flat)
+    return flat
+
+
+def write_config_file(path: Path, config: BenchConfig) -> None:
+    """The portable keys of `config`, readable by `read_config_file`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config.to_flat(portable=True), indent=2) + "\n")
+
+
+def _check_keys(flat: Mapping[str, Any]) -> None:
+    types = key_types()
+    for key, value in flat.items():
+        if key not in types:
+            near = difflib.get_close_matches(key, types, n=1)
+            raise ConfigError(f"unknown key {key!r} in the benchmark's configuration" + _did_you_mean(near))
+        wanted = types[key]
+        fitting = (int, float) if wanted is float else wanted
+        if not isinstance(value, fitting) or (isinstance(value, bool) and wanted is not bool):
+            raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"; did you mean {near[0]!r}?" if near else "; see 'hotspan bench engine --help'"

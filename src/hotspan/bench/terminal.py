@@ -1,0 +1,113 @@
+"""A run in the terminal: live progress, and the table at its end."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hotspan.bench.records import Quantiles, RequestRecord, RoundName, RoundResult
+
+
+class TerminalProgress:
+    """A bar for each round. Use it as a context manager; it implements `runner.Progress`."""
+
+    def __init__(self, console: Console, title: str = "") -> None:
+        self._title = f"{title}: " if title else ""
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=console,
+        )
+        self._ttfts: list[float] = []
+        self._failed = 0
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        self._current = self._bars.add_task(self._title + "connecting", total=None, note="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def preparing(self, what: str) -> None:
+        self._bars.update(self._current, description=self._title + what)
+
+    def round_started(self, name: RoundName, expected: int) -> None:
+        self._ttfts, self._failed = [], 0
+        # The line that said what was being prepared becomes the first round's.
+        if self._bars.tasks[-1].total is None:
+            self._bars.reset(self._current, total=expected, description=self._title + name.value)
+        else:
+            self._current = self._bars.add_task(self._title + name.value, total=expected, note="")
+
+    def request_finished(self, name: RoundName, record: RequestRecord) -> None:
+        if record.successful:
+            self._ttfts.append(record.ttft)
+        else:
+            self._failed += 1
+        mean = f"mean TTFT {sum(self._ttfts) / len(self._ttfts):.3f} s" if self._ttfts else ""
+        failed = f"  {self._failed} failed" if self._failed else ""
+        self._bars.update(self._current, advance=1, note=mean + failed)
+
+    def round_finished(self, result: RoundResult) -> None:
+        self._bars.stop_task(self._current)
+
+
+def rounds_table(rounds: Iterable[RoundResult]) -> Table:
+    """The figures of each round, one column a round."""
+    rounds = tuple(rounds)
+    table = Table(title="Results by round", title_justify="left")
+    table.add_column("")
+    for result in rounds:
+        table.add_column(result.name.value, justify="right")
+
+    def row(label: str, values: Iterable[str]) -> None:
+        cells = list(values)
+        if any(cell != "-" for cell in cells):
+            table.add_row(label, *cells)
+
+    row("requests", (f"{r.summary.requests}" for r in rounds))
+    row("failed", (f"[red]{r.summary.failed}[/red]" if r.summary.failed else "0" for r in rounds))
+    row("total latency (s)", (f"{r.summary.elapsed_s:.3f}" for r in rounds))
+    for name in ("mean", "p50", "p90", "p99"):
+        row(f"TTFT {name} (s)", (_cell(r.summary.ttft_s, name) for r in rounds))
+    row("request latency mean (s)", (_cell(r.summary.request_latency_s, "mean") for r in rounds))
+    row("inter-token mean (ms)", (_cell(r.summary.inter_token_s, "mean", 1e3) for r in rounds))
+    row("inter-token p99 (ms)", (_cell(r.summary.inter_token_s, "p99", 1e3) for r in rounds))
+    row("input (tok/s)", (f"{r.summary.input_throughput:,.0f}" for r in rounds))
+    row("output (tok/s)", (f"{r.summary.output_throughput:,.1f}" for r in rounds))
+    row("CPU-seconds", ("-" if r.summary.cpu_s is None else f"{r.summary.cpu_s:.1f}" for r in rounds))
+    for tier in tiers_of(rounds):
+        row(f"hit rate {tier}", (_percent(r.summary.hit_rates.get(tier)) for r in rounds))
+    row("cached (usage)", (_percent(r.summary.cached_rate) for r in rounds))
+    return table
+
+
+def failures(rounds: Iterable[RoundResult], limit: int = 5) -> list[str]:
+    """One line for each of the first failed requests."""
+    lines = [f"{record.request_id}: {record.error}" for r in rounds for record in r.records if not record.successful]
+    return lines[:limit] + ([f"... and {len(lines) - limit} more"] if len(lines) > limit else [])
+
+
+def tiers_of(rounds: Iterable[RoundResult]) -> list[str]:
+    """The tiers that any round names, the nearest to the engine first."""
+    order = ("gpu", "ram", "disk", "l2", "external")
+    found = {tier for r in rounds for tier in r.summary.hit_rates}
+    return sorted(found, key=lambda tier: (order.index(tier) if tier in order else len(order), tier))
+
+
+def _cell(values: Quantiles | None, name: str, factor: float = 1.0) -> str:
+    return "-" if values is None else f"{getattr(values, name) * factor:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,57 @@
+"""Prose of an exact length in the server's own tokens."""
+
+import re
+from typing import Final
+
+from hotspan.bench.prose import prose
+from hotspan.bench.workloads.base import CountTokens
+
+_MAX_COUNTS: Final = 10
+_CLOSE_ENOUGH: Final = 2
+
+
+async def fitted_prose(opening: str, seed: int, tokens: int, count_tokens: CountTokens) -> str:
+    """`opening` and then prose from `seed`, together `tokens` tokens or up to two fewer.
+
+    Cut between words, so the last few tokens may be missing. Counted in words where the server can't count tokens.
+    """
+    words = _Words(opening, seed)
+    size = max(1, tokens - len(opening.split()))
+    best = words.text(size)
+    count = await count_tokens(best)
+    if count is None:
+        return best
+    fits, too_long = 0, None  # the longest size known to fit, the shortest known not to
+    for _ in range(_MAX_COUNTS):
+        if count <= tokens:
+            fits, best = size, words.text(size)
+            if tokens - count <= _CLOSE_ENOUGH:
+                break
+        else:
+            too_long = size
+        guess = max(1, round(size * tokens / max(count, 1)))
+        # The proportional guess may leave the bracket, or repeat an end of it: then halve.
+        upper = too_long if too_long is not None else guess + 1 + size
+        size = guess if fits < guess < upper else (fits + upper) // 2
+        if size in (fits, too_long):
+            break
+        count = await count_tokens(words.text(size)) or 0
+    return best if fits else words.text(1)
+
+
+class _Words:
+    """The first words of one prose text, with the white space between them; grows when more are asked for."""
+
+    def __init__(self, opening: str, seed: int) -> None:
+        self._opening = opening
+        self._seed = seed
+        self._ends: list[int] = []
+        self._prose = ""
+
+    def text(self, words: int) -> str:
+        if words > len(self._ends):
+            # A prefix of the longer text need not equal the shorter text, so sizes are compared within one text only;
+            # growing by half keeps that from happening more than once or twice.
+            self._prose = prose(self._seed, words + words // 2)
+            self._ends = [match.end() for match in re.finditer(r"\S+", self._prose)]
+        return self._opening + self._prose[: self._ends[min(words, len(self._ends)) - 1]]

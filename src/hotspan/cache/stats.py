@@ -1,0 +1,35 @@
+"""What the cache counts. Tokens are those of whole chunks; every fault that became a miss is here."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hotspan.core.types import Tier
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counts since the last `take`.
+
+    Hit tokens, bytes and seconds, evictions and refusals are by tier; faults by (tier, fault).
+    """
+
+    lookup_tokens: int = 0
+    hit_tokens: Counter[Tier] = field(default_factory=Counter)
+    load_bytes: Counter[Tier] = field(default_factory=Counter)
+    store_bytes: Counter[Tier] = field(default_factory=Counter)
+    load_seconds: dict[Tier, list[float]] = field(default_factory=dict)
+    store_seconds: dict[Tier, list[float]] = field(default_factory=dict)
+    faults: Counter[tuple[Tier, str]] = field(default_factory=Counter)
+    evictions: Counter[Tier] = field(default_factory=Counter)
+    stores_refused: Counter[Tier] = field(default_factory=Counter)
+    cuts: int = 0
+
+    def loaded(self, tier: Tier, size: int, seconds: float) -> None:
+        """One chunk came up from `tier`."""
+        self.load_bytes[tier] += size
+        self.load_seconds.setdefault(tier, []).append(seconds)
+
+    def stored(self, tier: Tier, size: int, seconds: float) -> None:
+        """One chunk went down to `tier`."""
+        self.store_bytes[tier] += size
+        self.store_seconds.setdefault(tier, []).append(seconds)

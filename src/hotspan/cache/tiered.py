@@ -1,0 +1,401 @@
+"""TieredCache: look up, promote, store, persist, evict. One thread (the scheduler's) calls it; nothing here waits.
+
+    engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk
+    engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk
+
+HIT is said only of what is in RAM. What lies below is promoted while the request waits (RETRY); a promotion that fails,
+or makes no progress for `patience_s`, or finds no room in RAM is a MISS, and the request's prefix is cut there.
+This file is the one place where a tier's fault becomes a miss.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hotspan.cache.entry import Entry, Reader, State
+from hotspan.cache.stats import CacheStats
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.tiers.base import StorageTier, TierUsage, Transfer
+from hotspan.tiers.eviction import LeafLru
+from hotspan.tiers.slab import SharedSlab
+
+PATIENCE_S = 0.050
+"""How long a request waits for a promotion that makes no progress (docs/guarantees.md, G2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the engine is to copy a chunk."""
+
+    chunk: Chunk
+    slot: int
+
+
+class TieredCache:
+    """RAM over one optional tier below it.
+
+    slab:       the RAM tier's memory; slot i is a chunk's bytes.
+    below:      the disk tier, or None.
+    patience_s: how long a request waits for a promotion that makes no progress.
+    """
+
+    def __init__(
+        self,
+        slab: SharedSlab,
+        below: StorageTier | None,
+        *,
+        patience_s: float = PATIENCE_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self._slab = slab
+        self._below = below
+        self._patience_s = patience_s
+        self._clock = clock or SystemClock()
+        self._entries: dict[ChunkKey, Entry] = {}
+        self._lru = LeafLru()
+        self._free = list(range(slab.slots - 1, -1, -1))
+        self._unpersisted: dict[ChunkKey, None] = {}  # in the order in which they came
+        self._persisting: dict[ChunkKey, Entry] = {}
+        self._promoting: dict[ChunkKey, Entry] = {}
+        self._loading = 0
+        self._stats = CacheStats()
+        self._has_stats = False
+
+    # -- look up ---------------------------------------------------------------------------------------------------
+
+    def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
+        """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.
+
+        HIT pins it for the reader until `release`. Ask in the chain's order, and no further than the first MISS.
+        """
+        entry = self._entries.get(chunk.key)
+        if entry is not None and entry.state is State.READY:
+            self._pin(entry, reader)
+            return Lookup.HIT
+        if reader.cut:
+            return Lookup.MISS
+        if entry is None:
+            entry = self._promote(chunk)
+            if entry is None:
+                return self._await_room(chunk, reader)
+        if chunk.key not in reader.waiting:
+            reader.waiting.add(chunk.key)
+            entry.readers.append(reader)
+            self._pin(entry, reader)
+        return self._cut(reader) if self._is_late(reader) else Lookup.RETRY
+
+    def is_waiting(self, reader: Reader) -> bool:
+        """Whether asking again would only be told RETRY: what the reader waits for is on its way and not late."""
+        return bool(reader.waiting) and not self._is_late(reader)
+
+    def release(self, reader: Reader) -> None:
+        """The reader was scheduled, finished or gave up: what it held may go."""
+        for key, entry in reader.pins.items():
+            entry.pins -= 1
+            if key in reader.waiting:
+                entry.readers.remove(reader)
+        reader.pins.clear()
+        reader.waiting.clear()
+        reader.progress_s = None
+
+    def count_lookup(self, tokens: int) -> None:
+        """A request of `tokens` prompt tokens was looked up to its end."""
+        self._stats.lookup_tokens += tokens
+        self._has_stats = True
+
+    def count_hits(self, tokens: Mapping[Tier, int]) -> None:
+        """These many tokens are about to be loaded instead of computed, by the tier they came from."""
+        self._stats.hit_tokens.update(tokens)
+        self._has_stats = True
+
+    # -- load ------------------------------------------------------------------------------------------------------
+
+    def begin_load(self, keys: Sequence[ChunkKey], reader: Reader) -> list[int]:
+        """The slots of chunks that were HIT for this reader; they stay until `end_load`.
+
+        Raises: KeyError if one is not in RAM (a bug of the caller: HIT is said of RAM only).
+        """
+        slots: list[int] = []
+        for key in keys:
+            entry = self._entries[key]
+            entry.pins += 1
+            slots.append(entry.slot)
+        self._loading += len(keys)
+        self._touch(keys)
+        self.release(reader)
+        return slots
+
+    def end_load(self, keys: Iterable[ChunkKey]) -> None:
+        """The engine has its copies."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None and entry.pins > 0:
+                entry.pins -= 1
+                self._loading -= 1
+
+    # -- store -----------------------------------------------------------------------------------------------------
+
+    def begin_store(self, chunks: Sequence[Chunk]) -> list[Placement]:
+        """Slots for those of a request's new chunks that are worth keeping, in order; the rest is left out.
+
+        Left out: what is in RAM already, what has no ancestors here to stand on, and what finds no room.
+        """
+        self.step()
+        placements: list[Placement] = []
+        for chunk in chunks:
+            entry = self._entries.get(chunk.key)
+            if entry is not None:
+                continue
+            if chunk.parent is not None and chunk.parent not in self._entries and not self._is_below(chunk.parent):
+                self._stats.stores_refused[Tier.RAM] += 1
+                continue
+            slot = self._take_slot(chunk)
+            if slot is None:
+                self._stats.stores_refused[Tier.RAM] += 1
+                continue
+            self._entries[chunk.key] = Entry(chunk, slot, State.STORING)
+            self._lru.add(chunk.key, chunk.parent)
+            placements.append(Placement(chunk, slot))
+        return placements
+
+    def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
+        """The engine's copies are complete: from now on the chunks are hits, and go on to the tier below."""
+        for chunk in chunks:
+            entry = self._entries.get(chunk.key)
+            if entry is None or entry.state is not State.STORING:
+                continue  # dropped by `clear` meanwhile
+            if not success:
+                self._drop(entry)
+                continue
+            entry.state = State.READY
+            self._stats.store_bytes[Tier.RAM] += self._slab.slot_bytes
+            self._has_stats = True
+            self._wake(entry, Tier.RAM)
+            if self._below is not None and not self._is_below(chunk.key):
+                self._unpersisted[chunk.key] = None
+        self._persist()
+
+    # -- in between ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether promotions are on their way."""
+        return bool(self._promoting)
+
+    def step(self) -> None:
+        """Take note of what the tier below finished, and give it more to write."""
+        if self._below is None:
+            return
+        for transfer in self._below.finished():
+            if transfer.is_load:
+                self._end_promotion(transfer)
+            else:
+                self._end_persist(transfer)
+        self._persist()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until the tier below finishes something, at most `timeout_s`."""
+        if self._below is not None:
+            self._below.wait(timeout_s)
+
+    def clear(self) -> int:
+        """Forget every chunk on every tier; returns how many. Slots in use come free when their transfers end.
+
+        The caller has made sure that no copy of the engine's is in flight any more.
+        """
+        keys = list(self._entries)
+        for key in keys:
+            entry = self._entries[key]
+            self._wake(entry, None)
+            if entry.state is State.PROMOTING or key in self._persisting:
+                self._forget(entry)
+                entry.doomed = True
+            else:
+                self._drop(entry)
+        self._unpersisted.clear()
+        self._loading = 0
+        return len(keys) + (self._below.clear() if self._below is not None else 0)
+
+    @property
+    def has_stats(self) -> bool:
+        """Whether anything was counted since `take_stats`."""
+        return self._has_stats
+
+    def take_stats(self) -> CacheStats:
+        """The counts since the last call."""
+        stats, self._stats, self._has_stats = self._stats, CacheStats(), False
+        return stats
+
+    def usage(self) -> dict[Tier, TierUsage]:
+        """How full each tier is."""
+        used = self._slab.slots - len(self._free)
+        size = self._slab.slot_bytes
+        usage = {Tier.RAM: TierUsage(used, self._slab.slots, used * size, self._slab.bytes)}
+        if self._below is not None:
+            usage[self._below.tier] = self._below.usage()
+        return usage
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
+        deadline = self._clock.monotonic() + timeout_s
+        while self._below is not None and (self._unpersisted or self._persisting):
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                break
+            self.wait(min(left, 0.05))
+            self.step()
+        if self._below is not None:
+            self._below.close(max(0.0, deadline - self._clock.monotonic()))
+        self._slab.close()
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree."""
+        self._lru.check()
+        held = [entry.slot for entry in self._entries.values()]
+        held += [entry.slot for entry in (*self._promoting.values(), *self._persisting.values()) if entry.doomed]
+        if sorted(held + self._free) != list(range(self._slab.slots)):
+            raise AssertionError("a slot is lost or has two owners")
+        if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
+            raise AssertionError("the eviction order knows other chunks than RAM holds")
+        if any(entry.pins < 0 for entry in self._entries.values()):
+            raise AssertionError("a chunk was unpinned more often than pinned")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _is_below(self, key: ChunkKey) -> bool:
+        return self._below is not None and (self._below.lookup(key) or key in self._persisting)
+
+    def _pin(self, entry: Entry, reader: Reader) -> None:
+        if entry.chunk.key not in reader.pins:
+            reader.pins[entry.chunk.key] = entry
+            entry.pins += 1
+
+    def _is_late(self, reader: Reader) -> bool:
+        now = self._clock.monotonic()
+        if reader.progress_s is None:
+            reader.progress_s = now
+        return now - reader.progress_s > self._patience_s
+
+    def _touch(self, keys: Sequence[ChunkKey]) -> None:
+        leaf_first = list(reversed(keys))
+        self._lru.touch(leaf_first)
+        if self._below is not None:
+            self._below.touch(leaf_first)
+            for key in keys:
+                if not self._is_below(key):
+                    self._unpersisted[key] = None  # refused before, or evicted there: a second touch
+
+    def _promote(self, chunk: Chunk) -> Entry | None:
+        """Start to read a chunk from below into RAM; None if it is not there or RAM has no room."""
+        if self._below is None or not self._below.lookup(chunk.key):
+            return None
+        slot = self._take_slot(chunk)
+        if slot is None:
+            return None
+        if not self._below.submit_load(chunk.key, self._slab.slot(slot)):
+            self._free.append(slot)
+            return None
+        entry = Entry(chunk, slot, State.PROMOTING)
+        self._entries[chunk.key] = entry
+        self._promoting[chunk.key] = entry
+        self._lru.add(chunk.key, chunk.parent)
+        return entry
+
+    def _await_room(self, chunk: Chunk, reader: Reader) -> Lookup:
+        """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
+        if self._below is None or not self._below.lookup(chunk.key):
+            return Lookup.MISS
+        others_move = self._loading or len(self._promoting) > len(reader.waiting)
+        if not others_move or reader.pins or self._is_late(reader):
+            return self._cut(reader)
+        return Lookup.RETRY
+
+    def _cut(self, reader: Reader) -> Lookup:
+        reader.cut = True
+        self._stats.cuts += 1
+        return Lookup.MISS
+
+    def _take_slot(self, chunk: Chunk) -> int | None:
+        if self._free:
+            return self._free.pop()
+        victim = self._lru.victim(lambda key: self._may_go(key, chunk))
+        if victim is None:
+            return None
+        entry = self._entries[victim]
+        self._forget(entry)
+        self._stats.evictions[Tier.RAM] += 1
+        return entry.slot
+
+    def _may_go(self, key: ChunkKey, newcomer: Chunk) -> bool:
+        """A chunk's parent makes room for it only if the tier below keeps the parent."""
+        entry = self._entries[key]
+        if entry.state is not State.READY or entry.pins:
+            return False
+        return key != newcomer.parent or self._is_below(key)
+
+    def _persist(self) -> None:
+        """Hand chunks to the tier below, oldest first, until it takes no more."""
+        while self._below is not None and self._unpersisted:
+            key = next(iter(self._unpersisted))
+            entry = self._entries.get(key)
+            if entry is not None and entry.state is State.READY and not self._is_below(key):
+                if not self._below.submit_store(entry.chunk, self._slab.slot(entry.slot)):
+                    if self._persisting:
+                        return  # its queue is full: the next `step` goes on
+                    self._stats.stores_refused[self._below.tier] += 1
+                else:
+                    entry.pins += 1
+                    self._persisting[key] = entry
+            del self._unpersisted[key]
+
+    def _end_persist(self, transfer: Transfer) -> None:
+        entry = self._persisting.pop(transfer.key)
+        entry.pins -= 1
+        self._settle(transfer)
+        if entry.doomed:
+            self._free.append(entry.slot)
+
+    def _end_promotion(self, transfer: Transfer) -> None:
+        entry = self._promoting.pop(transfer.key)
+        tier = self._settle(transfer)
+        if entry.doomed:
+            self._free.append(entry.slot)
+        elif transfer.fault is None:
+            entry.state = State.READY
+            self._wake(entry, tier)
+        else:
+            for reader in entry.readers:
+                reader.cut = True
+            self._wake(entry, None)
+            self._drop(entry)
+
+    def _settle(self, transfer: Transfer) -> Tier:
+        """Count a transfer; returns the tier it was of."""
+        assert self._below is not None
+        tier = self._below.tier
+        self._has_stats = True
+        if transfer.fault is not None:
+            self._stats.faults[tier, transfer.fault.value] += 1
+        elif transfer.is_load:
+            self._stats.loaded(tier, transfer.bytes, transfer.seconds)
+        else:
+            self._stats.stored(tier, transfer.bytes, transfer.seconds)
+        return tier
+
+    def _wake(self, entry: Entry, source: Tier | None) -> None:
+        """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
+        now = self._clock.monotonic()
+        for reader in entry.readers:
+            reader.waiting.discard(entry.chunk.key)
+            reader.progress_s = now
+            if source is not None:
+                reader.promoted[entry.chunk.key] = source
+        entry.readers.clear()
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.chunk.key]
+        self._lru.remove(entry.chunk.key)
+
+    def _drop(self, entry: Entry) -> None:
+        self._forget(entry)
+        self._free.append(entry.slot)

@@ -1,0 +1,185 @@
+"""`hotspan bench`: measure a server."""
+
+import inspect
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import typer
+from rich.console import Console
+
+from hotspan.bench import export
+from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
+from hotspan.bench.records import BenchResult
+from hotspan.bench.terminal import TerminalProgress, failures, rounds_table
+from hotspan.bench.workloads import WORKLOADS
+from hotspan.core.errors import ConfigError, HotspanError
+
+app = typer.Typer(no_args_is_help=True, help="Measure a server with the workloads of long texts.")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a run writes, and where."""
+
+    directory: Path
+    csv: bool
+    json: bool
+    report: Path | None
+    quiet: bool
+
+
+def _flags_of(kind: type, prefix: str, panel: str) -> list[inspect.Parameter]:
+    """One optional flag for each `option()` field; None means that it wasn't given."""
+    hints = get_type_hints(kind)
+    parameters = []
+    for field in fields(kind):
+        if not field.metadata.get("help"):
+            continue
+        name = prefix + field.name
+        is_bool = hints[field.name] is bool
+        annotation: Any = hints[field.name]
+        help = field.metadata["help"]
+        if get_origin(annotation) is Literal:
+            annotation = str  # the configuration checks the choice, for files and flags alike
+        info = typer.Option(
+            f"--{name.replace('_', '-')}",
+            help=help,
+            show_default=False if is_bool or field.default in ("", 0) else str(field.default),
+            rich_help_panel=panel,
+        )
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation | None, info]
+            )
+        )
+    return parameters
+
+
+def _with_workload_flags(command: Any) -> Any:
+    """`command` with the flags of the general options and of every workload in place of its **settings.
+
+    They come from the options dataclasses, so that a workload's file is all there is to a workload.
+    """
+    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = own + _flags_of(BenchConfig, "", "General options")
+    for name, kind in WORKLOADS.items():
+        parameters += _flags_of(kind, kind.PREFIX + "_", f"{name} options")
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+@app.command()
+@_with_workload_flags
+def engine(
+    workload: Annotated[str | None, typer.Option(help=f"One of: {', '.join(WORKLOADS)}.", show_default=False)] = None,
+    config: Annotated[Path | None, typer.Option(help="JSON file with these settings; flags override it.")] = None,
+    export_config: Annotated[Path | None, typer.Option(help="Write the resolved settings to a file and exit.")] = None,
+    output_dir: Annotated[Path, typer.Option(help="Where the result files go.")] = Path("."),
+    no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write the summary and the full result as JSON.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a report as one offline HTML file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress.")] = False,
+    no_interactive: Annotated[bool, typer.Option("--no-interactive", help="Accepted; nothing is ever asked.")] = False,
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.", show_default=False)] = "",
+    **settings: Any,
+) -> None:
+    """Run a workload against any OpenAI-compatible server. Exit status 1 if a request failed."""
+    given = {"workload": workload, **settings}
+    output = Output(output_dir, not no_csv, json, report, quiet)
+    with _clear_errors():
+        flat = read_config_file(config) if config else {}
+        flat |= {key: value for key, value in given.items() if value is not None}
+        bench = BenchConfig.from_flat(flat, api_key=api_key)
+        if not bench.engine_url:
+            raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")
+        failed = _export(bench, export_config) if export_config else _run(bench, output).failed
+    if failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turns what can't work into one line on stderr and exit status 2."""
+    try:
+        yield
+    except HotspanError as error:
+        typer.echo(f"hotspan: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _export(config: BenchConfig, path: Path) -> int:
+    from hotspan.bench.runner import resolve_now
+
+    write_config_file(path, resolve_now(config))
+    typer.echo(f"settings written to {path}")
+    return 0
+
+
+def _run(config: BenchConfig, output: Output) -> BenchResult:
+    from hotspan.bench.runner import run_rounds
+
+    console = Console()
+    command = shlex.join(["hotspan", *sys.argv[1:]])
+    if output.quiet:
+        result = run_rounds(config, command=command)
+    else:
+        with TerminalProgress(console) as progress:
+            result = run_rounds(config, progress, command)
+    console.print(rounds_table(result.rounds))
+    for line in failures(result.rounds):
+        console.print(line, style="red", markup=False)
+    for path in _write(result, output):
+        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
+    return result
+
+
+def _write(result: BenchResult, output: Output) -> list[Path]:
+    from hotspan.bench.report import NamedRun, ReportContext, write_report
+
+    written = []
+    if output.csv:
+        written.append(output.directory / export.CSV_NAME)
+        export.write_csv(written[-1], result.query)
+    if output.json:
+        written.append(output.directory / export.SUMMARY_NAME)
+        export.write_summary(written[-1], result)
+        written.append(output.directory / export.RESULT_NAME)
+        result.save(written[-1])
+    if output.report:
+        written.append(output.report)
+        run = NamedRun("run", str(result.config["model"]), result, result.command)
+        write_report(output.report, f"{result.config['workload']} on {result.config['model']}", [run], ReportContext())
+    return written
+
+
+@app.command()
+def report(
+    output: Annotated[Path, typer.Argument(help="The HTML file to write.")],
+    results: Annotated[
+        list[Path], typer.Argument(help="Results that 'bench engine --json' wrote; the first is compared with.")
+    ],
+    title: Annotated[str, typer.Option(help="The page's title.")] = "Benchmark",
+) -> None:
+    """Compare runs of the same workload in one offline HTML file."""
+    from hotspan.bench.report import NamedRun, ReportContext, write_report
+
+    names = _names(results)
+    with _clear_errors():
+        loaded = [BenchResult.load(path) for path in results]
+        runs = [NamedRun(name, name, one, one.command) for name, one in zip(names, loaded, strict=True)]
+        write_report(output, title, runs, ReportContext(answer_references=(names[0],) if len(names) > 1 else ()))
+    typer.echo(f"written: {output}")
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """A short name for each file: its own, its directory's where `--json` gave them all the same, or a number."""
+    for names in ([p.stem for p in paths], [p.resolve().parent.name for p in paths]):
+        if len(set(names)) == len(paths):
+            return names
+    return [f"run {i + 1}" for i in range(len(paths))]

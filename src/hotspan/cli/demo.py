@@ -1,0 +1,56 @@
+"""`hotspan demo`: what hotspan does, on this machine, in a few minutes."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotspan.core.errors import HotspanError
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Where the model, the logs and the report go.")] = Path("hotspan-demo"),
+    documents: Annotated[int, typer.Option(help="Documents.")] = 8,
+    document_tokens: Annotated[int, typer.Option(help="Tokens in each document.")] = 4096,
+    queries_per_document: Annotated[int, typer.Option(help="Questions about each document.")] = 2,
+    in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 4,
+    pool_documents: Annotated[float, typer.Option(help="Documents that the engine's own pool holds.")] = 2.5,
+    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the texts and their order.")] = 42,
+    threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores, less one if there are over two.")] = 0,
+    mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.", show_default="all")] = None,
+    model_size: Annotated[str, typer.Option(help="Size of the demo model: demo or tiny.")] = "demo",
+    port: Annotated[int, typer.Option(help="Port of the servers; 0: any free one.")] = 0,
+) -> None:
+    """Serve long texts without hotspan, from RAM, from disk and after a restart, and compare."""
+    from rich.console import Console
+
+    from hotspan.demo.plan import DemoSizes, usable_threads
+    from hotspan.demo.run import DemoRequest, run_demo
+
+    try:
+        request = DemoRequest(
+            output=output,
+            sizes=DemoSizes(
+                documents=documents,
+                document_tokens=document_tokens,
+                queries_per_document=queries_per_document,
+                in_flight=in_flight,
+                pool_documents=pool_documents,
+                output_tokens=output_tokens,
+                seed=seed,
+            ),
+            threads=threads or usable_threads(),
+            model_size=model_size,
+            mode_names=tuple(mode or ()),
+            port=port,
+            command=shlex.join(["hotspan", *sys.argv[1:]]),
+        )
+        runs = run_demo(request, Console())
+    except HotspanError as error:
+        typer.echo(f"hotspan: {error}", err=True)
+        raise typer.Exit(2) from error
+    if any(run.result.failed for run in runs):
+        raise typer.Exit(1)

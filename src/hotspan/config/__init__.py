@@ -1,0 +1,1 @@
+"""What users ask for, parsed once into frozen dataclasses."""

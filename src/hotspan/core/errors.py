@@ -1,0 +1,26 @@
+"""Every error that hotspan raises on purpose.
+
+    HotspanError
+     +-- ConfigError            what the user wrote can't work; the message says what to write instead
+     |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
+     +-- EngineError            the engine could not be started or is not what was expected
+
+A miss is a value and not an error (`core.types.Lookup`), and so is a fault of a tier: it becomes a miss in one place,
+`cache.tiered`, which counts it.
+"""
+
+
+class HotspanError(Exception):
+    """The root: anything hotspan raises on purpose."""
+
+
+class ConfigError(HotspanError):
+    """What the user asked for can't work; the message says what happened, to what, and what to do."""
+
+
+class DirectoryError(ConfigError):
+    """A disk tier's directory can't be used."""
+
+
+class EngineError(HotspanError):
+    """The engine could not be started, or its interface is not the one hotspan was built for."""

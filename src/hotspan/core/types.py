@@ -1,0 +1,50 @@
+"""The nouns that every layer shares."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import NewType
+
+ChunkKey = NewType("ChunkKey", bytes)
+"""32 bytes that name one chunk's KV: namespace, adapter, tokens and everything before them, KV cache group."""
+
+PAGE_BYTES = 4096
+"""What O_DIRECT, the frame header and a slot are aligned to."""
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class Tier(Enum):
+    """Where KV lives, fastest first."""
+
+    GPU = "gpu"
+    RAM = "ram"
+    DISK = "disk"
+    L2 = "l2"
+
+
+class Lookup(IntEnum):
+    """What the cache answers for one chunk."""
+
+    MISS = 0
+    HIT = 1
+    RETRY = 2
+    """On its way to RAM: ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk as the cache knows it: its name and the name of what must stand before it.
+
+    `parent` is None for the first chunk of a text. A chunk is useless without its ancestors.
+    `index` is its place in the text, counted in chunks from 0.
+    """
+
+    key: ChunkKey
+    parent: ChunkKey | None
+    index: int = 0
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple

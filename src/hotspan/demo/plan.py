@@ -1,0 +1,167 @@
+"""What the demo runs: the sizes, the engine's arguments that all modes share, and the modes."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from hotspan.bench.records import RoundName
+from hotspan.core.errors import ConfigError
+
+GIB: Final = 1 << 30
+BLOCK_TOKENS: Final = 128
+
+# A question, its number and the chat template around them; no question is longer.
+_QUESTION_TOKENS: Final = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSizes:
+    """How much text, and how much of it the engine's own pool holds."""
+
+    documents: int = 8
+    document_tokens: int = 4096
+    queries_per_document: int = 2
+    in_flight: int = 4
+    pool_documents: float = 2.5
+    output_tokens: int = 16
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "document_tokens", "queries_per_document", "in_flight", "output_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.pool_documents < 1.25:
+            raise ConfigError(
+                f"--pool-documents must be at least 1.25, for one request and room, not {self.pool_documents}"
+            )
+        if self.in_flight + 1 > self.documents:
+            raise ConfigError(
+                f"{self.documents} documents with {self.in_flight} requests in flight all fit into the disk mode's RAM; "
+                "raise --documents or lower --in-flight"
+            )
+
+    @property
+    def request_tokens(self) -> int:
+        """The most tokens that a request may have, question and answer included, in whole blocks."""
+        return _blocks(self.document_tokens + _QUESTION_TOKENS + self.output_tokens) * BLOCK_TOKENS
+
+    @property
+    def small_pool_blocks(self) -> int:
+        return _blocks(self.pool_documents * self.request_tokens)
+
+    @property
+    def whole_pool_blocks(self) -> int:
+        """Blocks for every document with all its questions, and the requests in flight besides."""
+        return _blocks((self.documents * self.queries_per_document + self.in_flight) * self.request_tokens)
+
+    def describe(self) -> str:
+        return (
+            f"{self.documents} documents of {self.document_tokens:,} tokens, {self.queries_per_document} questions about "
+            f"each, {self.in_flight} requests at a time, answers of {self.output_tokens} tokens. The engine's own pool "
+            f"holds {self.pool_documents:g} documents."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The engine's arguments and environment, the same in every mode but for the size of its pool."""
+
+    max_model_len: int
+    threads: int
+    dtype: str = "bfloat16"
+    block_size: int = BLOCK_TOKENS
+    max_num_batched_tokens: int = 2048
+
+    def arguments(self, port: int, pool_blocks: int) -> tuple[str, ...]:
+        return (
+            *("--port", str(port)),
+            *("--dtype", self.dtype),
+            *("--block-size", str(self.block_size)),
+            *("--max-model-len", str(self.max_model_len)),
+            *("--num-gpu-blocks-override", str(pool_blocks)),
+            *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
+            "--enforce-eager",
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Pins the engine's threads, so that no mode has more of the machine than another."""
+        cores = sorted(os.sched_getaffinity(0))[: self.threads]
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to serve the same model: what is added to the engine's arguments, and which rounds are played."""
+
+    name: str
+    title: str
+    note: str
+    pool_blocks: int
+    arguments: tuple[str, ...]
+    rounds: tuple[RoundName, ...] = field(default=tuple(RoundName))
+
+
+MODE_NAMES: Final = ("none", "ram", "disk", "restart", "bound")
+
+# Answers are compared with the engine's own hit and with the engine alone.
+ANSWER_REFERENCES: Final = ("bound", "none")
+
+
+def usable_threads() -> int:
+    """Cores for the engine: one is left for the server and the client where there are more than two."""
+    cores = len(os.sched_getaffinity(0))
+    return cores - 1 if cores > 2 else cores
+
+
+def plan_modes(sizes: DemoSizes, kv_bytes_per_token: int, disk: Path) -> tuple[Mode, ...]:
+    """The five modes in their order; `disk` is the directory that "disk" fills and "restart" finds."""
+    small = sizes.small_pool_blocks
+    request_bytes = sizes.request_tokens * kv_bytes_per_token
+    # A chunk is stored once for all questions, but each question's own chunks are stored too; a quarter is for those
+    # and for what a slab keeps beside the KV.
+    everything = _gib(1.25 * (sizes.documents + sizes.in_flight) * request_bytes)
+    in_flight = _gib((sizes.in_flight + 0.5) * request_bytes)
+    disk_arguments = ("--ram-gib", in_flight, "--disk", str(disk), "--disk-gib", _gib(2 * float(everything) * GIB))
+    after_restart = (RoundName.PRE_WARM_UP, RoundName.QUERY)
+    return (
+        Mode("none", "no hotspan", "The engine alone, its own prefix caching on.", small, ("--no-cache",)),
+        Mode("ram", "RAM", f"{everything} GiB of RAM: every document fits.", small, ("--ram-gib", everything)),
+        Mode("disk", "disk", f"{in_flight} GiB of RAM, for the requests in flight only.", small, disk_arguments),
+        Mode("restart", "disk, restarted", "A new server over that directory.", small, disk_arguments, after_restart),
+        Mode(
+            "bound",
+            "bound",
+            "The engine alone, with a pool for every document.",
+            sizes.whole_pool_blocks,
+            ("--no-cache",),
+        ),
+    )
+
+
+def choose_modes(modes: tuple[Mode, ...], names: tuple[str, ...]) -> tuple[Mode, ...]:
+    """The modes of those names, in the plan's order; all without names.
+
+    Raises: ConfigError for an unknown name, or "restart" without the "disk" that fills its directory.
+    """
+    unknown = [name for name in names if name not in MODE_NAMES]
+    if unknown:
+        raise ConfigError(f"--mode must be one of {', '.join(MODE_NAMES)}, not {unknown[0]!r}")
+    if "restart" in names and "disk" not in names:
+        raise ConfigError("--mode restart needs --mode disk before it, which fills the directory")
+    return tuple(mode for mode in modes if not names or mode.name in names)
+
+
+def _blocks(tokens: float) -> int:
+    return math.ceil(tokens / BLOCK_TOKENS)
+
+
+def _gib(size: float) -> str:
+    """Bytes as GiB with three decimals, rounded up."""
+    return f"{math.ceil(size / GIB * 1000) / 1000:.3f}"

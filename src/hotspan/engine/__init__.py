@@ -1,0 +1,1 @@
+"""The only code that knows vLLM: connector, spec, manager, worker, identity, launch."""

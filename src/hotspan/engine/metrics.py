@@ -1,0 +1,68 @@
+"""The cache's counts as Prometheus metrics, carried by vLLM from the engine's process to the server's /metrics."""
+
+from hotspan.cache.tiered import TieredCache
+from hotspan.engine.compat import (
+    OffloadingConnectorStats,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+
+_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_TIER = ("tier",)
+
+DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
+    "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Tokens looked up beyond the engine's own prefix cache."),
+    "hotspan_cache_hit_tokens": OffloadingCounterMetadata("Tokens loaded instead of computed, by tier.", _TIER),
+    "hotspan_cache_load_bytes": OffloadingCounterMetadata("KV bytes read up from a tier.", _TIER),
+    "hotspan_cache_store_bytes": OffloadingCounterMetadata("KV bytes written down to a tier.", _TIER),
+    "hotspan_cache_load_seconds": OffloadingHistogramMetadata(
+        "Time to read and verify one chunk from a tier.", _TIER, _BUCKETS
+    ),
+    "hotspan_cache_store_seconds": OffloadingHistogramMetadata("Time to write one chunk to a tier.", _TIER, _BUCKETS),
+    "hotspan_cache_faults": OffloadingCounterMetadata(
+        "Transfers that became misses, by tier and fault.", ("tier", "fault")
+    ),
+    "hotspan_cache_evictions": OffloadingCounterMetadata("Chunks evicted for room, by tier.", _TIER),
+    "hotspan_cache_stores_refused": OffloadingCounterMetadata("Chunks that a tier did not take.", _TIER),
+    "hotspan_cache_cuts": OffloadingCounterMetadata(
+        "Requests whose prefix was cut: a promotion was late or found no room."
+    ),
+    "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
+    "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
+}
+
+
+def report(cache: TieredCache) -> OffloadingConnectorStats | None:
+    """The counts since the last report, or None if nothing happened."""
+    if not cache.has_stats:
+        return None
+    counts, out = cache.take_stats(), OffloadingConnectorStats()
+    if counts.lookup_tokens:
+        out.increase_counter("hotspan_cache_lookup_tokens", counts.lookup_tokens)
+    if counts.cuts:
+        out.increase_counter("hotspan_cache_cuts", counts.cuts)
+    by_tier = {
+        "hotspan_cache_hit_tokens": counts.hit_tokens,
+        "hotspan_cache_load_bytes": counts.load_bytes,
+        "hotspan_cache_store_bytes": counts.store_bytes,
+        "hotspan_cache_evictions": counts.evictions,
+        "hotspan_cache_stores_refused": counts.stores_refused,
+    }
+    for name, values in by_tier.items():
+        for tier, value in values.items():
+            out.increase_counter(name, value, (tier.value,))
+    for (tier, fault), value in counts.faults.items():
+        out.increase_counter("hotspan_cache_faults", value, (tier.value, fault))
+    for name, seconds in (
+        ("hotspan_cache_load_seconds", counts.load_seconds),
+        ("hotspan_cache_store_seconds", counts.store_seconds),
+    ):
+        for tier, samples in seconds.items():
+            for sample in samples:
+                out.observe_histogram(name, sample, (tier.value,))
+    for tier, usage in cache.usage().items():
+        out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
+        out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
+    return out

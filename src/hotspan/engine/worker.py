@@ -1,0 +1,200 @@
+"""The worker's half on CPU: copies blocks between the engine's KV cache and the slab, on a thread of its own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from hotspan.engine.compat import (
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    CPULoadStoreSpec,
+    GPULoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+from hotspan.tiers.slab import SharedSlab
+
+Bytes = np.ndarray[Any, np.dtype[np.int8]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    job_id: int
+    is_store: bool
+    blocks: GPULoadStoreSpec
+    slots: CPULoadStoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Tensors of one group that lie evenly spaced in the engine and in a slot, so that one copy moves a block of all.
+
+    Each copy takes and gives back the GIL, and another thread may keep it for 5 ms: few large copies, not many small.
+    Shape: engine int8[tensors, num_blocks, page]; slots int8[slots, tensors, blocks_per_chunk, page].
+    """
+
+    engine: Bytes
+    slots: Bytes
+    block_bytes: int
+
+
+class HostWorker(OffloadingWorker):
+    """vLLM's offloading worker where the engine's KV cache is in host memory.
+
+    Whole pages are copied, as opaque bytes; the copies release the GIL. A job never fails: both sides are memory.
+    """
+
+    def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
+        self._slab = slab
+        self._blocks_per_chunk = blocks_per_chunk
+        self._groups = _stacks(kv_caches, slab, blocks_per_chunk, offset)
+        self._todo: deque[_Job] = deque()
+        self._pending: set[int] = set()
+        self._loading = 0
+        self._finished: list[TransferResult] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="hotspan-copy", daemon=True)
+        self._thread.start()
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
+        return self._submit(_Job(job_id, True, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
+        return self._submit(_Job(job_id, False, dst_spec, src_spec))
+
+    def get_finished(self) -> list[TransferResult]:
+        with self._wake:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def await_loads(self, timeout_s: float) -> None:
+        """Sleep until no load is in flight, at most `timeout_s`: for steps in which the engine computes nothing."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._loading, timeout_s)
+
+    def wait(self, job_ids: set[int]) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._pending.isdisjoint(job_ids))
+
+    def shutdown(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join()
+        self._groups = []
+        self._slab.close()
+
+    def _submit(self, job: _Job) -> bool:
+        with self._wake:
+            self._pending.add(job.job_id)
+            self._loading += not job.is_store
+            # Somebody waits for a load; stores have time until their blocks are reused.
+            (self._todo.append if job.is_store else self._todo.appendleft)(job)
+            self._wake.notify_all()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._todo or self._closing)
+                if not self._todo:
+                    return
+                job = self._todo.popleft()
+            started = time.perf_counter()
+            moved = self._copy(job)
+            result = TransferResult(job.job_id, True, moved, time.perf_counter() - started)
+            with self._wake:
+                self._pending.discard(job.job_id)
+                self._loading -= not job.is_store
+                self._finished.append(result)
+                self._wake.notify_all()
+
+    def _copy(self, job: _Job) -> int:
+        moved = 0
+        for group, block, slot, nth in self._pairs(job):
+            for stack in self._groups[group]:
+                in_engine, in_slot = stack.engine[:, block], stack.slots[slot, :, nth]
+                if job.is_store:
+                    np.copyto(in_slot, in_engine)
+                else:
+                    np.copyto(in_engine, in_slot)
+                moved += stack.block_bytes
+        return moved
+
+    def _pairs(self, job: _Job) -> Iterator[tuple[int, int, int, int]]:
+        """(group, block, slot, the block's place in the slot) of a job.
+
+        Blocks come group by group; a group's first block may stand in the middle of its first chunk.
+
+            blocks_per_chunk 2, block_indices 3, blocks a b c: [ . a ][ b c ]
+        """
+        per_chunk = self._blocks_per_chunk
+        blocks, slots = job.blocks.block_ids.tolist(), job.slots.block_ids.tolist()
+        block_at = slot_at = 0
+        for group, size in enumerate(job.blocks.group_sizes):
+            if not size:
+                continue
+            skipped = job.blocks.block_indices[group] % per_chunk
+            for n in range(size):
+                place = skipped + n
+                yield group, blocks[block_at + n], slots[slot_at + place // per_chunk], place % per_chunk
+            block_at += size
+            slot_at += -(-(skipped + size) // per_chunk)
+
+
+def _stacks(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> list[list[_Stack]]:
+    """Each group's tensors as stacks. Tensors lie one after the other in a slot; aliased ones share a place."""
+    places: list[int] = []
+    for tensor in kv_caches.tensors:
+        places.append(offset)
+        offset += tensor.page_size_bytes * blocks_per_chunk
+    memory = np.frombuffer(slab.view, np.int8)
+    groups: list[list[_Stack]] = []
+    for refs in kv_caches.group_data_refs:
+        stacks: list[_Stack] = []
+        todo = [(kv_caches.tensors[ref.tensor_idx], places[ref.tensor_idx], ref.page_size_bytes) for ref in refs]
+        while todo:
+            count, step_engine, step_slot = _even_run(todo)
+            (tensor, place, page), todo = todo[0], todo[count:]
+            engine = tensor.tensor.numpy()
+            blocks, row = engine.shape[0], engine.strides[0]
+            stacks.append(
+                _Stack(
+                    as_strided(engine, (count, blocks, page), (step_engine, row, 1)),
+                    as_strided(
+                        memory[place:],
+                        (slab.slots, count, blocks_per_chunk, page),
+                        (slab.slot_bytes, step_slot, tensor.page_size_bytes, 1),
+                    ),
+                    count * page,
+                )
+            )
+        groups.append(stacks)
+    return groups
+
+
+def _even_run(tensors: list[tuple[CanonicalKVCacheTensor, int, int]]) -> tuple[int, int, int]:
+    """How many of the first tensors are evenly spaced and alike, and their spacing in the engine and in a slot."""
+
+    def steps(n: int) -> tuple[int, int]:
+        (before, at_before, _), (after, at_after, _) = tensors[n - 1], tensors[n]
+        return after.tensor.data_ptr() - before.tensor.data_ptr(), at_after - at_before
+
+    def alike(n: int) -> bool:
+        (first, _, page), (other, _, other_page) = tensors[0], tensors[n]
+        same_memory = first.tensor.untyped_storage().data_ptr() == other.tensor.untyped_storage().data_ptr()
+        return same_memory and page == other_page and first.tensor.stride() == other.tensor.stride()
+
+    if len(tensors) == 1 or not alike(1):
+        return 1, 0, 0
+    count = 2
+    while count < len(tensors) and alike(count) and steps(count) == steps(1):
+        count += 1
+    return count, *steps(1)

@@ -1,0 +1,154 @@
+"""The RAM tier's memory: one preallocated slab of equal slots, shared by the scheduler's process and the workers'.
+
+The slab is a file in /dev/shm with mode 0600. Whoever comes first makes it, the others wait until it has its size, and
+the last to map it (the scheduler's process) unlinks it: no way to die leaves memory behind, no name is left to open.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB, PAGE_BYTES
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "hotspan-slab-"
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11's mmap does not name it
+
+
+def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
+    """Unlink slabs whose processes died before they could; returns how many.
+
+    A living slab is known by the shared lock that each process which maps it holds.
+    """
+    swept = 0
+    for path in directory.glob(_PREFIX + "*"):
+        try:
+            fd = os.open(path, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            swept += 1
+        except OSError:
+            pass  # in use, or another sweeper was first
+        finally:
+            os.close(fd)
+    return swept
+
+
+class SharedSlab:
+    """`slots` x `slot_bytes` of shared memory, every page of it there from the start.
+
+    Raises: ConfigError if /dev/shm has no room. (Running out later would be a SIGBUS in the middle of a request.)
+    """
+
+    def __init__(self, name: str, slots: int, slot_bytes: int, directory: Path = SHARED_MEMORY) -> None:
+        if slots < 1 or slot_bytes < 1 or slot_bytes % PAGE_BYTES:
+            raise ValueError(f"a slab needs slots of whole {PAGE_BYTES}-byte pages, not {slots} x {slot_bytes}")
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.bytes = slots * slot_bytes
+        self.path = directory / (_PREFIX + name)
+        self._fd = self._open(directory)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            self._map = mmap.mmap(self._fd, self.bytes)
+            if self._creator:
+                self._populate()
+        except BaseException:
+            if self._creator:
+                self.unlink()
+            os.close(self._fd)
+            raise
+        self._view = memoryview(self._map)
+
+    def _open(self, directory: Path) -> int:
+        """Make the file, or open the one that another process made and wait until it has its size."""
+        try:
+            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._creator = True
+        except FileExistsError:
+            self._creator = False
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._await_size(fd)
+            return fd
+        try:
+            stat = os.statvfs(directory)
+            free = stat.f_bavail * stat.f_frsize
+            if free < self.bytes:
+                raise ConfigError(
+                    f"{directory} has {free / GIB:.2f} GiB free and the RAM tier needs {self.bytes / GIB:.2f} GiB: "
+                    f"lower --ram-gib, or enlarge {directory} (docker run --shm-size, "
+                    "or an emptyDir with medium: Memory)"
+                )
+            os.ftruncate(fd, self.bytes)
+        except BaseException:
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def _await_size(self, fd: int, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while os.fstat(fd).st_size < self.bytes:
+            if time.monotonic() > deadline or os.fstat(fd).st_nlink == 0:
+                os.close(fd)
+                raise ConfigError(f"the process that makes {self.path} died or is stuck: see its log, then start again")
+            time.sleep(0.005)
+
+    def _populate(self) -> None:
+        """Touch every page now, on two threads: shared memory is handed out at 1-2 GB/s a core."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        half = self.slots // 2 * self.slot_bytes
+
+        def touch(start: int, length: int) -> None:
+            if length and libc.madvise(base + start, length, _MADV_POPULATE_WRITE) != 0:
+                for at in range(start, start + length, PAGE_BYTES):  # an older kernel
+                    self._map[at] = 0
+
+        helper = threading.Thread(target=touch, args=(0, half), name="hotspan-populate")
+        helper.start()
+        touch(half, self.bytes - half)
+        helper.join()
+
+    @property
+    def view(self) -> memoryview:
+        """The whole slab, uint8[bytes], page-aligned."""
+        return self._view
+
+    def slot(self, index: int) -> memoryview:
+        """Slot `index`, uint8[slot_bytes], page-aligned; no copy."""
+        return self._view[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+
+    def unlink(self) -> None:
+        """Drop the name; the memory lives until the last process unmaps it."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmap, as far as no view of it is left anywhere; the rest goes with the process."""
+        if self._fd < 0:
+            return
+        self._view.release()
+        with contextlib.suppress(BufferError):  # a numpy or torch view that lives on keeps the mapping
+            self._map.close()
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> "SharedSlab":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unlink()
+        self.close()
