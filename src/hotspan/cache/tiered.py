@@ -99,7 +99,7 @@ class TieredCache:
         reader.progress_s = None
 
     def count_lookup(self, tokens: int) -> None:
-        """A request of `tokens` prompt tokens was looked up to its end."""
+        """A request of `tokens` prompt tokens began to run."""
         self._stats.lookup_tokens += tokens
         self._has_stats = True
 
@@ -181,6 +181,16 @@ class TieredCache:
     def is_moving(self) -> bool:
         """Whether promotions are on their way."""
         return bool(self._promoting)
+
+    @property
+    def is_persisting(self) -> bool:
+        """Whether chunks wait for the tier below, or are on their way to it."""
+        return bool(self._unpersisted or self._persisting)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether any chunk may not go: a request holds it, or a transfer uses it."""
+        return any(entry.pins or entry.state is not State.READY for entry in self._entries.values())
 
     def step(self) -> None:
         """Take note of what the tier below finished, and give it more to write."""

@@ -3,8 +3,6 @@
 import inspect
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -17,7 +15,8 @@ from hotspan.bench.config import BenchConfig, read_config_file, write_config_fil
 from hotspan.bench.records import BenchResult
 from hotspan.bench.terminal import TerminalProgress, failures, rounds_table
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.cli.errors import explained
+from hotspan.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure a server with the workloads of long texts.")
 
@@ -44,12 +43,14 @@ def _flags_of(kind: type, prefix: str, panel: str) -> list[inspect.Parameter]:
         is_bool = hints[field.name] is bool
         annotation: Any = hints[field.name]
         help = field.metadata["help"]
+        if not is_bool and field.default not in ("", 0):
+            help = f"{help} Default: {field.default}."
         if get_origin(annotation) is Literal:
             annotation = str  # the configuration checks the choice, for files and flags alike
         info = typer.Option(
             f"--{name.replace('_', '-')}",
             help=help,
-            show_default=False if is_bool or field.default in ("", 0) else str(field.default),
+            show_default=False,
             rich_help_panel=panel,
         )
         parameters.append(
@@ -92,7 +93,7 @@ def engine(
     """Run a workload against any OpenAI-compatible server. Exit status 1 if a request failed."""
     given = {"workload": workload, **settings}
     output = Output(output_dir, not no_csv, json, report, quiet)
-    with _clear_errors():
+    with explained():
         flat = read_config_file(config) if config else {}
         flat |= {key: value for key, value in given.items() if value is not None}
         bench = BenchConfig.from_flat(flat, api_key=api_key)
@@ -101,16 +102,6 @@ def engine(
         failed = _export(bench, export_config) if export_config else _run(bench, output).failed
     if failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turns what can't work into one line on stderr and exit status 2."""
-    try:
-        yield
-    except HotspanError as error:
-        typer.echo(f"hotspan: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 def _export(config: BenchConfig, path: Path) -> int:
@@ -125,7 +116,7 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     from hotspan.bench.runner import run_rounds
 
     console = Console()
-    command = shlex.join(["hotspan", *sys.argv[1:]])
+    command = _command_line(sys.argv[1:])
     if output.quiet:
         result = run_rounds(config, command=command)
     else:
@@ -137,6 +128,17 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     for path in _write(result, output):
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
     return result
+
+
+def _command_line(arguments: list[str]) -> str:
+    """The command as it goes into result files, without the API key."""
+    shown = list(arguments)
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--api-key="):
+            shown[i] = "--api-key=..."
+        elif argument == "--api-key" and i + 1 < len(arguments):
+            shown[i + 1] = "..."
+    return shlex.join(["hotspan", *shown])
 
 
 def _write(result: BenchResult, output: Output) -> list[Path]:
@@ -170,7 +172,7 @@ def report(
     from hotspan.bench.report import NamedRun, ReportContext, write_report
 
     names = _names(results)
-    with _clear_errors():
+    with explained():
         loaded = [BenchResult.load(path) for path in results]
         runs = [NamedRun(name, name, one, one.command) for name, one in zip(names, loaded, strict=True)]
         write_report(output, title, runs, ReportContext(answer_references=(names[0],) if len(names) > 1 else ()))

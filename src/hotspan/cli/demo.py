@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hotspan.core.errors import HotspanError
+from hotspan.cli.errors import explained
 
 
 def demo(
@@ -30,7 +30,7 @@ def demo(
     from hotspan.demo.plan import DemoSizes, usable_threads
     from hotspan.demo.run import DemoRequest, run_demo
 
-    try:
+    with explained():
         request = DemoRequest(
             output=output,
             sizes=DemoSizes(
@@ -49,8 +49,5 @@ def demo(
             command=shlex.join(["hotspan", *sys.argv[1:]]),
         )
         runs = run_demo(request, Console())
-    except HotspanError as error:
-        typer.echo(f"hotspan: {error}", err=True)
-        raise typer.Exit(2) from error
     if any(run.result.failed for run in runs):
         raise typer.Exit(1)

@@ -2,7 +2,10 @@
 
 import typer
 
+from hotspan.cli import bench
+from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
+from hotspan.cli.serve import serve
 
 app = typer.Typer(
     name="hotspan",
@@ -11,7 +14,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("demo")(demo)
 app.command("demo-model")(demo_model)
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback()

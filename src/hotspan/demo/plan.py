@@ -39,8 +39,8 @@ class DemoSizes:
             )
         if self.in_flight + 1 > self.documents:
             raise ConfigError(
-                f"{self.documents} documents with {self.in_flight} requests in flight all fit into the disk mode's RAM; "
-                "raise --documents or lower --in-flight"
+                f"{self.documents} documents with {self.in_flight} requests in flight all fit into the disk mode's "
+                "RAM; raise --documents or lower --in-flight"
             )
 
     @property
@@ -59,9 +59,9 @@ class DemoSizes:
 
     def describe(self) -> str:
         return (
-            f"{self.documents} documents of {self.document_tokens:,} tokens, {self.queries_per_document} questions about "
-            f"each, {self.in_flight} requests at a time, answers of {self.output_tokens} tokens. The engine's own pool "
-            f"holds {self.pool_documents:g} documents."
+            f"{self.documents} documents of {self.document_tokens:,} tokens, {self.queries_per_document} questions "
+            f"about each, {self.in_flight} requests at a time, answers of {self.output_tokens} tokens. "
+            f"The engine's own pool holds {self.pool_documents:g} documents."
         )
 
 

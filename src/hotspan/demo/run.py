@@ -18,7 +18,7 @@ from hotspan.bench.report import ReportContext, write_report
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import TerminalProgress, failures, tiers_of
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
-from hotspan.core.errors import EngineError
+from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import ANSWER_REFERENCES, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.server import ServerProcess, free_port, serve_command
@@ -50,6 +50,11 @@ def run_demo(request: DemoRequest, console: Console) -> list[NamedRun]:
     request.output.mkdir(parents=True, exist_ok=True)
     with console.status("making the demo model"):
         model = make_demo_model(request.output / "model", size=request.model_size)
+    if request.sizes.request_tokens > model.max_tokens:
+        raise ConfigError(
+            f"the demo model reads {model.max_tokens:,} tokens, a request may have {request.sizes.request_tokens:,}: "
+            "lower --document-tokens"
+        )
     console.print(request.sizes.describe(), style="dim")
     engine = EngineSettings(max_model_len=request.sizes.request_tokens, threads=request.threads)
     disk = Path(tempfile.mkdtemp(prefix="kv-", dir=request.output))

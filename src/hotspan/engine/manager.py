@@ -80,9 +80,12 @@ class HotspanManager(OffloadingManager):
         state = self._states.get(request_id)
         return state is not None and self.cache.is_waiting(state.reader)
 
-    def count_lookup(self, tokens: int) -> None:
-        """A request with `tokens` tokens not computed on the engine was answered."""
-        self.cache.count_lookup(tokens)
+    def count_lookup(self, request: Request) -> None:
+        """A request begins to run: count its tokens as looked up, once."""
+        state = self._states.get(request.request_id)
+        if state is not None and not state.is_counted:
+            state.is_counted = True
+            self.cache.count_lookup(request.num_prompt_tokens)
 
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""

@@ -13,7 +13,7 @@ _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
-    "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Tokens looked up beyond the engine's own prefix cache."),
+    "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Prompt tokens of requests that began to run."),
     "hotspan_cache_hit_tokens": OffloadingCounterMetadata("Tokens loaded instead of computed, by tier.", _TIER),
     "hotspan_cache_load_bytes": OffloadingCounterMetadata("KV bytes read up from a tier.", _TIER),
     "hotspan_cache_store_bytes": OffloadingCounterMetadata("KV bytes written down to a tier.", _TIER),

@@ -36,6 +36,7 @@ class RequestState:
     groups: tuple[ChunkGroup, ...]
     reader: Reader = field(default_factory=Reader)
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
+    is_counted: bool = False
     _hashes_done: int = 0
     _last: dict[int, ChunkKey] = field(default_factory=dict)
 

@@ -67,6 +67,31 @@ def open_directory(path: Path, slot_bytes: int, disk_bytes: int, *, allow_direct
         raise
 
 
+def check_directory(path: Path, disk_bytes: int) -> None:
+    """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model."""
+    try:
+        _make_directory(path)
+        lock = _lock(path)
+        try:
+            slab = path / "slab"
+            have = os.stat(slab).st_blocks * 512 if slab.exists() else 0
+            _check_space(path, disk_bytes - have)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise _explained(path, error) from error
+
+
+def _check_space(path: Path, need: int) -> None:
+    stat = os.statvfs(path)
+    free = stat.f_bavail * stat.f_frsize
+    if need > free:
+        raise DirectoryError(
+            f"the disk tier's directory {path} has {free / GIB:.2f} GiB free and needs {need / GIB:.2f} GiB more: "
+            "lower --disk-gib, or free some"
+        )
+
+
 def _explained(path: Path, error: OSError) -> DirectoryError:
     reason = {
         errno.EROFS: "is on a read-only file system: give --disk a directory that can be written",
@@ -135,14 +160,7 @@ def _reserve(path: Path, geometry: Geometry) -> None:
     fd = _open_file(slab)
     try:
         have = os.fstat(fd).st_blocks * 512
-        stat = os.statvfs(path)
-        free = stat.f_bavail * stat.f_frsize
-        need = geometry.slab_bytes + geometry.table_bytes - have
-        if need > free:
-            raise DirectoryError(
-                f"the disk tier's directory {path} has {free / GIB:.2f} GiB free and needs {need / GIB:.2f} GiB more: "
-                "lower --disk-gib, or free some"
-            )
+        _check_space(path, geometry.slab_bytes + geometry.table_bytes - have)
         os.ftruncate(fd, geometry.slab_bytes)
         try:
             os.posix_fallocate(fd, 0, geometry.slab_bytes)

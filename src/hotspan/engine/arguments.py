@@ -1,0 +1,104 @@
+"""The engine's own options: whatever vLLM takes, checked here so that a typo is an error that names what was meant."""
+
+import difflib
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from hotspan.config.settings import CacheSettings
+from hotspan.core.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_NOT_SERVED = {
+    "headless": "hotspan runs one engine behind its own server",
+    "grpc": "hotspan serves HTTP only",
+    "api_server_count": "hotspan runs one API server an engine",
+}
+
+
+class _Parser(FlexibleArgumentParser):
+    """vLLM's parser, raising instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"an engine option is wrong: {message}")
+
+
+def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequence[str] = ()) -> Namespace:
+    """vLLM's arguments for serving `model`.
+
+    own_options: hotspan's option names, to suggest as well.
+    Raises: ConfigError for an unknown option (naming the nearest known ones), a wrong value, or a missing model.
+    """
+    _check_model(model)
+    parser = make_arg_parser(_Parser(allow_abbrev=False))
+    known = [name for action in parser._actions for name in action.option_strings]
+    arguments, unknown = parser.parse_known_args([model, *options])
+    for word in unknown:
+        raise ConfigError(_unknown(word, [*known, *own_options]))
+    arguments.model = model
+    for name, reason in _NOT_SERVED.items():
+        if getattr(arguments, name, None) not in (None, False, 1):
+            raise ConfigError(f"--{name.replace('_', '-')} can't be used: {reason}")
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the engine's options contradict each other: {error}") from error
+    return arguments
+
+
+def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:
+    """Make the engine use hotspan's tiers (None: the engine's own prefix cache only).
+
+    Mutates: `arguments`.
+    Raises:  ConfigError where an engine option stands in the way.
+    """
+    arguments.enable_prompt_tokens_details = True
+    if settings is None:
+        return
+    if arguments.kv_transfer_config is not None:
+        raise ConfigError("--kv-transfer-config is hotspan's to set: leave it out, or serve with --no-cache")
+    arguments.kv_transfer_config = transfer_config(settings)
+    arguments.prefix_caching_hash_algo = "sha256_cbor"
+
+
+def transfer_config(settings: CacheSettings) -> dict[str, Any]:
+    """The --kv-transfer-config that puts hotspan into an engine, also one that somebody else starts."""
+    return {
+        "kv_connector": "HotspanConnector",
+        "kv_connector_module_path": "hotspan.engine.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "HotspanSpec",
+            "spec_module_path": "hotspan.engine.spec",
+            "offload_prompt_only": False,
+            "hotspan": settings.to_json(),
+        },
+    }
+
+
+def _check_model(model: str) -> None:
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ConfigError(f"{model} holds no config.json: give the directory of a Hugging Face model")
+        return
+    if path.exists() or path.is_absolute() or not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ConfigError(
+            f"there is no model directory {model}: give `hotspan serve MODEL [options]` a local directory or a hub id "
+            "(organisation/name); `hotspan demo-model DIR` makes a small model"
+        )
+
+
+def _unknown(word: str, known: Sequence[str]) -> str:
+    name = word.split("=", 1)[0]
+    if not name.startswith("-"):
+        return f"{name!r} belongs to no option: options are written --name value, after the model"
+    near = difflib.get_close_matches(name.replace("_", "-"), known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`hotspan serve --help` lists hotspan's options"
+    return f"unknown option {name}: {hint}"

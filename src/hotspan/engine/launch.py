@@ -1,0 +1,97 @@
+"""From arguments to a running engine and its app: what `server/` serves."""
+
+import logging
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.inputs import TokensPrompt
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hotspan.core.errors import ConfigError, EngineError
+
+logger = logging.getLogger(__name__)
+
+_WARM_SALT = "hotspan-warm-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine and the app that answers from it."""
+
+    app: FastAPI
+    client: EngineClient
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has failed and will answer nothing any more."""
+        return bool(self.client.errored) and not self.client.is_running
+
+    async def warm(self, chunk_tokens: int) -> int:
+        """Run the compute and the load path once, so that no user pays for first calls; returns the tokens loaded.
+
+        The prompt is fixed and salted, so that after a restart it comes back from disk like everything else.
+        """
+        most = self.client.model_config.max_model_len - 2
+        prompt = TokensPrompt(prompt_token_ids=[1 + n % 64 for n in range(min(2 * chunk_tokens + 16, most))])
+        prompt["cache_salt"] = _WARM_SALT
+        cached = 0
+        for turn in range(3):
+            async for output in self.client.generate(
+                prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), f"hotspan-warm-{turn}"
+            ):
+                cached = output.num_cached_tokens or 0
+            await self.client.reset_prefix_cache()
+        return cached
+
+
+@asynccontextmanager
+async def launch(arguments: Namespace) -> AsyncIterator[Engine]:
+    """An engine for `arguments` (engine/arguments.py), stopped on exit after its requests have ended.
+
+    Blocks: while the model loads.
+    Raises: ConfigError where vLLM refuses the configuration; EngineError where the engine does not come up.
+    """
+    client = _start(arguments)
+    try:
+        tasks = await client.get_supported_tasks()
+        app = build_app(arguments, tasks, client.model_config)
+        await init_app_state(client, app.state, arguments, tasks)
+        await client.reset_mm_cache()
+        yield Engine(app, client)
+    finally:
+        client.shutdown(timeout=client.vllm_config.shutdown_timeout)
+
+
+def _start(arguments: Namespace) -> AsyncLLM:
+    engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
+    try:
+        config: Any = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the engine refuses this configuration: {_first_line(error)}") from error
+    try:
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=engine_arguments.enable_log_requests,
+            aggregate_engine_logging=engine_arguments.aggregate_engine_logging,
+            disable_log_stats=engine_arguments.disable_log_stats,
+        )
+    except RuntimeError as error:
+        raise EngineError(f"the engine did not start: {_first_line(error)} (its log above has the cause)") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """pydantic's errors begin with a heading and bury the sentence in the third line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("Value error, ")), lines[0] if lines else repr(error))
+    return said.removeprefix("Value error, ").split(" [type=")[0]

@@ -1,0 +1,151 @@
+"""A small OpenAI-shaped server over real HTTP, with delays, counters and failures that a test decides on."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+
+@dataclass
+class Behaviour:
+    """What the server does. `fails` gives an HTTP status for a content, or 0."""
+
+    first_token_s: float = 0.0
+    between_tokens_s: float = 0.0
+    answer: tuple[str, ...] = ("An", " answer", ".")
+    reasoning_first: bool = False
+    fails: Callable[[str], int] = lambda content: 0
+    breaks_off: bool = False  # the stream ends with an error event
+    cuts: bool = False  # the stream ends without a finish_reason
+    no_text: bool = False  # tokens, but none that shows
+    has_metrics: bool = True
+    tokens_per_word: int = 0  # 0: no /tokenize
+    root: str = ""
+    labels: str = 'tier="ram"'
+
+
+@dataclass
+class Served:
+    """What the server saw."""
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def contents(self) -> list[str]:
+        return [body["messages"][0]["content"] for body in self.bodies]
+
+
+class OpenAIServer:
+    """Serves on its own thread and event loop; use it as a context manager."""
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.served = Served()
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,))
+        self._thread.start()
+        assert started.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self, started: threading.Event) -> None:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/tokenize", self._tokenize)
+        runner = web.AppRunner(app)
+        self._loop.run_until_complete(runner.setup())
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        self._loop.run_until_complete(site.start())
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        started.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "small", "root": self.behaviour.root}]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        if not self.behaviour.tokens_per_word:
+            raise web.HTTPNotFound
+        body = await request.json()
+        return web.json_response({"count": self.behaviour.tokens_per_word * len(body["prompt"].split())})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self.behaviour.has_metrics:
+            raise web.HTTPNotFound
+        served = len(self.served.bodies)
+        return web.Response(
+            text=f"""# HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{{engine="0",model_name="small"}} {100 * served}
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0",model_name="small"}} {10 * served}
+# TYPE hotspan_cache_hit_tokens_total counter
+hotspan_cache_hit_tokens_total{{{self.behaviour.labels}}} {40 * served}
+hotspan_cache_hit_tokens_total{{tier="disk"}} {25 * served}
+# TYPE hotspan_cache_lookup_tokens_total counter
+hotspan_cache_lookup_tokens_total {90 * served}
+vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
+"""
+        )
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.served.bodies.append(body)
+        self.served.headers.append(dict(request.headers))
+        status = self.behaviour.fails(body["messages"][0]["content"])
+        if status:
+            return web.json_response({"error": {"message": "no luck"}}, status=status)
+        self.served.running += 1
+        self.served.most_running = max(self.served.most_running, self.served.running)
+        try:
+            return await self._stream(request, body)
+        finally:
+            self.served.running -= 1
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        how = self.behaviour
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def send(event: dict[str, Any]) -> None:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        # Servers open with a delta that has a role and no text: it isn't a token.
+        await send({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        tokens = how.answer[: body["max_tokens"]]
+        for i, token in enumerate(() if how.no_text else tokens):
+            await asyncio.sleep(how.between_tokens_s if i else how.first_token_s)
+            key = "reasoning" if how.reasoning_first and i == 0 else "content"
+            await send({"choices": [{"delta": {key: token}}]})
+        if how.breaks_off:
+            await send({"error": {"message": "out of memory"}})
+        if how.breaks_off or how.cuts:
+            await response.write_eof()
+            return response
+        await send({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        details = {"cached_tokens": 60}
+        usage = {"prompt_tokens": 100, "completion_tokens": len(tokens), "prompt_tokens_details": details}
+        await send({"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response

@@ -1,0 +1,137 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from conftest import StartServer
+from typer.testing import CliRunner
+
+from hotspan.cli.bench import _command_line, app
+
+COLUMNS = [
+    *("request_id", "successful", "ttft", "request_latency", "num_input_tokens", "num_output_tokens"),
+    *("decode_speed", "submit_time", "first_token_time", "finish_time", "error"),
+]
+RESULT_KEYS = {
+    *("total_requests", "successful_requests", "failed_requests", "elapsed_time", "mean_ttft_ms"),
+    *("mean_decode_speed", "mean_request_latency_ms", "input_throughput", "output_throughput"),
+    *("total_input_tokens", "total_output_tokens", "p50_ttft_ms", "p90_ttft_ms", "p99_ttft_ms"),
+    *("p50_decode_speed", "p90_decode_speed", "p99_decode_speed"),
+    *("p50_request_latency_ms", "p90_request_latency_ms", "p99_request_latency_ms"),
+}
+
+
+def invoke(*arguments: str) -> Result:
+    root = typer.Typer()
+    root.add_typer(app, name="bench")
+    return CliRunner().invoke(root, ["bench", *arguments])
+
+
+def engine(url: str, output: Path, *more: str) -> Result:
+    common = ("--engine-url", url, "--workload", "long-doc-qa", "--output-dir", str(output), "-q", "--no-interactive")
+    small = ("--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--tokens-per-gb-kvcache", "80")
+    return invoke("engine", *common, *small, "--kv-cache-volume", "1", *more)
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    with (directory / "bench_results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_have_the_columns_and_keys_that_users_know(serve: StartServer, tmp_path: Path) -> None:
+    """The CSV has exactly the known columns, the summary exactly the known keys; status 0."""
+    done = engine(serve(between_tokens_s=0.01).url, tmp_path, "--json")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "bench_results.csv").read_text().splitlines()[0].split(",") == COLUMNS
+    assert len(rows(tmp_path)) == 4
+    for row in rows(tmp_path):
+        assert (row["successful"], row["num_input_tokens"], row["num_output_tokens"]) == ("True", "100", "3")
+        assert float(row["submit_time"]) <= float(row["first_token_time"]) <= float(row["finish_time"])
+        assert float(row["ttft"]) == pytest.approx(float(row["first_token_time"]) - float(row["submit_time"]))
+    summary = json.loads((tmp_path / "bench_summary.json").read_text())
+    assert set(summary) == {"config", "results"}
+    assert set(summary["results"]) == RESULT_KEYS
+    assert summary["results"]["p99_decode_speed"] <= summary["results"]["p50_decode_speed"], "p99 is the slow tail"
+    assert summary["config"]["ldqa_document_length"] == 40
+    assert summary["config"]["model"] == "small"
+
+
+def test_a_failed_request_is_status_1_and_in_the_csv(serve: StartServer, tmp_path: Path) -> None:
+    """Any failed request makes the status 1; the CSV has its line with its error."""
+    server = serve(fails=lambda content: 500 if "Document 1:" in content and "Question" in content else 0)
+    done = engine(server.url, tmp_path)
+    assert done.exit_code == 1, done.output
+    bad = [row for row in rows(tmp_path) if row["successful"] == "False"]
+    assert [row["request_id"] for row in bad] == ["doc1_q0", "doc1_q1"] or len(bad) == 2
+    assert all("HTTP 500" in row["error"] and row["num_output_tokens"] == "0" for row in bad)
+    assert "HTTP 500" in done.output
+
+
+def test_only_the_files_that_were_asked_for_are_written(serve: StartServer, tmp_path: Path) -> None:
+    """--no-csv writes no CSV, and without --json there is no JSON."""
+    assert engine(serve().url, tmp_path, "--no-csv").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_resolves_and_does_not_run(serve: StartServer, tmp_path: Path) -> None:
+    """--export-config writes the resolved settings and sends nothing; --config with it gives the same run."""
+    server = serve()
+    path = tmp_path / "bench.json"
+    done = engine(server.url, tmp_path, "--export-config", str(path), "--seed", "5")
+    assert done.exit_code == 0, done.output
+    assert server.served.bodies == []
+    assert json.loads(path.read_text())["model"] == "small"
+    replay = invoke("engine", "--engine-url", server.url, "--config", str(path), "--output-dir", str(tmp_path), "-q")
+    assert replay.exit_code == 0, replay.output
+    replayed = server.served.contents
+    server.served.bodies.clear()
+    engine(server.url, tmp_path, "--seed", "5")
+    assert server.served.contents == replayed
+
+
+def test_flags_override_the_file(serve: StartServer, tmp_path: Path) -> None:
+    """A flag that is given goes before the file's value; one that isn't leaves it."""
+    server = serve()
+    path = tmp_path / "bench.json"
+    path.write_text('{"workload": "long-doc-qa", "ldqa_num_documents": 2, "ldqa_query_per_document": 3, "model": "m"}')
+    flags = ("--config", str(path), "--ldqa-query-per-document", "1", "--no-warmup", "-q", "--no-csv")
+    done = invoke("engine", "--engine-url", server.url, *flags)
+    assert done.exit_code == 0, done.output
+    assert len(server.served.bodies) == 2
+    assert {body["model"] for body in server.served.bodies} == {"m"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workload", "long-doc-qa"), "--engine-url"),
+        (("--engine-url", "http://localhost:1"), "--workload must be one of long-doc-qa"),
+        (("--engine-url", "localhost:1", "--workload", "long-doc-qa"), "http://"),
+    ],
+)
+def test_missing_settings_are_named(arguments: tuple[str, ...], message: str) -> None:
+    """What is missing or wrong is status 2 and one line that names it."""
+    done = invoke("engine", *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_results_of_two_runs_make_one_report(serve: StartServer, tmp_path: Path) -> None:
+    """`bench report` reads what `--json` wrote and compares the runs, answers included."""
+    for name, answer in (("one", ("a",)), ("two", ("b",))):
+        engine(serve(answer=answer).url, tmp_path / name, "--json")
+    files = [str(tmp_path / name / "hotspan_bench.json") for name in ("one", "two")]
+    done = invoke("report", str(tmp_path / "report.html"), *files)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "0 of 4" in page
+
+
+def test_the_key_is_in_no_file(serve: StartServer, tmp_path: Path) -> None:
+    """The API key reaches the server and no result file, nor the recorded command."""
+    engine(serve().url, tmp_path, "--json", "--report", str(tmp_path / "r.html"), "--api-key", "sk-hidden")
+    assert not any("sk-hidden" in path.read_text() for path in tmp_path.iterdir())
+    assert "sk-hidden" not in _command_line(["bench", "--api-key", "sk-hidden", "--api-key=sk-hidden"])

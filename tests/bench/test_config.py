@@ -1,0 +1,101 @@
+import json
+from pathlib import Path
+
+import pytest
+from conftest import StartServer
+
+from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
+from hotspan.bench.runner import resolve_now
+from hotspan.bench.sizing import kv_bytes_per_token
+from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.core.errors import ConfigError
+
+
+def write_model(directory: Path, **more: object) -> Path:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "torch_dtype": "bfloat16", **more}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_config_file_comes_back_equal(tmp_path: Path) -> None:
+    """What is written is read back as the same settings, without the server's URL and key."""
+    options = LongDocQaOptions(document_length=300, shuffle_policy="tile", text="prose")
+    config = BenchConfig(options=options, model="m", tokens_per_gb_kvcache=7, seed=3, no_warmup=True)
+    with_server = BenchConfig.from_flat(config.to_flat(), api_key="secret")
+    path = tmp_path / "bench.json"
+    write_config_file(path, with_server)
+    assert BenchConfig.from_flat(read_config_file(path)) == config
+    assert "secret" not in path.read_text() and "engine_url" not in path.read_text()
+    assert "secret" not in repr(with_server)
+
+
+def test_a_file_of_lmcache_is_read(tmp_path: Path) -> None:
+    """A file with the keys that `lmcache bench engine` exports configures the same run."""
+    path = tmp_path / "theirs.json"
+    path.write_text(
+        '{"model": "m", "workload": "long-doc-qa", "tokens_per_gb_kvcache": 6553, "kv_cache_volume": 100,'
+        ' "ldqa_document_length": 9000, "ldqa_query_per_document": 4, "ldqa_num_inflight_requests": 5}'
+    )
+    config = BenchConfig.from_flat(read_config_file(path))
+    expected = LongDocQaOptions(document_length=9000, query_per_document=4, num_inflight_requests=5)
+    assert config == BenchConfig(options=expected, model="m", tokens_per_gb_kvcache=6553)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"workload": "long-doc-qa", "ldqa_document_lenght": 5}', "did you mean 'ldqa_document_length'"),
+        ('{"workload": "long-doc-qa", "seed": "one"}', "seed must be of type int"),
+        ('{"workload": "long-doc-qa", "seed": true}', "seed must be of type int"),
+        ("[]", "one JSON object"),
+        ("{", "can't be read as JSON"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """An unknown key, a value of another type or no JSON at all is an error that says so."""
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config_file(path)
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    """The error lists the workloads there are."""
+    with pytest.raises(ConfigError, match="long-doc-qa"):
+        BenchConfig.from_flat({"workload": "long-doc"})
+
+
+def test_kv_bytes_are_worked_out_from_the_model(tmp_path: Path) -> None:
+    """2 x layers x KV heads x head size x bytes, with heads and head size as given or as their defaults."""
+    assert kv_bytes_per_token(write_model(tmp_path)) == 2 * 4 * 8 * 64 * 2
+    assert kv_bytes_per_token(write_model(tmp_path, num_key_value_heads=2, head_dim=128)) == 2 * 4 * 2 * 128 * 2
+    assert kv_bytes_per_token(write_model(tmp_path, dtype="float32")) == 2 * 4 * 8 * 64 * 4
+    nested = {"text_config": {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}}
+    assert kv_bytes_per_token(write_model(tmp_path, **nested)) == 2 * 2 * 4 * 64 * 2
+
+
+def test_a_model_of_another_layout_is_refused(tmp_path: Path) -> None:
+    """Latent attention and an incomplete or absent config.json are errors that name the flag to use instead."""
+    for more in ({"kv_lora_rank": 512}, {"num_hidden_layers": None}):
+        with pytest.raises(ConfigError, match="--tokens-per-gb-kvcache"):
+            kv_bytes_per_token(write_model(tmp_path, **more))
+    with pytest.raises(ConfigError, match="--tokens-per-gb-kvcache"):
+        kv_bytes_per_token(tmp_path / "nothing")
+
+
+def test_tokens_per_gib_come_from_the_servers_model(serve: StartServer, tmp_path: Path) -> None:
+    """A local model directory that the server names gives tokens per GiB; a flag goes before it."""
+    server = serve(root=str(write_model(tmp_path)))
+    found = resolve_now(BenchConfig(options=LongDocQaOptions(), engine_url=server.url + "/v1/"))
+    assert (found.model, found.tokens_per_gb_kvcache) == ("small", 2**30 // 8192)
+    given = BenchConfig(options=LongDocQaOptions(), engine_url=server.url, tokens_per_gb_kvcache=5)
+    assert resolve_now(given).tokens_per_gb_kvcache == 5
+
+
+def test_tokens_per_gib_that_nobody_knows_are_asked_for(serve: StartServer) -> None:
+    """A model that isn't here is an error that lists the three ways out."""
+    config = BenchConfig(options=LongDocQaOptions(), engine_url=serve(root="org/model").url)
+    with pytest.raises(ConfigError, match="--ldqa-num-documents"):
+        resolve_now(config)
+    counted = BenchConfig(options=LongDocQaOptions(num_documents=2), engine_url=config.engine_url)
+    assert resolve_now(counted).model == "small"

@@ -1,0 +1,183 @@
+import os
+import socket
+
+import pytest
+from conftest import StartServer
+from openai_server import OpenAIServer
+
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.records import BenchResult, RequestRecord, RoundName
+from hotspan.bench.runner import run_rounds
+from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.core.errors import ConfigError
+
+
+def small(server: OpenAIServer, *, in_flight: int = 2, **more: object) -> BenchConfig:
+    options = LongDocQaOptions(
+        document_length=64, num_documents=3, num_inflight_requests=in_flight, max_output_length=3, shuffle_policy="tile"
+    )
+    return BenchConfig(options=options, engine_url=server.url, **more)  # type: ignore[arg-type]
+
+
+def test_rounds_are_played_in_order(serve: StartServer) -> None:
+    """Pre-warm-up, then each document once and alone with one token, then every question."""
+    server = serve(first_token_s=0.01)
+    result = run_rounds(small(server))
+    assert [(r.name, r.summary.requests) for r in result.rounds] == [
+        (RoundName.PRE_WARM_UP, 2),
+        (RoundName.WARM_UP, 3),
+        (RoundName.QUERY, 6),
+    ]
+    warm_up = result.round(RoundName.WARM_UP)
+    assert warm_up is not None
+    for before, after in zip(warm_up.records, warm_up.records[1:], strict=False):
+        assert before.finish_time <= after.submit_time
+    assert [r.request_id for r in result.query.records] == [f"doc{d}_q{q}" for q in range(2) for d in range(3)]
+
+
+def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:
+    """Streaming chat completions at temperature 0 with usage; the key as a bearer token; ignore_eos only if asked."""
+    server = serve()
+    run_rounds(small(server, no_warmup=True, api_key="secret"))
+    for body in server.served.bodies:
+        content = body.pop("messages")[0]["content"]
+        assert content.startswith("Document ")
+        assert body == {
+            "model": "small",
+            "max_tokens": 3,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    assert {h["Authorization"] for h in server.served.headers} == {"Bearer secret"}
+    server = serve()
+    run_rounds(small(server, no_warmup=True, ignore_eos=True))
+    assert all(body["ignore_eos"] is True for body in server.served.bodies)
+
+
+def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
+    """The query round keeps exactly the asked number of requests in flight while it has that many."""
+    server = serve(first_token_s=0.05)
+    run_rounds(small(server, in_flight=4, no_warmup=True))
+    assert server.served.most_running == 4
+
+
+def test_times_are_those_of_the_server(serve: StartServer) -> None:
+    """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts."""
+    server = serve(first_token_s=0.2, between_tokens_s=0.1)
+    summary = run_rounds(small(server, no_warmup=True)).query.summary
+    assert summary.ttft_s is not None and summary.inter_token_s is not None
+    assert summary.ttft_s.p50 == pytest.approx(0.2, abs=0.06)
+    assert summary.inter_token_s.p50 == pytest.approx(0.1, abs=0.04)
+    assert summary.request_latency_s is not None
+    assert summary.request_latency_s.p50 == pytest.approx(0.4, abs=0.1)
+    assert summary.decode_speed is not None
+    assert summary.decode_speed.p50 == pytest.approx(10, rel=0.3)
+    assert summary.elapsed_s == pytest.approx(3 * 0.4, abs=0.3)
+
+
+def test_reasoning_is_an_answers_first_token(serve: StartServer) -> None:
+    """A reasoning delta counts as the first token and belongs to the answer."""
+    server = serve(reasoning_first=True, between_tokens_s=0.2)
+    record = run_rounds(small(server, no_warmup=True)).query.records[0]
+    assert record.ttft < 0.15
+    assert record.answer == "An answer."
+
+
+def test_tokens_are_those_of_the_servers_usage(serve: StartServer) -> None:
+    """Input, output and cached tokens are the usage's, not counted from the text."""
+    summary = run_rounds(small(serve(), no_warmup=True)).query.summary
+    assert (summary.prompt_tokens, summary.output_tokens, summary.cached_tokens) == (600, 18, 360)
+    assert summary.cached_rate == 0.6
+
+
+def test_hit_rates_are_deltas_of_the_round(serve: StartServer) -> None:
+    """Each tier's hit rate is what its counter grew by during the round over the round's prompt tokens."""
+    result = run_rounds(small(serve()))
+    for round in result.rounds:
+        assert round.summary.hit_rates == {"gpu": 0.1, "ram": 0.4, "disk": 0.25}
+        assert round.summary.cache is not None
+        assert round.summary.cache.lookup_tokens == 90 * round.summary.requests
+
+
+def test_a_server_without_metrics_is_measured_too(serve: StartServer) -> None:
+    """No /metrics means no hit rates by tier, and nothing else changes."""
+    summary = run_rounds(small(serve(has_metrics=False), no_warmup=True)).query.summary
+    assert summary.cache is None and summary.hit_rates == {}
+    assert summary.failed == 0
+
+
+def failed(result: BenchResult) -> list[RequestRecord]:
+    return [r for r in result.query.records if not r.successful]
+
+
+def test_a_refused_request_is_recorded_with_its_error(serve: StartServer) -> None:
+    """A request that the server refuses is a failure with status and body, no answer, and the others go on."""
+    server = serve(fails=lambda content: 503 if "Document 1:" in content else 0)
+    result = run_rounds(small(server, no_warmup=True))
+    assert [r.request_id for r in failed(result)] == ["doc1_q0", "doc1_q1"]
+    assert all("HTTP 503" in r.error and "no luck" in r.error for r in failed(result))
+    assert all(r.answer == "" and r.answer_sha256 == "" for r in failed(result))
+    assert result.query.summary.failed == 2
+    assert result.query.summary.prompt_tokens == 400
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [({"breaks_off": True}, "out of memory"), ({"cuts": True}, "finish_reason"), ({"answer": ()}, "no tokens")],
+)
+def test_half_an_answer_is_a_failure(serve: StartServer, behaviour: dict[str, object], error: str) -> None:
+    """A stream that breaks off, ends early or has no tokens fails with its reason and leaves no half answer."""
+    result = run_rounds(small(serve(**behaviour), no_warmup=True))
+    assert len(failed(result)) == 6
+    assert all(error in r.error and r.answer == "" for r in failed(result))
+
+
+def test_tokens_without_text_are_an_answer(serve: StartServer) -> None:
+    """An answer whose tokens show nothing succeeds; its first token is the event that ended it."""
+    record = run_rounds(small(serve(no_text=True), no_warmup=True)).query.records[0]
+    assert record.successful and record.answer == "" and record.num_output_tokens == 3
+    assert record.ttft == record.request_latency
+
+
+def test_answers_are_kept_with_their_digest(serve: StartServer) -> None:
+    """Two runs of one workload have equal digests for equal answers, and other digests for other answers."""
+    one, same, other = (
+        run_rounds(small(serve(answer=answer), no_warmup=True)) for answer in (("a", "b"), ("ab",), ("a", "c"))
+    )
+    digests = [[r.answer_sha256 for r in result.query.records] for result in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert one.query.records[0].answer == "ab"
+
+
+def test_a_result_survives_json(serve: StartServer, tmp_path: object) -> None:
+    """A saved result loads as an equal one."""
+    from pathlib import Path
+
+    result = run_rounds(small(serve()), command="hotspan bench engine")
+    path = Path(str(tmp_path)) / "deep" / "result.json"
+    result.save(path)
+    assert BenchResult.load(path) == result
+    path.write_text('{"schema": 99}')
+    with pytest.raises(ConfigError, match="schema"):
+        BenchResult.load(path)
+
+
+def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
+    """With a pid, each round has the CPU-seconds of that process tree."""
+    result = run_rounds(small(serve(), engine_pid=os.getpid()))
+    seconds = [r.summary.cpu_s for r in result.rounds]
+    assert all(s is not None and s >= 0 for s in seconds)
+    assert 0 < sum(s or 0 for s in seconds) < 60
+    with pytest.raises(ConfigError, match="--engine-pid"):
+        run_rounds(small(serve(), engine_pid=2**22 + 1))
+
+
+def test_an_absent_server_is_a_clear_error() -> None:
+    """A server that isn't there is a ConfigError about --engine-url, not a run of failures."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = LongDocQaOptions(num_documents=1)
+    with pytest.raises(ConfigError, match="--engine-url"):
+        run_rounds(BenchConfig(options=options, engine_url=f"http://127.0.0.1:{port}"))

@@ -1,0 +1,55 @@
+"""Stands in for `hotspan serve`: the real command line, a real socket, no engine.
+
+`--dies` makes it end while it starts. Says on stdout what it got, and that it was stopped in order.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from aiohttp import web
+
+
+async def ping(request: web.Request) -> web.Response:
+    return web.Response(status=200)
+
+
+async def models(request: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "demo", "root": ""}]})
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    text = f"{len(body['messages'][0]['content'])}"
+    for event in (
+        {"choices": [{"delta": {"content": text}, "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 50, "completion_tokens": body["max_tokens"]}},
+    ):
+        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def main(arguments: list[str]) -> None:
+    print("arguments", json.dumps(arguments), flush=True)
+    print("threads", os.environ.get("VLLM_CPU_OMP_THREADS_BIND"), flush=True)
+    if "--dies" in arguments:
+        sys.exit("the slab does not fit")
+    app = web.Application(client_max_size=1 << 26)
+    app.add_routes(
+        [web.get("/ping", ping), web.get("/v1/models", models), web.post("/v1/chat/completions", chat)],
+    )
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(arguments[arguments.index("--port") + 1])).start()
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await stopped.wait()
+    print("stopped in order", flush=True)
+
+
+asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""A real engine in this process, with every chunk's bytes digested when they are stored and when they are loaded."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hotspan.bench.prose import prose
+from hotspan.config.settings import cache_settings
+
+CHUNK = 256
+
+
+@dataclass
+class Answer:
+    """One request's outcome."""
+
+    tokens: list[int]
+    cached: int
+
+
+@dataclass
+class Digests:
+    """xxh3 of each block's bytes in the engine, by chunk and place in it."""
+
+    stored: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    loaded: int = 0
+    wrong: int = 0
+
+
+class Rig:
+    """An engine with hotspan's tiers."""
+
+    def __init__(self, llm: Any, digests: Digests) -> None:
+        self.llm = llm
+        self.digests = digests
+        self.core = llm.llm_engine.engine_core.engine_core
+        self.cache = self.core.scheduler.connector.manager.cache
+        self._encode = llm.get_tokenizer().encode
+
+    def text(self, seed: int, tokens: int) -> list[int]:
+        """`tokens` tokens of varied text."""
+        return self._encode(prose(seed, tokens))[:tokens]
+
+    def ask(self, prompt: list[int], tokens: int = 8, *, salt: str | None = None, lora: Any = None) -> Answer:
+        return self.ask_all([prompt], tokens, salt=salt, lora=lora)[0]
+
+    def ask_all(self, prompts: list[list[int]], tokens: int, *, salt: str | None = None, lora: Any = None) -> list[Answer]:
+        """Answers to requests that run together, greedy."""
+        from vllm import SamplingParams
+
+        asked = [{"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {}) for prompt in prompts]
+        outputs = self.llm.generate(
+            asked, SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True), use_tqdm=False, lora_request=lora
+        )
+        return [Answer(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
+
+    def is_same(self, prompt: list[int], tokens: list[int]) -> bool:
+        """Whether the engine, asked alone, gives these tokens; from a numerical tie on it may go another way.
+
+        Requests that run together are computed in other batches, whose sums are rounded otherwise: two candidates less
+        than 1e-3 apart in log-probability may change places.
+        """
+        from vllm import SamplingParams
+
+        options = SamplingParams(max_tokens=len(tokens), temperature=0, ignore_eos=True, logprobs=2)
+        output = self.llm.generate([{"prompt_token_ids": prompt}], options, use_tqdm=False)[0].outputs[0]
+        for have, want, best in zip(tokens, output.token_ids, output.logprobs, strict=True):
+            if have != want:
+                return have in best and best[want].logprob - best[have].logprob < 1e-3
+        return True
+
+    def forget_gpu(self) -> None:
+        """Empty the engine's own prefix cache, and leave the tiers alone."""
+        assert self.llm.reset_prefix_cache()
+
+    def settle(self, seconds: float = 5.0) -> None:
+        """Let stores end and reach the disk."""
+        import time
+
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.llm.llm_engine.step()
+            self.cache.step()
+            if not self.core.scheduler.connector.has_pending_push_work() and not self.cache.is_persisting:
+                return
+            time.sleep(0.002)
+        raise AssertionError("stores did not end")
+
+
+@contextmanager
+def rig(model: Path, *, ram_gib: float = 0.25, disk: Path | None = None, disk_gib: float = 0.5, **engine: Any) -> Iterator[Rig]:
+    """A running engine; float32, so that tokens are comparable, unless `engine` says otherwise."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from hotspan.engine.arguments import transfer_config
+
+    settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None)
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "block_size": 128,
+        "num_gpu_blocks_override": 48,
+        "max_num_batched_tokens": 1024,
+        "gpu_memory_utilization": 0.2,
+        "enforce_eager": True,
+        "disable_log_stats": False,
+    }
+    with recorded() as digests:
+        llm = LLM(
+            str(model),
+            **(options | engine),
+            kv_transfer_config=transfer_config(settings),
+            prefix_caching_hash_algo="sha256_cbor",
+        )
+        try:
+            # The first short request pays for what is made once.
+            yield Rig(llm, digests)
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            cleanup_dist_env_and_memory()
+            gc.collect()
+
+
+@contextmanager
+def recorded() -> Iterator[Digests]:
+    """Digest what hotspan's worker copies, in the engine's own memory, named by the chunk that the slot held."""
+    from hotspan.engine.manager import HotspanManager
+    from hotspan.engine.worker import HostWorker
+
+    digests, names = Digests(), {}
+    prepare_store, prepare_load, copy = HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy
+
+    def named(manager: HotspanManager, keys: Any, context: Any, slots: Any) -> None:
+        for chunk, slot in zip(manager._chunks(keys, context), slots.block_ids.tolist(), strict=True):
+            names[slot] = chunk.key
+
+    def store(self: HotspanManager, keys: Any, context: Any) -> Any:
+        output = prepare_store(self, keys, context)
+        named(self, output.keys_to_store, context, output.store_spec)
+        return output
+
+    def load(self: HotspanManager, keys: Any, context: Any) -> Any:
+        slots = prepare_load(self, keys, context)
+        named(self, keys, context, slots)
+        return slots
+
+    def copied(self: HostWorker, job: Any) -> int:
+        moved = copy(self, job)
+        for group, block, slot, nth in self._pairs(job):
+            data = b"".join(np.ascontiguousarray(stack.engine[:, block]).tobytes() for stack in self._groups[group])
+            digest, name = xxhash.xxh3_128_digest(data), (names[slot], nth)
+            if job.is_store:
+                digests.stored[name] = digest
+            else:
+                digests.loaded += 1
+                digests.wrong += digests.stored.get(name, digest) != digest
+        return moved
+
+    HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy = store, load, copied
+    try:
+        yield digests
+    finally:
+        HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy = prepare_store, prepare_load, copy
+
+
+def prepare_environment() -> None:
+    """Before vLLM is imported: one process, no network, the same threads for every engine."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0-1")

@@ -1,0 +1,155 @@
+"""A hit is byte-identical to what was stored, and its tokens are those of the engine's own prefix-cache hit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .rig import CHUNK, Rig, rig
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def ram(tiny_model: Path) -> Iterator[Rig]:
+    with rig(tiny_model) as engine:
+        yield engine
+
+
+def check(engine: Rig) -> None:
+    assert engine.digests.wrong == 0
+    engine.cache.check()
+
+
+def test_ram_hit_equals_own_prefix_hit(ram: Rig) -> None:
+    """A hit from RAM gives the tokens of the engine's own prefix-cache hit, and all its whole chunks are hits."""
+    prompt = ram.text(1, 3000)
+    ram.ask(prompt, 16)
+    own = ram.ask(prompt, 16)
+    assert own.cached == 2944
+    ram.settle()
+    ram.forget_gpu()
+    loaded_before = ram.digests.loaded
+    hit = ram.ask(prompt, 16)
+    assert (hit.cached, hit.tokens) == (3000 // CHUNK * CHUNK, own.tokens)
+    assert ram.digests.loaded - loaded_before == 2 * (3000 // CHUNK)
+    check(ram)
+
+
+def test_partial_hit_loads_the_longest_prefix(ram: Rig) -> None:
+    """A prompt that shares 1,300 tokens with a stored one loads the five whole chunks of them and computes the rest."""
+    shared = ram.text(2, 1300)
+    ram.ask(shared + ram.text(3, 700), 4)
+    ram.settle()
+    other = shared + ram.text(4, 900)
+    ram.forget_gpu()
+    hit = ram.ask(other, 16)
+    assert hit.cached == 1300 // CHUNK * CHUNK
+    assert ram.ask(other, 16, salt="recomputed").tokens == hit.tokens
+    check(ram)
+
+
+def test_decoded_tokens_are_kept(ram: Rig) -> None:
+    """The next turn of a chat finds the KV of the answer, not only that of the prompt."""
+    prompt = ram.text(5, 500)
+    answer = ram.ask(prompt, 600)
+    ram.settle()
+    ram.forget_gpu()
+    turn = prompt + answer.tokens + ram.text(6, 40)
+    hit = ram.ask(turn, 8)
+    assert hit.cached == (500 + 600 - 1) // CHUNK * CHUNK
+    assert ram.ask(turn, 8).tokens == hit.tokens
+    check(ram)
+
+
+def test_whole_prompt_hit_computes_the_last_token(ram: Rig) -> None:
+    """A prompt of whole chunks only is a hit too, and still gives the right first token."""
+    prompt = ram.text(7, 4 * CHUNK)
+    own = [ram.ask(prompt, 8), ram.ask(prompt, 8)][1]
+    ram.settle()
+    ram.forget_gpu()
+    hit = ram.ask(prompt, 8)
+    assert hit.tokens == own.tokens
+    assert hit.cached >= 3 * CHUNK
+    check(ram)
+
+
+def test_salt_separates(ram: Rig) -> None:
+    """A prompt under another salt, or under none, never hits."""
+    prompt = ram.text(8, 1500)
+    first = ram.ask(prompt, 8, salt="a")
+    ram.settle()
+    ram.forget_gpu()
+    assert ram.ask(prompt, 8, salt="b").cached == 0
+    assert ram.ask(prompt, 8).cached == 0
+    ram.settle()
+    ram.forget_gpu()
+    again = ram.ask(prompt, 8, salt="a")
+    assert (again.cached, again.tokens) == (1500 // CHUNK * CHUNK, first.tokens)
+    check(ram)
+
+
+def test_requests_that_run_together(ram: Rig) -> None:
+    """Several requests that load, compute and decode in the same steps each get their own answer."""
+    prompts = [ram.text(20 + n, 1100 + 64 * n) for n in range(3)]
+    alone = [ram.ask(prompt, 12).tokens for prompt in prompts]
+    ram.settle()
+    ram.forget_gpu()
+    fresh = ram.text(30, 700)
+    together = ram.ask_all([prompts[0], fresh, prompts[1], prompts[2], prompts[0]], 12)
+    assert [a.tokens for a in together if a is not together[1]] == [alone[0], alone[1], alone[2], alone[0]]
+    assert all(a.cached >= 1024 for n, a in enumerate(together) if n != 1)
+    assert ram.ask(fresh, 12, salt="recomputed").tokens == together[1].tokens
+    check(ram)
+
+
+def test_preemption(ram: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that the engine preempts and resumes give the tokens that they give alone."""
+    prompts = [ram.text(40 + n, 1700) for n in range(3)]
+    seen = []
+    original = ram.core.scheduler._preempt_request
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            ram.core.scheduler, "_preempt_request", lambda *a, **k: (seen.append(1), original(*a, **k))[1]
+        )
+        together = ram.ask_all(prompts, 500)
+    assert seen, "the pool was large enough: nothing was preempted"
+    ram.settle()
+    ram.forget_gpu()
+    assert all(ram.is_same(prompt, answer.tokens) for prompt, answer in zip(prompts, together, strict=True))
+    check(ram)
+
+
+def test_abort_in_the_middle_of_a_load(ram: Rig) -> None:
+    """A request that is aborted while its chunks are loaded leaves nothing pinned and harms no other."""
+    from vllm import SamplingParams
+
+    prompt = ram.text(50, 3000)
+    own = [ram.ask(prompt, 8), ram.ask(prompt, 8)][1]
+    ram.settle()
+    ram.forget_gpu()
+    engine = ram.llm.llm_engine
+    greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    request = engine.add_request("aborted", {"prompt_token_ids": prompt}, greedy)
+    engine.step()
+    assert ram.core.scheduler.requests, "the request ended before it could be aborted"
+    engine.abort_request([request if isinstance(request, str) else "aborted"], internal=isinstance(request, str))
+    ram.settle()
+    assert not ram.core.scheduler.requests
+    assert not ram.cache.is_pinned
+    hit = ram.ask(prompt, 8)
+    assert hit.tokens == own.tokens
+    check(ram)
+
+
+def test_reset_forgets_every_tier(ram: Rig) -> None:
+    """The engine's reset with its connector leaves no hit anywhere, and new stores work after it."""
+    prompt = ram.text(60, 1000)
+    ram.ask(prompt, 4)
+    ram.settle()
+    assert ram.llm.llm_engine.reset_prefix_cache(False, True)
+    assert ram.ask(prompt, 4).cached == 0
+    ram.settle()
+    ram.forget_gpu()
+    assert ram.ask(prompt, 4).cached == 1000 // CHUNK * CHUNK
+    check(ram)
