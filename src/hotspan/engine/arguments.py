@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.settings import CacheSettings
@@ -41,6 +43,8 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     for word in unknown:
         raise ConfigError(_unknown(word, [*known, *own_options]))
     arguments.model = model
+    if arguments.gpu_memory_utilization == parser.get_default("gpu_memory_utilization"):
+        _share_host_memory(arguments)
     for name, reason in _NOT_SERVED.items():
         if getattr(arguments, name, None) not in (None, False, 1):
             raise ConfigError(f"--{name.replace('_', '-')} can't be used: {reason}")
@@ -80,6 +84,17 @@ def transfer_config(settings: CacheSettings) -> dict[str, Any]:
             "hotspan": settings.to_json(),
         },
     }
+
+
+def _share_host_memory(arguments: Namespace) -> None:
+    """On CPU the engine would take 92 % of the host's memory for its pool and refuse to start if it is not free.
+
+    Half of what is free leaves room for the weights, hotspan's RAM tier and the neighbours; --gpu-memory-utilization or
+    --kv-cache-memory-bytes say otherwise.
+    """
+    if current_platform.is_cpu() and arguments.kv_cache_memory_bytes is None:
+        memory = psutil.virtual_memory()
+        arguments.gpu_memory_utilization = max(0.01, round(0.5 * memory.available / memory.total, 2))
 
 
 def _check_model(model: str) -> None:
