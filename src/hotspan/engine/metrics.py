@@ -1,5 +1,7 @@
 """The cache's counts as Prometheus metrics, carried by vLLM from the engine's process to the server's /metrics."""
 
+from prometheus_client import REGISTRY
+
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine.compat import (
     OffloadingConnectorStats,
@@ -32,6 +34,13 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
 }
+
+
+def unregister_metrics() -> None:
+    """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
+    for collector, names in list(REGISTRY._collector_to_names.items()):
+        if any(name.startswith("hotspan_cache_") for name in names):
+            REGISTRY.unregister(collector)
 
 
 def report(cache: TieredCache) -> OffloadingConnectorStats | None:

@@ -15,7 +15,7 @@ from hotspan.engine.compat import (
     OffloadingWorker,
 )
 from hotspan.engine.manager import HotspanManager
-from hotspan.engine.metrics import DEFINITIONS
+from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
 from hotspan.tiers.slab import SharedSlab
 
 
@@ -29,6 +29,7 @@ class HotspanSpec(OffloadingSpec):
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        unregister_metrics()
         return DEFINITIONS
 
     def __init__(self, config: OffloadingConfig) -> None:
