@@ -53,7 +53,9 @@ class Rig:
     def ask(self, prompt: list[int], tokens: int = 8, *, salt: str | None = None, lora: Any = None) -> Answer:
         return self.ask_all([prompt], tokens, salt=salt, lora=lora)[0]
 
-    def ask_all(self, prompts: list[list[int]], tokens: int, *, salt: str | None = None, lora: Any = None) -> list[Answer]:
+    def ask_all(
+        self, prompts: list[list[int]], tokens: int, *, salt: str | None = None, lora: Any = None
+    ) -> list[Answer]:
         """Answers to requests that run together, greedy."""
         from vllm import SamplingParams
 
@@ -97,7 +99,9 @@ class Rig:
 
 
 @contextmanager
-def rig(model: Path, *, ram_gib: float = 0.25, disk: Path | None = None, disk_gib: float = 0.5, **engine: Any) -> Iterator[Rig]:
+def rig(
+    model: Path, *, ram_gib: float = 0.25, disk: Path | None = None, disk_gib: float = 0.5, **engine: Any
+) -> Iterator[Rig]:
     """A running engine; float32, so that tokens are comparable, unless `engine` says otherwise."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory

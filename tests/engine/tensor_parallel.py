@@ -1,4 +1,4 @@
-"""Run by test_tensor_parallel.py in a process of its own: two ranks, separate engine and worker processes, a disk tier."""
+"""Run by test_tensor_parallel.py in a process of its own: two ranks, an engine in its own process, a disk tier."""
 
 import json
 import os

@@ -109,9 +109,7 @@ def test_preemption(ram: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     original = ram.core.scheduler._preempt_request
     with monkeypatch.context() as patched:
-        patched.setattr(
-            ram.core.scheduler, "_preempt_request", lambda *a, **k: (seen.append(1), original(*a, **k))[1]
-        )
+        patched.setattr(ram.core.scheduler, "_preempt_request", lambda *a, **k: (seen.append(1), original(*a, **k))[1])
         together = ram.ask_all(prompts, 500)
     assert seen, "the pool was large enough: nothing was preempted"
     ram.settle()

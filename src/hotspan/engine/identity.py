@@ -31,9 +31,9 @@ def namespace_fields(
     """What the namespace digest is made of, by name."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     fields: dict[str, str | int | bytes] = {
-        "model": _model_bytes(str(model.model), full=full),
+        "model": _model_bytes(str(model.model), model.revision, full=full),
         "revision": str(model.revision),
-        "hf_config": json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str),
+        "hf_config": _hf_config(model.hf_config.to_dict()),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "load_format": f"{vllm_config.load_config.load_format}/{model.seed}",
@@ -52,17 +52,23 @@ def namespace_fields(
     }
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.model is not None:
-        fields["draft_model"] = _model_bytes(str(speculative.model), full=full)
+        fields["draft_model"] = _model_bytes(str(speculative.model), speculative.revision, full=full)
     return fields
 
 
-def _model_bytes(model: str, *, full: bool) -> bytes:
+def _hf_config(fields: dict[str, Any]) -> str:
+    """The configuration as the engine runs it, overrides included; where the model lies is no part of it."""
+    fields.pop("_name_or_path", None)
+    return json.dumps(fields, sort_keys=True, default=str)
+
+
+def _model_bytes(model: str, revision: str | None, *, full: bool) -> bytes:
     """A local model's digest; a hub model is resolved to its snapshot first."""
     path = Path(model)
     if not path.is_dir():
         from huggingface_hub import snapshot_download
 
-        path = Path(snapshot_download(model, local_files_only=True))
+        path = Path(snapshot_download(model, revision=revision, local_files_only=True))
     return model_digest(path, full=full)
 
 

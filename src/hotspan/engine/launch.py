@@ -1,10 +1,14 @@
 """From arguments to a running engine and its app: what `server/` serves."""
 
+import contextlib
 import logging
+import signal
+import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 from fastapi import FastAPI
@@ -79,15 +83,36 @@ def _start(arguments: Namespace) -> AsyncLLM:
     except (ValueError, OSError) as error:
         raise ConfigError(f"the engine refuses this configuration: {_first_line(error)}") from error
     try:
-        return AsyncLLM.from_vllm_config(
-            vllm_config=config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=engine_arguments.enable_log_requests,
-            aggregate_engine_logging=engine_arguments.aggregate_engine_logging,
-            disable_log_stats=engine_arguments.disable_log_stats,
-        )
+        with _interrupts_kept_from_children():
+            return AsyncLLM.from_vllm_config(
+                vllm_config=config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=engine_arguments.enable_log_requests,
+                aggregate_engine_logging=engine_arguments.aggregate_engine_logging,
+                disable_log_stats=engine_arguments.disable_log_stats,
+            )
     except RuntimeError as error:
         raise EngineError(f"the engine did not start: {_first_line(error)} (its log above has the cause)") from error
+
+
+@contextlib.contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Start processes that never get SIGINT: Ctrl-C reaches the whole process group, and they must live on to drain.
+
+    The signal mask is inherited, so this thread blocks SIGINT meanwhile; another one takes it, so that Ctrl-C still
+    ends a long start.
+    """
+    resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and unblocks SIGINT then
+    started = threading.Event()
+    taker = threading.Thread(target=started.wait, name="hotspan-interrupts", daemon=True)
+    taker.start()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        started.set()
+        taker.join()
 
 
 def _first_line(error: BaseException) -> str:

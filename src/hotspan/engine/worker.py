@@ -1,5 +1,6 @@
 """The worker's half on CPU: copies blocks between the engine's KV cache and the slab, on a thread of its own."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from hotspan.engine.compat import (
     TransferResult,
 )
 from hotspan.tiers.slab import SharedSlab
+
+logger = logging.getLogger(__name__)
 
 Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
@@ -107,14 +110,21 @@ class HostWorker(OffloadingWorker):
                 if not self._todo:
                     return
                 job = self._todo.popleft()
-            started = time.perf_counter()
-            moved = self._copy(job)
-            result = TransferResult(job.job_id, True, moved, time.perf_counter() - started)
+            result = self._transfer(job)
             with self._wake:
                 self._pending.discard(job.job_id)
                 self._loading -= not job.is_store
                 self._finished.append(result)
                 self._wake.notify_all()
+
+    def _transfer(self, job: _Job) -> TransferResult:
+        started = time.perf_counter()
+        try:
+            moved = self._copy(job)
+        except Exception:  # a bug; the engine stops on a failed transfer, and would wait forever for a lost one
+            logger.exception("copy_failed job=%d", job.job_id)
+            return TransferResult(job.job_id, False)
+        return TransferResult(job.job_id, True, moved, time.perf_counter() - started)
 
     def _copy(self, job: _Job) -> int:
         moved = 0

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -40,6 +41,8 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause
             raise
+        finally:
+            gc.collect()  # the engine's client is in cycles, and says so loudly if Python's own end finds it
 
 
 async def _serve(options: ServeOptions, listener: socket.socket, own_options: tuple[str, ...]) -> None:
@@ -65,9 +68,9 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
                 ssl_certfile=arguments.ssl_certfile,
                 ssl_ca_certs=arguments.ssl_ca_certs,
                 ssl_cert_reqs=arguments.ssl_cert_reqs,
-            )
+            ),
+            lambda: _ready_line(options, time.monotonic() - started),
         )
-        print(_ready_line(options, time.monotonic() - started), flush=True)
         watch = asyncio.create_task(_watch(server, engine))
         try:
             await server.serve(sockets=[listener])
@@ -76,7 +79,16 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, where the first signal drains and the second one is not ours to stop."""
+    """uvicorn that says when it is ready, drains on the first signal and cuts off on the second."""
+
+    def __init__(self, config: uvicorn.Config, ready_line: Callable[[], str]) -> None:
+        super().__init__(config)
+        self._ready_line = ready_line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._ready_line(), flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,0 +1,96 @@
+"""A real server: `hotspan serve` as users start it, over a tiny model."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hotspan.demo.model import make_demo_model
+
+ENGINE = (
+    *("--dtype", "float32", "--block-size", "128", "--max-model-len", "4096", "--num-gpu-blocks-override", "64"),
+    *("--max-num-batched-tokens", "1024", "--gpu-memory-utilization", "0.2", "--enforce-eager"),
+)
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    model: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_ready(self, seconds: float = 120) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ready = [line for line in self.log.read_text().splitlines() if line.startswith("hotspan is ready")]
+            if ready:
+                return ready[0]
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            time.sleep(0.1)
+        raise AssertionError("not ready: " + self.log.read_text()[-3000:])
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(model: Path, log: Path, *options: str, ready: bool = True) -> Iterator[Server]:
+    """`hotspan serve` in a process group of its own, gone at the end whatever happens."""
+    port = free_port()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("VLLM_")}
+    environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    server = Server(process, port, log, str(model))
+    try:
+        if ready:
+            server.wait_until_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def refusal(*arguments: str, seconds: float = 60) -> tuple[int, str]:
+    """Exit status and last line of a `hotspan serve` that does not come up."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hotspan", "serve", *arguments], capture_output=True, text=True, timeout=seconds
+    )
+    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path

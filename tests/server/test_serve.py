@@ -1,0 +1,140 @@
+"""`hotspan serve`: OpenAI and SageMaker routes over a cache that outlives the server."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from hotspan.bench.prose import prose
+
+from .conftest import Server, serving
+
+pytestmark = pytest.mark.engine
+
+LONG = prose(1, 1500)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("serve")
+    disk = ("--ram-gib", "0.1", "--disk", str(directory / "kv"), "--disk-gib", "0.5")
+    with serving(tiny_model, directory / "log", *disk) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def get(url: str) -> tuple[int, str]:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.status, answer.read().decode()
+
+
+def test_openai_routes(client: openai.OpenAI, server: Server) -> None:
+    """A stock OpenAI client lists the model, completes, chats, and streams with usage at the end."""
+    assert [model.id for model in client.models.list()] == [server.model]
+    text = client.completions.create(model=server.model, prompt="A long time ago", max_tokens=5)
+    assert text.usage and text.usage.completion_tokens == 5
+    messages = [{"role": "user", "content": "hello"}]
+    chat = client.chat.completions.create(model=server.model, messages=messages, max_tokens=5)
+    assert chat.choices[0].finish_reason == "length"
+    stream = client.chat.completions.create(
+        model=server.model, messages=messages, max_tokens=5, stream=True, stream_options={"include_usage": True}
+    )
+    parts = list(stream)
+    assert sum(bool(part.choices) for part in parts) >= 5
+    assert parts[-1].usage and parts[-1].usage.completion_tokens == 5
+
+
+def test_sagemaker_routes(server: Server) -> None:
+    """/ping says that the engine lives, /invocations takes a chat."""
+    assert get(server.url + "/ping")[0] == 200
+    body = {"model": server.model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    request = urllib.request.Request(
+        server.url + "/invocations", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 3
+
+
+def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: Server) -> None:
+    """The second time, `cached_tokens` covers the prompt; /metrics counts hits, bytes and latencies by tier."""
+
+    def ask() -> int:
+        answer = client.completions.create(model=server.model, prompt=LONG, max_tokens=1)
+        assert answer.usage and answer.usage.prompt_tokens_details
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert ask() == 0
+    assert ask() > 1500
+    time.sleep(0.5)
+    text = get(server.url + "/metrics")[1]
+    for name in (
+        "hotspan_cache_lookup_tokens_total",
+        'hotspan_cache_hit_tokens_total{engine="0"',
+        "hotspan_cache_store_seconds_count",
+        "hotspan_cache_store_bytes_total",
+        "hotspan_cache_used_bytes",
+        'tier="ram"',
+        'tier="disk"',
+    ):
+        assert name in text
+
+
+def test_ready_line_comes_after_a_warm_load_path(server: Server) -> None:
+    """When the ready line is out, a load from the tiers has run already."""
+    assert "GiB of RAM" in server.wait_until_ready()
+    hits = [
+        line for line in get(server.url + "/metrics")[1].splitlines() if line.startswith("hotspan_cache_hit_tokens_t")
+    ]
+    assert sum(float(line.split()[-1]) for line in hits) >= 512
+
+
+def stream_tokens(server: Server, tokens: int, into: list[str], started: threading.Event) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(
+        model=server.model, prompt="once", max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+    for part in stream:
+        into.append(part.choices[0].finish_reason or "")
+        started.set()
+
+
+@pytest.mark.parametrize("how", ["terminate", "interrupt"])
+def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: str) -> None:
+    """SIGTERM, and Ctrl-C to the whole process group, let a stream end; a new server finds the text on disk."""
+    disk = ("--ram-gib", "0.1", "--disk", str(tmp_path / "kv"), "--disk-gib", "0.25")
+    shm = set(Path("/dev/shm").glob("hotspan-*"))
+    with serving(tiny_model, tmp_path / "log", *disk) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        first = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
+        finished: list[str] = []
+        started = threading.Event()
+        thread = threading.Thread(target=stream_tokens, args=(server, 400, finished, started))
+        thread.start()
+        assert started.wait(30)
+        if how == "terminate":
+            server.process.send_signal(signal.SIGTERM)
+        else:
+            os.killpg(server.process.pid, signal.SIGINT)
+        thread.join(60)
+        assert len(finished) >= 100 and finished[-1] == "length"
+        assert server.process.wait(60) == 0
+    assert set(Path("/dev/shm").glob("hotspan-*")) <= shm
+    if how == "interrupt":
+        return
+    with serving(tiny_model, tmp_path / "log2", *disk) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        again = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
+        assert again.usage and again.usage.prompt_tokens_details
+        assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 1500
+        assert again.choices[0].text == first.choices[0].text
