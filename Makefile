@@ -66,7 +66,7 @@ install-gpu:
 	@$(PIP) install -e ".[gpu,dev]" $(BRIEFLY)
 
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
-	@$(BIN)/hotspan demo
+	@$(BIN)/hotspan demo --output demo-output
 
 lint: install  ## Check style, types and layers
 	$(SAY) "ruff"

@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from openai_server import Behaviour, OpenAIServer
 
+from hotspan.bench import runner
+
 StartServer = Callable[..., OpenAIServer]
 
 
@@ -22,3 +24,9 @@ def serve() -> Iterator[StartServer]:
             return stack.enter_context(OpenAIServer(Behaviour(**behaviour)))
 
         yield start
+
+
+@pytest.fixture(autouse=True)
+def prompt_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in's counters are up to date at once: nothing has to be waited for."""
+    monkeypatch.setattr(runner, "_SETTLE_S", 0.0)

@@ -6,6 +6,7 @@ from hotspan.bench.records import BenchResult, CacheUse, RequestRecord, RoundNam
 from hotspan.bench.summary import summarize
 
 PROMPT_TOKENS = 4100
+CHECK_TTFT_S = 77.7
 
 
 def fabricated_round(
@@ -38,16 +39,21 @@ def fabricated_round(
     return RoundResult(name, summarize(records, now + 1.5, 20 * ttft_s, use), tuple(records))
 
 
-def fabricated_result(ttft_s: float, hit_rates: dict[str, float], *, answers: str = "answer") -> BenchResult:
-    """Three rounds, the last of which hits at `hit_rates`."""
+def fabricated_result(
+    ttft_s: float, hit_rates: dict[str, float], *, answers: str = "answer", warm_up_s: float = 4.0, check: str = ""
+) -> BenchResult:
+    """Three rounds, the last of which hits at `hit_rates`; a fourth if `check` says what it answers."""
     cold = dict.fromkeys(hit_rates, 0.0)
+    rounds = [
+        fabricated_round(RoundName.PRE_WARM_UP, 4, 0.2, cold),
+        fabricated_round(RoundName.WARM_UP, 8, warm_up_s, cold),
+        fabricated_round(RoundName.QUERY, 16, ttft_s, hit_rates, answers=answers),
+    ]
+    if check:
+        rounds.append(fabricated_round(RoundName.CHECK, 16, CHECK_TTFT_S, hit_rates, answers=check))
     return BenchResult(
         config={"workload": "long-doc-qa", "model": "small", "seed": 42},
-        rounds=(
-            fabricated_round(RoundName.PRE_WARM_UP, 4, 0.2, cold),
-            fabricated_round(RoundName.WARM_UP, 8, 4.0, cold),
-            fabricated_round(RoundName.QUERY, 16, ttft_s, hit_rates, answers=answers),
-        ),
+        rounds=tuple(rounds),
         started_at="2026-01-01T10:00:00+00:00",
         command="hotspan bench engine",
         machine={"CPU": "A processor", "Cores": "2 usable of 2"},

@@ -1,10 +1,11 @@
+import asyncio
 import subprocess
 import sys
 import time
 
 import pytest
 
-from hotspan.bench.cpu import ProcessTreeCpu
+from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
 
 BURN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\n"
 PARENT = """
@@ -39,3 +40,35 @@ def test_a_tree_whose_root_has_ended_is_unknown() -> None:
     assert cpu.seconds() is not None
     process.communicate(b"\n")
     assert cpu.seconds() is None
+
+
+def settled(readings: list[float | None]) -> tuple[float | None, float]:
+    """What `settled_seconds` says of these readings, the last of which repeats, and how long it waited."""
+    waited = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+
+    def seconds() -> float | None:
+        return readings.pop(0) if len(readings) > 1 else readings[0]
+
+    return asyncio.run(settled_seconds(seconds, sleep)), waited
+
+
+def test_cpu_time_is_read_once_it_has_come_to_rest() -> None:
+    """The figure has what was used in the background until a window of 0.3 s with less than 5 % of a core."""
+    assert settled([10.0]) == (10.0, pytest.approx(0.3))
+    assert settled([10.0, 10.01]) == (10.01, pytest.approx(0.3)), "a tick of the clock is rest"
+    assert settled([10.0, 10.3, 10.5, 10.51, 99.0]) == (10.51, pytest.approx(0.9))
+
+
+def test_a_server_that_never_rests_is_waited_for_3_s() -> None:
+    """A server that keeps computing gets the figure of the last of ten windows."""
+    assert settled([float(i) for i in range(50)]) == (10.0, pytest.approx(3.0))
+
+
+def test_a_server_that_ends_meanwhile_has_no_figure() -> None:
+    """A process that is gone while it is waited for has no CPU time, rather than a wrong one."""
+    assert settled([10.0, None])[0] is None
+    assert settled([None])[0] is None

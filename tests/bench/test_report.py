@@ -5,16 +5,16 @@ import pytest
 from fabricated import fabricated_result
 from plotly.offline import get_plotlyjs
 
-from hotspan.bench.compare import TIMES, AnswerMatch, match_answers, speed_up
-from hotspan.bench.report import NamedRun, ReportContext, write_report
+from hotspan.bench.compare import TIMES, NamedRun, speed_up
+from hotspan.bench.report import ReportContext, write_report
 from hotspan.core.errors import ConfigError
 
 
 def three_runs() -> list[NamedRun]:
     return [
-        NamedRun("none", "no hotspan", fabricated_result(8.0, {"gpu": 0.06}, answers="cold"), "serve --no-cache"),
-        NamedRun("ram", "RAM <big>", fabricated_result(1.0, {"gpu": 0.1, "ram": 0.87}), "serve --ram-gib 2"),
-        NamedRun("bound", "bound", fabricated_result(0.8, {"gpu": 0.97}), "serve --pool big"),
+        NamedRun("none", "no hotspan", (fabricated_result(8.0, {"gpu": 0.06}, answers="cold"),), "serve --no-cache"),
+        NamedRun("ram", "RAM <big>", (fabricated_result(1.0, {"gpu": 0.1, "ram": 0.87}),), "serve --ram-gib 2"),
+        NamedRun("bound", "bound", (fabricated_result(0.8, {"gpu": 0.97}),), "serve --pool big"),
     ]
 
 
@@ -28,7 +28,7 @@ def page_of(path: Path, runs: list[NamedRun], context: ReportContext) -> str:
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
     """The page holds plotly.js once and names no address that a browser would load."""
-    page = page_of(tmp_path / "r.html", three_runs(), ReportContext(answer_references=("bound", "none")))
+    page = page_of(tmp_path / "r.html", three_runs(), ReportContext(answer_reference="bound"))
     assert not re.search(r"https?://", page)
     assert not re.search(r"<link[^>]+stylesheet|<script[^>]+src|<img|@import|url\(", page)
     assert page.count("Plotly.newPlot(") == 4
@@ -37,11 +37,12 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 def test_the_page_has_the_figures(tmp_path: Path) -> None:
     """Speed-ups, hit rates, CPU-seconds, identical answers, machine and commands are in the page as measured."""
     runs = three_runs()
-    context = ReportContext(command="hotspan demo", headline="ram", answer_references=("bound", "none"))
+    context = ReportContext(command="hotspan demo", headline="ram", bound="bound", answer_reference="bound")
     page = page_of(tmp_path / "r.html", runs, context)
-    faster = speed_up(runs[1].result, runs[0].result)
+    faster = speed_up(runs[1], runs[0])
     assert faster.ttft is not None and faster.total is not None
-    for figure in (f"{faster.ttft:.2f}{TIMES}", f"{faster.total:.2f}{TIMES}", "87.0%", "16 of 16", "0 of 16", "160.0"):
+    figures = (f"{faster.ttft.median:.2f}{TIMES}", f"{faster.total.median:.2f}{TIMES}", "87.0%", "160.0")
+    for figure in (*figures, "16 of 16", "0 of 16", "query, against bound", f"1.25{TIMES}", f"10.00{TIMES}"):
         assert figure in page, figure
     for text in ("A processor", "hotspan demo", "serve --ram-gib 2", "Long {texts} &amp; more", "RAM &lt;big&gt;"):
         assert text in page, text
@@ -50,8 +51,8 @@ def test_the_page_has_the_figures(tmp_path: Path) -> None:
 
 def test_one_run_without_counters_makes_a_page(tmp_path: Path) -> None:
     """A run alone, with no hit rates by tier, makes a page without empty tables."""
-    page = page_of(tmp_path / "r.html", [NamedRun("run", "run", fabricated_result(1.0, {}))], ReportContext())
-    assert "Speed-up" not in page and "Same answers" not in page
+    page = page_of(tmp_path / "r.html", [NamedRun("run", "run", (fabricated_result(1.0, {}),))], ReportContext())
+    assert "Speed-up" not in page and "Same answers" not in page and "Ratio" not in page
 
 
 def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -62,9 +63,35 @@ def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path / "r.html", "t", [], ReportContext())
 
 
-def test_answers_match_by_request() -> None:
-    """Answers are compared request by request, and only those that both runs answered."""
-    cold, ram, bound = (run.result for run in three_runs())
-    assert match_answers(ram, bound) == AnswerMatch(16, 16)
-    assert match_answers(ram, cold) == AnswerMatch(0, 16)
-    assert str(AnswerMatch(0, 0)) == "-" and not AnswerMatch(0, 0).all_same
+def test_answers_are_those_that_were_asked_one_at_a_time(tmp_path: Path) -> None:
+    """With check rounds the page compares those, says why, and has their times in no latency or CPU table."""
+    checked = [
+        NamedRun("none", "no hotspan", (fabricated_result(8.0, {"gpu": 0.06}, answers="cold"),)),
+        NamedRun("ram", "RAM", (fabricated_result(1.0, {"ram": 0.9}, answers="batched", check="alone"),)),
+        NamedRun("bound", "bound", (fabricated_result(0.8, {"gpu": 0.9}, check="alone"),)),
+    ]
+    context = ReportContext(answer_reference="bound", answer_label="as the engine's own hit", answer_note="They < say")
+    page = page_of(tmp_path / "r.html", checked, context)
+    tables, folded = page.split("Every round in figures")
+    assert "16 of 16" in tables and "0 of 16" not in tables and "They &lt; say" in tables
+    assert "check" not in re.sub(r"<script.*?</script>", "", tables, flags=re.DOTALL) and "check" in folded
+
+
+def test_repetitions_are_medians_with_their_range(tmp_path: Path) -> None:
+    """A run that was repeated shows medians; the range is what a pointer over one shows."""
+    runs = [
+        NamedRun("none", "none", tuple(fabricated_result(8.0, {}, warm_up_s=s) for s in (1.0, 2.0, 6.0))),
+        NamedRun("ram", "RAM", tuple(fabricated_result(1.0, {}, warm_up_s=s) for s in (2.0, 3.0, 6.0))),
+    ]
+    page = page_of(tmp_path / "r.html", runs, ReportContext())
+    assert '<span title="20.0 to 120.0">40.0</span>' in page
+    assert f'<span title="1.00{TIMES} to 2.00{TIMES}">1.50{TIMES}</span>' in page
+    assert "Medians of 3 repetitions" in page
+    assert page.count("<td>warm-up</td>") == 6
+
+
+def test_a_tier_that_gave_nothing_is_no_tier(tmp_path: Path) -> None:
+    """What every engine calls external is shown only where something came from it."""
+    for rate, shown in ((0.0, False), (0.4, True)):
+        runs = [NamedRun("run", "run", (fabricated_result(1.0, {"gpu": 0.1, "external": rate}),))]
+        assert ("outside the engine" in page_of(tmp_path / "r.html", runs, ReportContext())) is shown

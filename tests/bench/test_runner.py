@@ -173,6 +173,27 @@ def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
         run_rounds(small(serve(), engine_pid=2**22 + 1))
 
 
+def test_background_work_belongs_to_the_round_that_caused_it(serve: StartServer) -> None:
+    """CPU time used after the last answer of a round is in that round's figure, and in no round's elapsed time."""
+    result = run_rounds(small(serve(writes_s=0.2), engine_pid=os.getpid()))
+    by_name = {r.name: r.summary for r in result.rounds}
+    assert (by_name[RoundName.WARM_UP].cpu_s or 0) >= 3 * 0.2
+    assert (by_name[RoundName.QUERY].cpu_s or 9) < 0.2
+    last = result.rounds[1].records[-1]
+    assert by_name[RoundName.WARM_UP].elapsed_s < last.finish_time - result.rounds[1].records[0].submit_time + 0.1
+
+
+def test_the_check_round_asks_the_same_one_at_a_time(serve: StartServer) -> None:
+    """The check round sends the query round's requests in their order, each after the answer to the one before it."""
+    server = serve(first_token_s=0.02)
+    result = run_rounds(small(server, in_flight=3, rounds=(RoundName.QUERY, RoundName.CHECK)))
+    check = result.round(RoundName.CHECK)
+    assert check is not None
+    assert [r.request_id for r in check.records] == [r.request_id for r in result.query.records]
+    assert server.served.contents[:6] == server.served.contents[6:]
+    assert all(a.finish_time <= b.submit_time for a, b in zip(check.records, check.records[1:], strict=False))
+
+
 def test_an_absent_server_is_a_clear_error() -> None:
     """A server that isn't there is a ConfigError about --engine-url, not a run of failures."""
     with socket.socket() as probe:

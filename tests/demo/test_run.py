@@ -1,14 +1,20 @@
+import inspect
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from hotspan.bench.records import RoundName
+from hotspan.bench import cpu
+from hotspan.bench.records import TIMED_ROUNDS, RoundName
+from hotspan.cli.demo import demo as demo_command
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo import run as demo_run
 from hotspan.demo.plan import BLOCK_TOKENS, MODE_NAMES, DemoSizes, choose_modes, plan_modes
+from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.run import DemoRequest, run_demo
 from hotspan.demo.server import ServerProcess, free_port, serve_command
 
@@ -35,7 +41,8 @@ def test_sizes_make_each_mode_mean_what_it_says() -> None:
     assert in_flight_gib < value_of(disk.arguments, "--ram-gib") < documents_gib
     assert value_of(disk.arguments, "--disk-gib") > documents_gib
     assert restart.arguments == disk.arguments
-    assert restart.rounds == (RoundName.PRE_WARM_UP, RoundName.QUERY)
+    assert restart.rounds == (RoundName.PRE_WARM_UP, RoundName.QUERY, RoundName.CHECK)
+    assert none.rounds == TIMED_ROUNDS and ram.rounds == disk.rounds == bound.rounds == tuple(RoundName)
     assert bound.pool_blocks * BLOCK_TOKENS >= sizes.documents * sizes.request_tokens
     assert bound.arguments == none.arguments == ("--no-cache",)
 
@@ -57,29 +64,106 @@ def fake_serve(model: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo starts the stand-in instead of the engine."""
-    monkeypatch.setattr(demo_run, "serve_command", fake_serve)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The demo starts the stand-in, which is quiet at once, instead of the engine; the servers' arguments so far."""
+    servers: list[tuple[str, ...]] = []
+
+    def serve(model: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        servers.append(arguments)
+        return fake_serve(model, arguments)
+
+    monkeypatch.setattr(demo_run, "serve_command", serve)
+    monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
+    return servers
 
 
-def test_the_demo_runs_all_modes_and_shows_them(fake: None, tmp_path: Path) -> None:
-    """Five servers are started with equal threads and stopped in order; table, report and JSON name every mode."""
-    console = Console(record=True, width=160)
-    request = DemoRequest(output=tmp_path, sizes=SMALL, threads=1, model_size="tiny")
-    runs = run_demo(request, console)
+def run_small(output: Path, console: Console, **more: Any) -> DemoResult:
+    return run_demo(DemoRequest(output=output, sizes=SMALL, threads=1, model_size="tiny", **more), console)
+
+
+def test_the_demo_runs_all_modes_and_shows_them(started: list[tuple[str, ...]], tmp_path: Path) -> None:
+    """Five servers are started with equal threads and stopped in order; tables, report and JSON name every mode."""
+    console = Console(record=True, width=80)
+    runs = run_small(tmp_path, console).runs
     assert tuple(run.name for run in runs) == MODE_NAMES
     logs = [(tmp_path / f"server-{name}.log").read_text() for name in MODE_NAMES]
     assert all("stopped in order" in log for log in logs)
     assert len({line for log in logs for line in log.splitlines() if line.startswith("threads")}) == 1
-    assert [len(run.result.rounds) for run in runs] == [3, 3, 3, 2, 3]
-    saved = json.loads((tmp_path / "demo.json").read_text())
-    assert [mode["name"] for mode in saved["modes"]] == list(MODE_NAMES)
-    assert saved["modes"][1]["same_answers"]["bound"] == {"same": 6, "compared": 6}
+    assert [len(run.results[0].rounds) for run in runs] == [3, 4, 4, 3, 4]
+    saved = {mode["name"]: mode for mode in json.loads((tmp_path / "demo.json").read_text())["modes"]}
+    assert list(saved) == list(MODE_NAMES)
+    matches = [saved[name]["same_answers"] for name in MODE_NAMES]
+    assert matches == [None, *[{"as": "bound", "same": 6, "compared": 6}] * 3, None]
     shown = console.export_text()
-    assert all(run.title in shown for run in runs) and "6 of 6" in shown
-    assert all(run.title in (tmp_path / "report.html").read_text() for run in runs)
+    assert all(run.title in shown for run in runs) and shown.count("6 of 6") == 3
+    report = (tmp_path / "report.html").read_text()
+    assert all(run.title in report for run in runs) and "near-ties" in report
     assert not list(tmp_path.glob("kv-*")), "the disk mode's directory is gone"
-    assert all(run.result.query.summary.cpu_s is not None for run in runs)
+    assert all(result.query.summary.cpu_s is not None for run in runs for result in run.results)
+
+
+def test_repetitions_are_interleaved_and_start_afresh(started: list[tuple[str, ...]], tmp_path: Path) -> None:
+    """All modes are played before any is played again, each time over an empty disk; every run is in every file."""
+    results = tmp_path / "deep" / "figures.json"
+    console = Console(record=True, width=100)
+    names = ("none", "disk", "bound")
+    done = run_small(tmp_path, console, mode_names=names, repetitions=2, results=results)
+    disks = [a[a.index("--disk") + 1] if "--disk" in a else "" for a in started]
+    assert [bool(disk) for disk in disks] == [False, True, False] * 2
+    assert disks[1] != disks[4]
+    assert all(len(run.results) == 2 for run in done.runs)
+    assert sorted(path.name for path in tmp_path.glob("server-*")) == sorted(
+        f"server-{name}-{i}.log" for name in names for i in (1, 2)
+    )
+    assert "Medians of 2 repetitions" in console.export_text()
+    disk = json.loads((tmp_path / "demo.json").read_text())["modes"][1]
+    assert len(disk["results"]) == 2
+    assert disk["same_answers"] == {"as": "bound", "same": 12, "compared": 12}
+    ttft = [result.query.summary.ttft_s for result in done.runs[1].results]
+    low, high = sorted(quantiles.mean for quantiles in ttft if quantiles)
+    of_disk = disk["rounds"]["query"]["ttft_s"]["mean"]
+    assert of_disk == {"median": pytest.approx((low + high) / 2), "min": low, "max": high}
+
+
+def test_the_figures_alone_name_no_text_and_no_path(started: list[tuple[str, ...]], tmp_path: Path) -> None:
+    """The compact file has machine, sizes, summaries, medians and ratios, and no request, answer, port or path."""
+    results = tmp_path / "figures.json"
+    run_small(tmp_path, Console(quiet=True), mode_names=("none", "ram", "disk", "bound"), results=results)
+    text = results.read_text()
+    assert not any(
+        word in text for word in ('"records"', '"answer"', str(tmp_path), sys.executable, "--port", "doc0_q0")
+    )
+    found = json.loads(text)
+    assert {"command", "sizes", "threads", "machine", "commit", "repetitions", "started_at"} <= set(found)
+    none, ram, disk, bound = found["modes"]
+    assert "--disk DIRECTORY" in disk["serve"] and none["serve"].startswith("hotspan serve MODEL")
+    assert list(ram["repetitions"][0]) == [name.value for name in RoundName]
+    assert ram["repetitions"][0]["query"]["requests"] == 6
+    for mode, ratio, to in ((none, "warm_up_cpu_ratio", "none"), (bound, "query_cpu_ratio", "bound")):
+        assert mode[ratio]["to"] == to
+        assert mode[ratio]["value"] in ({"median": 1, "min": 1, "max": 1}, None)
+    assert ram["speed_up"]["over"] == "none"
+    assert ram["speed_up"]["ttft"]["min"] == ram["speed_up"]["ttft"]["max"] > 0
+
+
+def test_compact_json_is_json() -> None:
+    """The compact form reads back as the same value to six digits, with one line for an object of plain values."""
+    value = {"a": {"b": 1.23456789, "c": None, "d": 1e-9}, "e": [{"f": "x\n"}, []], "g": {}, "h": True, "i": [1, 2]}
+    text = compact_text(value)
+    assert json.loads(text) == value | {"a": {"b": 1.23457, "c": None, "d": 1e-9}}
+    assert ' "a": {"b": 1.23457, "c": null, "d": 1e-09},' in text.splitlines()
+
+
+def test_no_repetition_is_refused(tmp_path: Path) -> None:
+    """A demo of no repetition is an error that names the flag."""
+    with pytest.raises(ConfigError, match="--repetitions"):
+        DemoRequest(output=tmp_path, sizes=SMALL, threads=1, repetitions=0)
+
+
+def test_the_flags_have_the_sizes_defaults() -> None:
+    """What `hotspan demo` takes where no size is given is what `DemoSizes` takes."""
+    flags = inspect.signature(demo_command).parameters
+    assert {f.name: flags[f.name].default for f in fields(DemoSizes)} == {f.name: f.default for f in fields(DemoSizes)}
 
 
 def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:

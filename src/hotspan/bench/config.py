@@ -5,14 +5,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from hotspan.bench.records import RoundName
+from hotspan.bench.records import TIMED_ROUNDS, RoundName
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions, option
 from hotspan.core.errors import ConfigError
-
-ALL_ROUNDS: Final = tuple(RoundName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class BenchConfig:
     no_warmup: bool = option(False, "Only the query round.")
     engine_pid: int = option(0, "Process id of a local server: its CPU-seconds are measured, children included.")
     request_timeout: float = option(1800.0, "Seconds without a byte after which a request counts as failed.")
-    rounds: tuple[RoundName, ...] = ALL_ROUNDS
+    rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

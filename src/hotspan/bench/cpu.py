@@ -1,5 +1,9 @@
 """CPU-seconds of a process and all its descendants."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 import psutil
 
 from hotspan.core.errors import ConfigError
@@ -29,6 +33,30 @@ class ProcessTreeCpu:
                 if not self._root.is_running():
                     return None
         return None
+
+
+_WINDOW_S: Final = 0.3
+_WINDOWS: Final = 10
+_IDLE_CORES: Final = 0.05
+
+
+async def settled_seconds(
+    seconds: Callable[[], float | None], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> float | None:
+    """The CPU-seconds so far, read once what the processes do in the background has come to rest.
+
+    Rest is less than 5 % of a core over 0.3 s; after 3 s it is read regardless. None as soon as `seconds` says None.
+    """
+    before = seconds()
+    for _ in range(_WINDOWS):
+        await sleep(_WINDOW_S)
+        now = seconds()
+        if before is None or now is None:
+            return None
+        if now - before < _IDLE_CORES * _WINDOW_S:
+            return now
+        before = now
+    return before
 
 
 def _own_and_reaped_s(process: psutil.Process) -> float:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from hotspan.core.errors import ConfigError
 
@@ -18,11 +18,21 @@ SCHEMA_VERSION = 1
 
 
 class RoundName(StrEnum):
-    """The three rounds, in their order."""
+    """The rounds, in their order.
+
+    `CHECK` asks the questions of the query round again, one at a time. Requests that run together are computed in
+    batches of other shapes, whose sums round otherwise; alone, equal hits compute equal shapes, so that their answers
+    must be equal too. It is played for its answers, not for its times, and only where it is asked for.
+    """
 
     PRE_WARM_UP = "pre-warm-up"
     WARM_UP = "warm-up"
     QUERY = "query"
+    CHECK = "check"
+
+
+TIMED_ROUNDS: Final = (RoundName.PRE_WARM_UP, RoundName.WARM_UP, RoundName.QUERY)
+"""The rounds whose latencies are reported, which are also those that a benchmark plays by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,10 @@ class RoundSummary:
             return None
         return self.cached_tokens / self.prompt_tokens
 
+    def to_json(self) -> dict[str, Any]:
+        """The figures as JSON, the derived ones included."""
+        return asdict(self) | {"hit_rates": self.hit_rates, "cached_rate": self.cached_rate}
+
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
@@ -168,7 +182,7 @@ class BenchResult:
         rounds = [
             {
                 "name": r.name.value,
-                "summary": asdict(r.summary) | {"hit_rates": r.summary.hit_rates, "cached_rate": r.summary.cached_rate},
+                "summary": r.summary.to_json(),
                 "records": [_record_to_json(record) for record in r.records],
             }
             for r in self.rounds

@@ -10,27 +10,44 @@ from plotly.offline import get_plotlyjs
 
 from hotspan.bench import report_figures as figures
 from hotspan.bench import report_tables as tables
-from hotspan.bench.compare import TIMES, NamedRun, match_answers, speed_up
-from hotspan.bench.records import BenchResult
+from hotspan.bench.compare import (
+    TIMES,
+    NamedRun,
+    Spread,
+    answers_as,
+    cpu_s,
+    hit_rate,
+    over_repetitions,
+    ratio,
+    speed_up,
+    total_s,
+    ttft_s,
+)
+from hotspan.bench.records import BenchResult, RoundName
 from hotspan.bench.report_style import STYLE
 from hotspan.bench.terminal import failures, tiers_of
 from hotspan.core.errors import ConfigError
-
-__all__ = ["NamedRun", "ReportContext", "write_report"]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
     """What a report says besides the runs' figures.
 
-    The first run is what the others are compared with. `headline` is the run the cards are about (default: the second,
-    or the only one), `answer_references` the runs whose answers all runs' answers are compared with.
+    The first run is what the others are compared with.
+
+    headline:         name of the run the cards are about (default: the second, or the only one).
+    bound:            name of the run that the CPU time of the query round is compared with (default: the first).
+    answer_reference: name of the run whose answers all answers are compared with; `answer_label` heads that column,
+                      and `answer_note` says what the comparison is worth.
     """
 
     lead: str = ""
     command: str = ""
     headline: str = ""
-    answer_references: tuple[str, ...] = ()
+    bound: str = ""
+    answer_reference: str = ""
+    answer_label: str = ""
+    answer_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +68,24 @@ def write_report(path: Path, title: str, runs: Sequence[NamedRun], context: Repo
     if not runs:
         raise ConfigError("a report needs at least one result")
     names = {run.name for run in runs}
-    for name in (*context.answer_references, *([context.headline] if context.headline else [])):
-        if name not in names:
+    for name in (context.headline, context.bound, context.answer_reference):
+        if name and name not in names:
             raise ConfigError(f"the report has no run {name!r}; it has {', '.join(sorted(names))}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_page(title, runs, context), encoding="utf-8")
 
 
 def _page(title: str, runs: Sequence[NamedRun], context: ReportContext) -> str:
+    reference = _named(runs, context.answer_reference)
+    label = context.answer_label or (f"as {reference.title}" if reference else "")
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(context.lead or _lead(runs[0].result))}</p>',
+        f'<p class="lead">{escape(context.lead or _lead(runs[0].results[0]))}</p>',
         _alarms(runs),
         '<div class="cards">' + "".join(_card(card) for card in cards(runs, context)) + "</div>",
         tables.latency_section(runs),
-        tables.cache_section(runs, context.answer_references),
+        tables.cpu_section(runs, _named(runs, context.bound)),
+        tables.cache_section(runs, reference, label, context.answer_note),
         *_plots(runs),
         tables.rounds_section(runs),
         tables.environment_section(runs, context.command),
@@ -80,6 +100,10 @@ def _page(title: str, runs: Sequence[NamedRun], context: ReportContext) -> str:
     )
 
 
+def _named(runs: Sequence[NamedRun], name: str) -> NamedRun | None:
+    return next((run for run in runs if run.name == name), None)
+
+
 def _lead(result: BenchResult) -> str:
     config = result.config
     return (
@@ -92,50 +116,58 @@ def cards(runs: Sequence[NamedRun], context: ReportContext) -> list[Card]:
     """The headline figures: a comparison with the first run where there is one."""
     if len(runs) == 1:
         return _single_cards(runs[0])
-    first = runs[0]
-    headline = next((run for run in runs if run.name == context.headline), runs[1])
-    ours, theirs = headline.result.query.summary, first.result.query.summary
-    faster = speed_up(headline.result, first.result)
-    against = f"{headline.title} against {first.title}"
-    found = []
-    if faster.ttft and ours.ttft_s and theirs.ttft_s:
-        detail = f"{theirs.ttft_s.mean:.3f} s to {ours.ttft_s.mean:.3f} s on average, {against}"
-        found.append(Card("Time to first token", *_factor(faster.ttft, detail)))
-    if faster.total:
-        detail = f"{theirs.elapsed_s:.2f} s to {ours.elapsed_s:.2f} s for the query round"
-        found.append(Card("Total latency", *_factor(faster.total, detail)))
+    headline = _named(runs, context.headline) or runs[1]
+    found = _speed_up_cards(headline, runs[0])
     found += _hit_card(headline)
-    if ours.cpu_s is not None and theirs.cpu_s:
-        detail = f"{theirs.cpu_s:.0f} to {ours.cpu_s:.0f} CPU-seconds in the query round"
-        found.append(Card("CPU time", f"{ours.cpu_s / theirs.cpu_s - 1:+.0%}".replace("-", "\N{MINUS SIGN}"), detail))
-    for name in context.answer_references[:1]:
-        reference = next(run for run in runs if run.name == name)
-        match = match_answers(headline.result, reference.result)
-        found.append(Card("Identical answers", str(match), f"{headline.title}, byte for byte as {reference.title}"))
+    found += _cpu_card(headline, runs[0], _named(runs, context.bound))
+    reference = _named(runs, context.answer_reference)
+    match = answers_as(headline, reference) if reference else None
+    if reference and match:
+        title = context.answer_label or f"as {reference.title}"
+        found.append(Card("Same answers", str(match), f"{headline.title}, byte for byte {title}"))
     return found
 
 
-def _factor(speed_up: float, detail: str) -> tuple[str, str, str]:
-    """Figure, detail and unit of a card about a speed-up."""
-    faster = speed_up >= 1
-    return f"{speed_up if faster else 1 / speed_up:.2f}{TIMES}", detail, "faster" if faster else "slower"
+def _speed_up_cards(run: NamedRun, first: NamedRun) -> list[Card]:
+    faster = speed_up(run, first)
+    found = []
+    for label, factor, figure, what in (
+        ("Time to first token", faster.ttft, ttft_s(RoundName.QUERY), f"on average, {run.title} against {first.title}"),
+        ("Total latency", faster.total, total_s(RoundName.QUERY), "for the query round"),
+    ):
+        ours, theirs = over_repetitions(run, figure), over_repetitions(first, figure)
+        if factor and factor.median and ours and theirs:
+            times = factor.median if factor.median >= 1 else 1 / factor.median
+            detail = f"{_seconds(theirs)} to {_seconds(ours)} {what}"
+            found.append(Card(label, f"{times:.1f}{TIMES}", detail, "faster" if factor.median >= 1 else "slower"))
+    return found
+
+
+def _cpu_card(run: NamedRun, first: NamedRun, bound: NamedRun | None) -> list[Card]:
+    less = ratio(first, run, cpu_s(RoundName.QUERY))
+    ours, theirs = over_repetitions(run, cpu_s(RoundName.QUERY)), over_repetitions(first, cpu_s(RoundName.QUERY))
+    if not (less and less.median and ours and theirs):
+        return []
+    detail = f"{theirs.median:.1f} to {ours.median:.1f} CPU-seconds for the query round"
+    over = ratio(run, bound, cpu_s(RoundName.QUERY)) if bound else None
+    detail += f"; {over.median:.2f}{TIMES} the {bound.title}" if over and bound else ""
+    times = less.median if less.median >= 1 else 1 / less.median
+    return [Card("CPU time", f"{times:.1f}{TIMES}", detail, "less" if less.median >= 1 else "more")]
+
+
+def _seconds(value: Spread) -> str:
+    return f"{value.median:.3f} s" if value.median < 1 else f"{value.median:.2f} s"
 
 
 def _single_cards(run: NamedRun) -> list[Card]:
-    summary = run.result.query.summary
+    summary = run.results[0].query.summary
     found = []
     if summary.ttft_s:
         detail = f"mean; p50 {summary.ttft_s.p50:.3f} s, p99 {summary.ttft_s.p99:.3f} s"
         found.append(Card("Time to first token", f"{summary.ttft_s.mean:.3f}", detail, "s"))
     found.append(Card("Total latency", f"{summary.elapsed_s:.2f}", f"{summary.requests} requests, query round", "s"))
-    found.append(
-        Card(
-            "Throughput",
-            f"{summary.input_throughput:,.0f}",
-            f"and {summary.output_throughput:,.1f} tok/s out",
-            "tok/s in",
-        )
-    )
+    speeds = f"and {summary.output_throughput:,.1f} tok/s out"
+    found.append(Card("Throughput", f"{summary.input_throughput:,.0f}", speeds, "tok/s in"))
     found += _hit_card(run)
     if summary.cpu_s is not None:
         found.append(Card("CPU time", f"{summary.cpu_s:.1f}", "of the server's processes, query round", "s"))
@@ -143,14 +175,13 @@ def _single_cards(run: NamedRun) -> list[Card]:
 
 
 def _hit_card(run: NamedRun) -> list[Card]:
-    summary = run.result.query.summary
-    rates = summary.hit_rates
-    if rates:
-        parts = [f"{figures.TIER_TITLES.get(t, t)} {rates[t]:.1%}" for t in tiers_of([run.result.query]) if t in rates]
-        return [Card("Tokens not recomputed", f"{min(1.0, sum(rates.values())):.1%}", ", ".join(parts))]
-    if summary.cached_rate is not None:
-        return [Card("Tokens not recomputed", f"{summary.cached_rate:.1%}", "as the server's usage says")]
-    return []
+    rates = {t: over_repetitions(run, hit_rate(t)) for t in tiers_of(result.query for result in run.results)}
+    known = {figures.TIER_TITLES.get(tier, tier): rate.median for tier, rate in rates.items() if rate}
+    if known:
+        detail = ", ".join(f"{title} {rate:.1%}" for title, rate in known.items())
+        return [Card("Tokens not recomputed", f"{min(1.0, sum(known.values())):.1%}", detail)]
+    cached = over_repetitions(run, lambda result: result.query.summary.cached_rate)
+    return [Card("Tokens not recomputed", f"{cached.median:.1%}", "as the server's usage says")] if cached else []
 
 
 def _card(card: Card) -> str:
@@ -164,34 +195,33 @@ def _card(card: Card) -> str:
 def _alarms(runs: Sequence[NamedRun]) -> str:
     lines = []
     for run in runs:
-        if run.result.failed:
-            first = escape("; ".join(failures(run.result.rounds, limit=2)))
-            lines.append(f"<strong>{escape(run.title)}: {run.result.failed} failed requests.</strong> {first}")
+        if run.failed:
+            first = escape("; ".join(failures((r for result in run.results for r in result.rounds), limit=2)))
+            lines.append(f"<strong>{escape(run.title)}: {run.failed} failed requests.</strong> {first}")
     return '<div class="alarm">' + "<br>".join(lines) + "</div>" if lines else ""
 
 
 def _plots(runs: Sequence[NamedRun]) -> list[str]:
-    titled = [(run.title, run.result) for run in runs]
     sections = [
         _plot(
             "Time to first token, by request",
             "Query round. The box spans the quartiles; each point is a request.",
-            figures.ttft_distribution(titled),
+            figures.ttft_distribution(runs),
         ),
         _plot(
             "Time to first token, in order of dispatch",
             "Query round. Click a name to hide it, double-click to see it alone.",
-            figures.ttft_over_order(titled),
+            figures.ttft_over_order(runs),
         ),
         _plot(
             "Where the prompt tokens came from",
             "Query round. What is grey was computed by the engine.",
-            figures.hit_rate_by_tier(titled),
+            figures.hit_rate_by_tier(runs),
         ),
         _plot(
             "CPU-seconds by round",
             "User and system time of the server and all its processes.",
-            figures.cpu_by_round(titled),
+            figures.cpu_by_round(runs),
         ),
     ]
     return [section for section in sections if section]

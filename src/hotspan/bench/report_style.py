@@ -11,8 +11,8 @@ body { margin: 0; background: var(--back); color: var(--ink); line-height: 1.5;
 main { max-width: 1180px; margin: 0 auto; padding: 36px 24px 64px; }
 h1 { font-size: 28px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
 h2 { font-size: 18px; margin: 0 0 2px; }
-.lead { color: var(--soft); margin: 0 0 24px; max-width: 100ch; }
-.note { color: var(--soft); font-size: 13px; margin: 0 0 10px; max-width: 95ch; }
+.lead { color: var(--soft); margin: 0 0 24px; max-width: 140ch; }
+.note { color: var(--soft); font-size: 13px; margin: 0 0 10px; max-width: 160ch; }
 section { background: var(--paper); border: 1px solid var(--line); border-radius: 12px; padding: 18px 20px;
           margin: 16px 0; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(195px, 1fr)); gap: 14px; }

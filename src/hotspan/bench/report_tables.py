@@ -1,13 +1,25 @@
-"""The tables of a report: results by mode, every figure by round, machine and commands."""
+"""The tables of a report: latency, CPU time, cache and answers by run, every figure by round, machine and commands."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from hotspan.bench.compare import TIMES, NamedRun, match_answers, speed_up
-from hotspan.bench.records import Quantiles, RoundName, RoundResult
-from hotspan.bench.report_figures import TIER_TITLES, colour_of, match_colour
+from hotspan.bench.compare import (
+    TIMES,
+    NamedRun,
+    Spread,
+    answers_as,
+    cpu_s,
+    hit_rate,
+    over_repetitions,
+    ratio,
+    speed_up,
+    total_s,
+    ttft_s,
+)
+from hotspan.bench.records import TIMED_ROUNDS, Quantiles, RoundName, RoundResult
+from hotspan.bench.report_figures import TIER_TITLES, colour_of
 from hotspan.bench.terminal import tiers_of
 
 
@@ -27,60 +39,84 @@ class Group(NamedTuple):
 
 def latency_section(runs: Sequence[NamedRun]) -> str:
     """TTFT and total latency by round with the speed-up of the query round, a line for each run."""
-    rounds = _rounds_of(runs)
+    rounds = _timed_rounds(runs)
     compared = len(runs) > 1
     names = [name.value for name in rounds]
     groups = [Group("Mean TTFT (s)", names), Group("Total latency (s)", names)]
     groups += [Group("Speed-up, query round", ["TTFT", "total"])] if compared else []
     lines = []
     for run in runs:
-        played = [run.result.round(name) for name in rounds]
         line = [
-            [_cell(_number(r.summary.ttft_s.mean if r and r.summary.ttft_s else None), r) for r in played],
-            [_cell(_number(r.summary.elapsed_s if r else None, 2), r) for r in played],
+            [_round_cell(over_repetitions(run, ttft_s(name)), name, 3) for name in rounds],
+            [_round_cell(over_repetitions(run, total_s(name)), name, 2) for name in rounds],
         ]
         if compared:
-            faster = speed_up(run.result, runs[0].result)
-            line.append([Cell(_times(faster.ttft), "strong"), Cell(_times(faster.total), "strong")])
+            faster = speed_up(run, runs[0])
+            line.append([_ratio_cell(faster.ttft, "strong"), _ratio_cell(faster.total, "strong")])
         lines.append(line)
     note = "Total latency is the time that the whole round took."
     note += f" Speed-ups are against {escape(runs[0].title)}." if compared else ""
-    return _section("Latency", note, _table(runs, groups, lines) + _notes(runs))
+    return _section("Latency", note + _median_note(runs), _table(runs, groups, lines) + _notes(runs))
 
 
-def cache_section(runs: Sequence[NamedRun], references: Sequence[str]) -> str:
-    """Hit rate by tier, CPU-seconds by round and identical answers, a line for each run; "" if none is known."""
-    rounds = _rounds_of(runs)
-    tiers = tiers_of(run.result.query for run in runs)
-    others = [run for name in references for run in runs if run.name == name]
-    has_cpu = any(r.summary.cpu_s is not None for run in runs for r in run.result.rounds)
-    groups = [Group("Hit rate, query round", [TIER_TITLES.get(t, t) for t in tiers])] if tiers else []
-    groups += [Group("CPU-seconds of the server", [name.value for name in rounds])] if has_cpu else []
-    groups += [Group("Same answers as", [other.title for other in others])] if others else []
+def cpu_section(runs: Sequence[NamedRun], bound: NamedRun | None) -> str:
+    """CPU-seconds by round and what they cost against the first run and the bound; "" where none were measured."""
+    rounds = [name for name in _timed_rounds(runs) if any(over_repetitions(run, cpu_s(name)) for run in runs)]
+    if not rounds:
+        return ""
+    first, last = runs[0], bound or runs[0]
+    compared = len(runs) > 1
+    groups = [Group("CPU-seconds of the server", [name.value for name in rounds])]
+    ratios = [f"warm-up, against {first.title}", f"query, against {last.title}"]
+    groups += [Group("Ratio of CPU-seconds", ratios)] if compared else []
     lines = []
     for run in runs:
-        rates = run.result.query.summary.hit_rates
-        line = [[Cell(f"{rates[t]:.1%}" if t in rates else "-") for t in tiers]] if tiers else []
-        if has_cpu:
-            played = [run.result.round(name) for name in rounds]
-            line.append([_cell(_number(r.summary.cpu_s if r else None, 1), r) for r in played])
-        if others:
-            line.append([_match_cell(run, other) for other in others])
+        line = [[_round_cell(over_repetitions(run, cpu_s(name)), name, 1) for name in rounds]]
+        if compared:
+            pairs = ((first, RoundName.WARM_UP), (last, RoundName.QUERY))
+            line.append([_ratio_cell(ratio(run, other, cpu_s(name)), "strong") for other, name in pairs])
         lines.append(line)
-    note = "Hit rate is a tier's hit tokens over all prompt tokens."
-    note += " Answers are compared byte for byte, request by request, in the query round." if others else ""
-    return _section("Cache, CPU and answers", note, _table(runs, groups, lines)) if groups else ""
+    note = "User and system time of the server's processes, with what they still did in the background"
+    note += " after the round. The ratio of the warm-up round is what caching adds to new texts" if compared else ""
+    return _section("CPU time", note + "." + _median_note(runs), _table(runs, groups, lines))
 
 
-def _match_cell(run: NamedRun, other: NamedRun) -> Cell:
-    if run.name == other.name:
+def cache_section(runs: Sequence[NamedRun], reference: NamedRun | None, label: str, why: str) -> str:
+    """Hit rate by tier and identical answers, a line for each run; "" if neither is known.
+
+    `label` heads the column of answers as the reference's, and `why` says what comparing them is worth.
+    """
+    tiers = tiers_of(result.query for run in runs for result in run.results)
+    groups = [Group("Hit rate, query round", [TIER_TITLES.get(t, t) for t in tiers])] if tiers else []
+    groups += [Group("Same answers", [label])] if reference else []
+    lines = []
+    for run in runs:
+        line = [[_percent_cell(over_repetitions(run, hit_rate(tier))) for tier in tiers]] if tiers else []
+        if reference:
+            line.append([_answers_cell(run, reference)])
+        lines.append(line)
+    note = "Hit rate is a tier's hit tokens over all prompt tokens." if tiers else ""
+    note += f" Answers are compared byte for byte, request by request.<br>{escape(why)}" if reference else ""
+    title = "Cache and answers" if tiers and reference else "Cache" if tiers else "Answers"
+    return _section(title, note, _table(runs, groups, lines)) if groups else ""
+
+
+def _answers_cell(run: NamedRun, reference: NamedRun) -> Cell:
+    if run.name == reference.name:
         return Cell("itself", "soft")
-    match = match_answers(run.result, other.result)
-    return Cell(str(match), match_colour(match))
+    match = answers_as(run, reference)
+    if match is None or not match.compared:
+        return Cell("-", "soft")
+    return Cell(str(match), "good" if match.all_same else "poor")
 
 
-def _rounds_of(runs: Sequence[NamedRun]) -> list[RoundName]:
-    return [name for name in RoundName if any(run.result.round(name) for run in runs)]
+def _timed_rounds(runs: Sequence[NamedRun]) -> list[RoundName]:
+    return [name for name in TIMED_ROUNDS if any(result.round(name) for run in runs for result in run.results)]
+
+
+def _median_note(runs: Sequence[NamedRun]) -> str:
+    repetitions = max(len(run.results) for run in runs)
+    return f" Medians of {repetitions} repetitions; point at one for its range." if repetitions > 1 else ""
 
 
 def _section(title: str, note: str, body: str) -> str:
@@ -115,7 +151,12 @@ def rounds_section(runs: Sequence[NamedRun]) -> str:
             *("ITL mean (ms)", "p99 (ms)", "tok/s in", "tok/s out", "Prompt tokens", "Cached (usage)"),
         )
     )
-    lines = "".join(_round_line(i, run.title, r) for i, run in enumerate(runs) for r in run.result.rounds)
+    lines = "".join(
+        _round_line(i, run.title + (f", {number}" if len(run.results) > 1 else ""), played)
+        for i, run in enumerate(runs)
+        for number, result in enumerate(run.results, start=1)
+        for played in result.rounds
+    )
     return (
         "<section><details><summary>Every round in figures</summary>"
         '<p class="note">Seconds unless said otherwise. ITL is the time between two pieces of an answer; '
@@ -149,12 +190,13 @@ def _round_line(index: int, title: str, result: RoundResult) -> str:
 
 def environment_section(runs: Sequence[NamedRun], command: str) -> str:
     """Machine, settings and the exact commands."""
-    facts = runs[0].result.machine
+    first = runs[0].results[0]
+    facts = first.machine
     machine = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     commands = _command("This report", command) if command else ""
     commands += "".join(_command(run.title, run.command) for run in runs if run.command)
-    settings = escape(json.dumps(dict(runs[0].result.config), indent=1))
-    measured = f"Measured {escape(runs[0].result.started_at)}."
+    settings = escape(json.dumps(dict(first.config), indent=1))
+    measured = f"Measured {escape(first.started_at)}."
     return (
         f'<section><h2>Machine</h2><p class="note">{measured}</p><dl>{machine}</dl></section>'
         f"<section><h2>Commands</h2>{commands or '<p class=note>Not recorded.</p>'}"
@@ -180,14 +222,28 @@ def _block(cells: Sequence[Cell], tag: str = "td") -> str:
     )
 
 
-def _cell(text: str, result: RoundResult | None) -> Cell:
-    query = result is not None and result.name is RoundName.QUERY
-    return Cell(text, "strong" if query else "soft")
+def _round_cell(value: Spread | None, name: RoundName, digits: int) -> Cell:
+    style = "strong" if name is RoundName.QUERY else "soft"
+    return _spread_cell(value, lambda number: f"{number:,.{digits}f}", style)
+
+
+def _ratio_cell(value: Spread | None, style: str = "") -> Cell:
+    return _spread_cell(value, lambda number: f"{number:.2f}{TIMES}", style)
+
+
+def _percent_cell(value: Spread | None) -> Cell:
+    return _spread_cell(value, lambda number: f"{number:.1%}", "")
+
+
+def _spread_cell(value: Spread | None, shown: Callable[[float], str], style: str) -> Cell:
+    """The median, with the range as what a pointer over it shows."""
+    if value is None:
+        return Cell("-", "soft")
+    if value.min == value.max:
+        return Cell(shown(value.median), style)
+    between = f"{shown(value.min)} to {shown(value.max)}"
+    return Cell(f'<span title="{between}">{shown(value.median)}</span>', style)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}{TIMES}"

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from hotspan.bench.client import ModelCard, OpenAIClient
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.cpu import ProcessTreeCpu
+from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.metrics import CacheCounters
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
@@ -143,14 +143,14 @@ class _Player:
 
     async def start(self) -> None:
         """Read the counters that the first round starts from."""
-        self._cpu_before = self._cpu.seconds() if self._cpu else None
         self._counters_before = await self._scrape()
+        self._cpu_before = await settled_seconds(self._cpu.seconds) if self._cpu else None
 
     async def play(self, round: Round) -> RoundResult:
         """One round with its figures.
 
-        CPU time is counted from the end of the round before, so that what the server still does in the background
-        after a round is in some round's figure.
+        What a local server still does in the background once all is answered, such as writing KV to disk, is waited
+        for: its CPU time is in this round's figure, and the time it takes in none.
         """
         records: list[RequestRecord] = []
         sent = 0
@@ -167,8 +167,7 @@ class _Player:
         started = self._clock()
         await round.play(send)
         elapsed_s = self._clock() - started
-        cpu_now = self._cpu.seconds() if self._cpu else None
-        await asyncio.sleep(_SETTLE_S)
+        cpu_now = await self._settle()
         counters = await self._scrape()
         cpu_s = None if cpu_now is None or self._cpu_before is None else cpu_now - self._cpu_before
         use = counters.since(self._counters_before) if counters else None
@@ -177,6 +176,14 @@ class _Player:
         result = RoundResult(round.name, summarize(records, elapsed_s, cpu_s, use), tuple(records))
         self._progress.round_finished(result)
         return result
+
+    async def _settle(self) -> float | None:
+        """Wait until the server's counters and CPU time are those of all it was asked; return the CPU-seconds."""
+        if self._cpu is not None:
+            return await settled_seconds(self._cpu.seconds)
+        if self._counters_before is not None:
+            await asyncio.sleep(_SETTLE_S)
+        return None
 
     async def _scrape(self) -> CacheCounters | None:
         text = await self._client.metrics()

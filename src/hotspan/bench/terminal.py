@@ -1,14 +1,22 @@
 """A run in the terminal: live progress, and the table at its end."""
 
+import sys
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hotspan.bench.records import Quantiles, RequestRecord, RoundName, RoundResult
+
+_WIDTH_OF_FILES: Final = 100
+
+
+def stdout_console() -> Console:
+    """A console as wide as the terminal, or of 100 columns where stdout is a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
 
 
 class TerminalProgress:
@@ -99,9 +107,13 @@ def failures(rounds: Iterable[RoundResult], limit: int = 5) -> list[str]:
 
 
 def tiers_of(rounds: Iterable[RoundResult]) -> list[str]:
-    """The tiers that any round names, the nearest to the engine first."""
+    """The tiers that any round names, the nearest to the engine first.
+
+    Every engine names "external", which is a tier only where something came from it.
+    """
     order = ("gpu", "ram", "disk", "l2", "external")
-    found = {tier for r in rounds for tier in r.summary.hit_rates}
+    rates = [item for r in rounds for item in r.summary.hit_rates.items()]
+    found = {tier for tier, rate in rates if tier != "external" or rate > 0}
     return sorted(found, key=lambda tier: (order.index(tier) if tier in order else len(order), tier))
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
-from rich.console import Console
 
 from hotspan.bench import export
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult
-from hotspan.bench.terminal import TerminalProgress, failures, rounds_table
+from hotspan.bench.terminal import TerminalProgress, failures, rounds_table, stdout_console
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.errors import explained
 from hotspan.core.errors import ConfigError
@@ -115,7 +114,7 @@ def _export(config: BenchConfig, path: Path) -> int:
 def _run(config: BenchConfig, output: Output) -> BenchResult:
     from hotspan.bench.runner import run_rounds
 
-    console = Console()
+    console = stdout_console()
     command = _command_line(sys.argv[1:])
     if output.quiet:
         result = run_rounds(config, command=command)
@@ -142,7 +141,8 @@ def _command_line(arguments: list[str]) -> str:
 
 
 def _write(result: BenchResult, output: Output) -> list[Path]:
-    from hotspan.bench.report import NamedRun, ReportContext, write_report
+    from hotspan.bench.compare import NamedRun
+    from hotspan.bench.report import ReportContext, write_report
 
     written = []
     if output.csv:
@@ -155,7 +155,7 @@ def _write(result: BenchResult, output: Output) -> list[Path]:
         result.save(written[-1])
     if output.report:
         written.append(output.report)
-        run = NamedRun("run", str(result.config["model"]), result, result.command)
+        run = NamedRun("run", str(result.config["model"]), (result,), result.command)
         write_report(output.report, f"{result.config['workload']} on {result.config['model']}", [run], ReportContext())
     return written
 
@@ -169,13 +169,14 @@ def report(
     title: Annotated[str, typer.Option(help="The page's title.")] = "Benchmark",
 ) -> None:
     """Compare runs of the same workload in one offline HTML file."""
-    from hotspan.bench.report import NamedRun, ReportContext, write_report
+    from hotspan.bench.compare import NamedRun
+    from hotspan.bench.report import ReportContext, write_report
 
     names = _names(results)
     with explained():
         loaded = [BenchResult.load(path) for path in results]
-        runs = [NamedRun(name, name, one, one.command) for name, one in zip(names, loaded, strict=True)]
-        write_report(output, title, runs, ReportContext(answer_references=(names[0],) if len(names) > 1 else ()))
+        runs = [NamedRun(name, name, (one,), one.command) for name, one in zip(names, loaded, strict=True)]
+        write_report(output, title, runs, ReportContext(answer_reference=names[0] if len(names) > 1 else ""))
     typer.echo(f"written: {output}")
 
 

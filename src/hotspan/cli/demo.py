@@ -12,21 +12,24 @@ from hotspan.cli.errors import explained
 
 def demo(
     output: Annotated[Path, typer.Option(help="Where the model, the logs and the report go.")] = Path("hotspan-demo"),
-    documents: Annotated[int, typer.Option(help="Documents.")] = 8,
-    document_tokens: Annotated[int, typer.Option(help="Tokens in each document.")] = 4096,
+    documents: Annotated[int, typer.Option(help="Documents.")] = 6,
+    document_tokens: Annotated[int, typer.Option(help="Tokens in each document.")] = 8192,
     queries_per_document: Annotated[int, typer.Option(help="Questions about each document.")] = 2,
-    in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 4,
+    in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 2,
     pool_documents: Annotated[float, typer.Option(help="Documents that the engine's own pool holds.")] = 2.5,
     output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the texts and their order.")] = 42,
     threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores, less one if there are over two.")] = 0,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.", show_default="all")] = None,
+    repetitions: Annotated[int, typer.Option(help="Times to run all modes, in turn; medians are shown.")] = 1,
+    results: Annotated[
+        Path | None, typer.Option(help="Also write the figures alone, without answers, to this JSON file.")
+    ] = None,
     model_size: Annotated[str, typer.Option(help="Size of the demo model: demo or tiny.")] = "demo",
     port: Annotated[int, typer.Option(help="Port of the servers; 0: any free one.")] = 0,
 ) -> None:
     """Serve long texts without hotspan, from RAM, from disk and after a restart, and compare."""
-    from rich.console import Console
-
+    from hotspan.bench.terminal import stdout_console
     from hotspan.demo.plan import DemoSizes, usable_threads
     from hotspan.demo.run import DemoRequest, run_demo
 
@@ -45,9 +48,11 @@ def demo(
             threads=threads or usable_threads(),
             model_size=model_size,
             mode_names=tuple(mode or ()),
+            repetitions=repetitions,
+            results=results,
             port=port,
             command=shlex.join(["hotspan", *sys.argv[1:]]),
         )
-        runs = run_demo(request, Console())
-    if any(run.result.failed for run in runs):
+        done = run_demo(request, stdout_console())
+    if any(run.failed for run in done.runs):
         raise typer.Exit(1)

@@ -93,7 +93,7 @@ def schedule(documents: int, questions: int, policy: str, seed: int) -> list[Que
 
 
 class LongDocQa:
-    """Pre-warm-up on texts of their own, each document once alone, then the questions in their order."""
+    """Pre-warm-up on texts of their own, each document once alone, the questions in their order, and those alone."""
 
     def __init__(self, options: LongDocQaOptions, num_documents: int, seed: int) -> None:
         self.options = options
@@ -115,11 +115,13 @@ class LongDocQa:
     def rounds(self) -> Sequence[ClosedLoop]:
         options = self.options
         warm_up = tuple(Prompt(f"warmup_doc{i}", text, 1) for i, text in enumerate(self.documents))
-        queries = schedule(self.num_documents, options.query_per_document, options.shuffle_policy, self.seed)
+        order = schedule(self.num_documents, options.query_per_document, options.shuffle_policy, self.seed)
+        queries = tuple(map(self._ask, order))
         return (
             ClosedLoop(RoundName.PRE_WARM_UP, self._pre_warm_up(), options.num_inflight_requests),
             ClosedLoop(RoundName.WARM_UP, warm_up, 1),
-            ClosedLoop(RoundName.QUERY, tuple(map(self._ask, queries)), options.num_inflight_requests),
+            ClosedLoop(RoundName.QUERY, queries, options.num_inflight_requests),
+            ClosedLoop(RoundName.CHECK, queries, 1),
         )
 
     def _ask(self, query: Query) -> Prompt:
