@@ -37,13 +37,13 @@ class Reader:
 
     pins:       entries that may not go, because this request was told HIT or waits for them.
     waiting:    chunks on their way to RAM that it waits for.
-    progress_s: when its wait began or one of them last landed (monotonic); None while it waits for nothing.
+    since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
     cut:        it has waited enough: from here on it is told MISS for what is not in RAM.
     promoted:   where chunks that it waited for came from.
     """
 
     pins: dict[ChunkKey, Entry] = field(default_factory=dict)
     waiting: set[ChunkKey] = field(default_factory=set)
-    progress_s: float | None = None
+    since_s: float | None = None
     cut: bool = False
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)

@@ -20,7 +20,10 @@ from hotspan.tiers.eviction import LeafLru
 from hotspan.tiers.slab import SharedSlab
 
 PATIENCE_S = 0.050
-"""How long a request waits for a promotion that makes no progress (docs/guarantees.md, G2)."""
+"""How long a request waits while nothing at all lands in RAM."""
+
+_QUEUE_PATIENCE = 20
+"""How many times longer it waits in the queue while others' chunks land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class TieredCache:
         self._persisting: dict[ChunkKey, Entry] = {}
         self._promoting: dict[ChunkKey, Entry] = {}
         self._loading = 0
+        self._landed_s = 0.0
         self._stats = CacheStats()
         self._has_stats = False
 
@@ -96,7 +100,7 @@ class TieredCache:
                 entry.readers.remove(reader)
         reader.pins.clear()
         reader.waiting.clear()
-        reader.progress_s = None
+        reader.since_s = None
 
     def count_lookup(self, tokens: int) -> None:
         """A request of `tokens` prompt tokens began to run."""
@@ -115,15 +119,15 @@ class TieredCache:
 
         Raises: KeyError if one is not in RAM (a bug of the caller: HIT is said of RAM only).
         """
-        slots: list[int] = []
-        for key in keys:
-            entry = self._entries[key]
+        entries = [self._entries[key] for key in keys]
+        if any(entry.state is not State.READY for entry in entries):
+            raise KeyError("a chunk is still on its way to RAM")
+        for entry in entries:
             entry.pins += 1
-            slots.append(entry.slot)
         self._loading += len(keys)
         self._touch(keys)
         self.release(reader)
-        return slots
+        return [entry.slot for entry in entries]
 
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
         """The engine has its copies."""
@@ -165,6 +169,7 @@ class TieredCache:
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
             if not success:
+                self._wake(entry, None)
                 self._drop(entry)
                 continue
             entry.state = State.READY
@@ -217,7 +222,7 @@ class TieredCache:
         for key in keys:
             entry = self._entries[key]
             self._wake(entry, None)
-            if entry.state is State.PROMOTING or key in self._persisting:
+            if entry.state is State.PROMOTING or self._persisting.get(key) is entry:
                 self._forget(entry)
                 entry.doomed = True
             else:
@@ -273,18 +278,32 @@ class TieredCache:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _is_below(self, key: ChunkKey) -> bool:
-        return self._below is not None and (self._below.lookup(key) or key in self._persisting)
+        """Whether the tier below has the chunk, or is being given it."""
+        if self._below is None:
+            return False
+        persisting = self._persisting.get(key)
+        return self._below.lookup(key) or (persisting is not None and not persisting.doomed)
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
-        if entry.chunk.key not in reader.pins:
-            reader.pins[entry.chunk.key] = entry
-            entry.pins += 1
+        held = reader.pins.get(entry.chunk.key)
+        if held is entry:
+            return
+        if held is not None:
+            held.pins -= 1  # dropped since, and stored anew
+        reader.pins[entry.chunk.key] = entry
+        entry.pins += 1
 
     def _is_late(self, reader: Reader) -> bool:
+        """Whether nothing has landed for too long.
+
+        Anyone's chunk counts, since a reader may stand behind others in the tier's queue, but not for ever: one I/O may
+        hang while others go on.
+        """
         now = self._clock.monotonic()
-        if reader.progress_s is None:
-            reader.progress_s = now
-        return now - reader.progress_s > self._patience_s
+        if reader.since_s is None:
+            reader.since_s = now
+        own, any_s = now - reader.since_s, now - max(reader.since_s, self._landed_s)
+        return any_s > self._patience_s or own > _QUEUE_PATIENCE * self._patience_s
 
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
@@ -299,6 +318,8 @@ class TieredCache:
         """Start to read a chunk from below into RAM; None if it is not there or RAM has no room."""
         if self._below is None or not self._below.lookup(chunk.key):
             return None
+        if chunk.key in self._promoting:
+            return None  # forgotten by `clear`, and its load still runs: two of one name could not be told apart
         slot = self._take_slot(chunk)
         if slot is None:
             return None
@@ -345,18 +366,17 @@ class TieredCache:
 
     def _persist(self) -> None:
         """Hand chunks to the tier below, oldest first, until it takes no more."""
-        while self._below is not None and self._unpersisted:
+        while self._below is not None and self._unpersisted and self._below.can_store():
             key = next(iter(self._unpersisted))
-            entry = self._entries.get(key)
-            if entry is not None and entry.state is State.READY and not self._is_below(key):
-                if not self._below.submit_store(entry.chunk, self._slab.slot(entry.slot)):
-                    if self._persisting:
-                        return  # its queue is full: the next `step` goes on
-                    self._stats.stores_refused[self._below.tier] += 1
-                else:
-                    entry.pins += 1
-                    self._persisting[key] = entry
             del self._unpersisted[key]
+            entry = self._entries.get(key)
+            if entry is None or entry.state is not State.READY or key in self._persisting or self._below.lookup(key):
+                continue
+            if self._below.submit_store(entry.chunk, self._slab.slot(entry.slot)):
+                entry.pins += 1
+                self._persisting[key] = entry
+            else:
+                self._stats.stores_refused[self._below.tier] += 1
 
     def _end_persist(self, transfer: Transfer) -> None:
         entry = self._persisting.pop(transfer.key)
@@ -364,6 +384,8 @@ class TieredCache:
         self._settle(transfer)
         if entry.doomed:
             self._free.append(entry.slot)
+            if transfer.key in self._entries:
+                self._unpersisted[transfer.key] = None  # stored anew while the old write still ran
 
     def _end_promotion(self, transfer: Transfer) -> None:
         entry = self._promoting.pop(transfer.key)
@@ -394,10 +416,11 @@ class TieredCache:
 
     def _wake(self, entry: Entry, source: Tier | None) -> None:
         """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
-        now = self._clock.monotonic()
+        if source is not None:
+            self._landed_s = self._clock.monotonic()
         for reader in entry.readers:
             reader.waiting.discard(entry.chunk.key)
-            reader.progress_s = now
+            reader.since_s = self._landed_s if reader.waiting and source is not None else None
             if source is not None:
                 reader.promoted[entry.chunk.key] = source
         entry.readers.clear()

@@ -53,8 +53,12 @@ class StorageTier(Protocol):
         """Whether the chunk is here and readable. Changes nothing."""
         ...
 
+    def can_store(self) -> bool:
+        """Whether its queue has room for a store; if not, ask again when transfers have ended."""
+        ...
+
     def submit_store(self, chunk: Chunk, payload: memoryview) -> bool:
-        """Start to write `payload` (uint8[n], page-aligned); False if the tier does not take it now.
+        """Start to write `payload` (uint8[n], page-aligned); False if the tier does not want it or can't take it now.
 
         The caller keeps the bytes unchanged until the transfer is reported.
         """

@@ -17,18 +17,22 @@ from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
 from hotspan.core.types import GIB, PAGE_BYTES
-from hotspan.tiers.table import DiskTable, Geometry, read_geometry
+from hotspan.tiers.table import DiskTable, Geometry, Record, read_geometry
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """A directory that this process owns until `close`."""
+    """A directory that this process owns until `close`.
+
+    records: what a former owner left, by slot.
+    """
 
     path: Path
     geometry: Geometry
     table: DiskTable
+    records: dict[int, Record]
     slab_fd: int
     direct: bool
     _fds: tuple[int, ...]
@@ -58,7 +62,7 @@ def open_directory(path: Path, slot_bytes: int, disk_bytes: int, *, allow_direct
         table.format()
         slab_fd, direct = _open_slab(path / "slab", allow_direct)
         fds.append(slab_fd)
-        return OpenDirectory(path, geometry, table, slab_fd, direct, tuple(fds))
+        return OpenDirectory(path, geometry, table, table.read_all(), slab_fd, direct, tuple(fds))
     except BaseException as error:
         for fd in fds:
             os.close(fd)
@@ -85,7 +89,7 @@ def check_directory(path: Path, disk_bytes: int) -> None:
 def _check_space(path: Path, need: int) -> None:
     stat = os.statvfs(path)
     free = stat.f_bavail * stat.f_frsize
-    if need > free:
+    if need > free and stat.f_blocks:  # some file systems know no sizes and say 0 of 0
         raise DirectoryError(
             f"the disk tier's directory {path} has {free / GIB:.2f} GiB free and needs {need / GIB:.2f} GiB more: "
             "lower --disk-gib, or free some"
@@ -121,16 +125,19 @@ def _make_directory(path: Path) -> None:
 def _lock(path: Path) -> int:
     fd = _open_file(path / "lock")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise DirectoryError(
+                f"the disk tier's directory {path} is in use by process {owner}: "
+                "each server needs a directory of its own, give --disk another one or stop that server"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
         os.close(fd)
-        raise DirectoryError(
-            f"the disk tier's directory {path} is in use by process {owner}: "
-            "each server needs a directory of its own, give --disk another one or stop that server"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        raise
     return fd
 
 
@@ -159,18 +166,17 @@ def _reserve(path: Path, geometry: Geometry) -> None:
     slab = path / "slab"
     fd = _open_file(slab)
     try:
-        have = os.fstat(fd).st_blocks * 512
-        _check_space(path, geometry.slab_bytes + geometry.table_bytes - have)
+        before = os.fstat(fd)
+        _check_space(path, geometry.slab_bytes + geometry.table_bytes - before.st_blocks * 512)
         os.ftruncate(fd, geometry.slab_bytes)
         try:
             os.posix_fallocate(fd, 0, geometry.slab_bytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                os.ftruncate(fd, min(before.st_size, geometry.slab_bytes))  # what was allocated is of no use
                 raise
-    except BaseException:
+    finally:
         os.close(fd)
-        raise
-    os.close(fd)
 
 
 def _open_slab(path: Path, allow_direct: bool) -> tuple[int, bool]:
@@ -184,7 +190,6 @@ def _open_slab(path: Path, allow_direct: bool) -> tuple[int, bool]:
         else:
             if _reads_directly(fd):
                 return fd, True
-            os.close(fd)
         logger.warning(
             "disk_not_direct path=%s: the file system has no O_DIRECT; buffered I/O takes page cache and is slower",
             path,
@@ -193,11 +198,12 @@ def _open_slab(path: Path, allow_direct: bool) -> tuple[int, bool]:
 
 
 def _reads_directly(fd: int) -> bool:
-    """Some file systems take the flag and refuse the read."""
+    """Some file systems take the flag and refuse the read. Closes `fd` unless they read."""
     with mmap.mmap(-1, PAGE_BYTES) as page:
         try:
             os.preadv(fd, [page], 0)
         except OSError as error:
+            os.close(fd)
             if error.errno == errno.EINVAL:
                 return False
             raise

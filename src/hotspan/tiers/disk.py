@@ -81,20 +81,22 @@ class DiskTier:
         self._lru = LeafLru()
         self._refused: OrderedDict[ChunkKey, None] = OrderedDict()
         self._storing = 0
-        self._free: list[int] = []
-        self._read_table()
         self._done: deque[_Done] = deque()
         self._landed = threading.Event()
         self._threads = IoThreads("disk", options.threads)
+        self._closed = False
+        self._adopt(self._directory.records)
 
     def lookup(self, key: ChunkKey) -> bool:
-        entry = self._entries.get(key)
-        return entry is not None and not entry.writing and not entry.doomed
+        return self._readable(key) is not None
+
+    def can_store(self) -> bool:
+        return self._storing < self._store_depth
 
     def submit_store(self, chunk: Chunk, payload: memoryview) -> bool:
         if len(payload) != self._payload_bytes:
             raise ValueError(f"the payload has {len(payload)} bytes, not {self._payload_bytes}")
-        if chunk.key in self._entries or self._storing >= self._store_depth:
+        if chunk.key in self._entries or not self.can_store():
             return False
         slot = self._take_slot(chunk)
         if slot is None:
@@ -110,8 +112,8 @@ class DiskTier:
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
         if len(into) != self._payload_bytes:
             raise ValueError(f"the buffer has {len(into)} bytes, not {self._payload_bytes}")
-        entry = self._entries.get(key)
-        if entry is None or entry.writing or entry.doomed:
+        entry = self._readable(key)
+        if entry is None:
             return False
         entry.readers += 1
         self._threads.submit(lambda header: self._load(entry, header, into), urgent=True)
@@ -152,7 +154,13 @@ class DiskTier:
         return TierUsage(used, slots, used * slot_bytes, slots * slot_bytes)
 
     def close(self, timeout_s: float) -> None:
-        if self._threads.close(timeout_s):
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout_s
+        if self._threads.drain(timeout_s):
+            self.finished()  # what was forgotten while it was written has a record now, and loses it here
+        if self._threads.close(max(0.0, deadline - time.monotonic())):
+            self._closed = True
             try:
                 self._directory.table.sync()
             except OSError as error:
@@ -163,27 +171,36 @@ class DiskTier:
             logger.warning("disk_close_timed_out path=%s timeout_s=%g", self._directory.path, timeout_s)
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not agree (for tests; call with no transfer in flight)."""
+        """Raise AssertionError if the books do not agree (for tests; call with no transfer unreported)."""
+        if not self._threads.drain(5.0) or self.finished():
+            raise AssertionError("called with a transfer in flight")
         self._lru.check()
         slots = [entry.slot for entry in self._entries.values()]
-        if len(set(slots)) != len(slots) or set(slots) & set(self._free):
-            raise AssertionError("a slot has two owners")
-        if len(self._free) != len(set(self._free)):
-            raise AssertionError("a slot is free twice")
+        if sorted(slots + self._free) != list(range(self._directory.geometry.slots)):
+            raise AssertionError("a slot is lost or has two owners")
+        if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
+            raise AssertionError("the eviction order knows other chunks than there are")
+        if self._storing or any(entry.writing or entry.readers for entry in self._entries.values()):
+            raise AssertionError("a transfer is counted that has ended")
 
     # -- the scheduler's thread ------------------------------------------------------------------------------------
 
-    def _read_table(self) -> None:
-        """Learn what a former process left; slots of other namespaces count as used until they are evicted."""
-        records = self._directory.table.read_all()
-        for slot in sorted(records):
-            record = records[slot]
+    def _adopt(self, records: dict[int, Record]) -> None:
+        """Take over what a former process left; slots of other namespaces count as used until they are evicted."""
+        self._free = [slot for slot in range(self._directory.geometry.slots - 1, -1, -1) if slot not in records]
+        for slot, record in records.items():
             if record.key in self._entries:
-                continue  # stored twice around a crash: the later slot is free
+                self._free_record(slot)  # stored twice around a crash: forgetting one must not bring back the other
+                continue
             self._entries[record.key] = _Entry(slot, record, writing=False)
             self._lru.add(record.key, record.parent)
-        used = {entry.slot for entry in self._entries.values()}
-        self._free = [slot for slot in range(self._directory.geometry.slots - 1, -1, -1) if slot not in used]
+
+    def _readable(self, key: ChunkKey) -> _Entry | None:
+        """The entry of a chunk that can be loaded by this namespace now."""
+        entry = self._entries.get(key)
+        if entry is None or entry.writing or entry.doomed or entry.record.namespace != self._namespace:
+            return None
+        return entry
 
     def _take_slot(self, chunk: Chunk) -> int | None:
         """A free slot; once there is none, one of an evicted leaf, for chunks that are offered a second time."""

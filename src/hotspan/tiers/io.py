@@ -46,7 +46,9 @@ class IoThreads:
     def __init__(self, name: str, threads: int) -> None:
         self._urgent: deque[Job] = deque()
         self._background: deque[Job] = deque()
-        self._wake = threading.Condition()
+        lock = threading.Lock()
+        self._wake = threading.Condition(lock)
+        self._idle = threading.Condition(lock)
         self._busy = 0
         self._closing = False
         self._threads = [
@@ -70,7 +72,7 @@ class IoThreads:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                self._wake.wait(left)
+                self._idle.wait(left)
         return True
 
     def close(self, timeout_s: float) -> bool:
@@ -90,9 +92,10 @@ class IoThreads:
             header = memoryview(page)
             while (job := self._next()) is not None:
                 job(header)
-                with self._wake:
+                with self._idle:
                     self._busy -= 1
-                    self._wake.notify_all()
+                    if not (self._busy or self._urgent or self._background):
+                        self._idle.notify_all()
             header.release()
 
     def _next(self) -> Job | None:

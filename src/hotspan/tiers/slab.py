@@ -72,14 +72,29 @@ class SharedSlab:
 
     def _open(self, directory: Path) -> int:
         """Make the file, or open the one that another process made and wait until it has its size."""
-        try:
-            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            self._creator = True
-        except FileExistsError:
-            self._creator = False
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            self._await_size(fd)
-            return fd
+        while True:
+            try:
+                fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                self._creator = True
+            except FileExistsError:
+                try:
+                    fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                self._creator = False
+            try:
+                if self._give_size(fd, directory) if self._creator else self._await_size(fd):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _give_size(self, fd: int, directory: Path) -> bool:
+        """Lock the new file, then size it; False if a sweep took it before it was locked."""
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.fstat(fd).st_nlink == 0:
+            return False
         try:
             stat = os.statvfs(directory)
             free = stat.f_bavail * stat.f_frsize
@@ -91,18 +106,20 @@ class SharedSlab:
                 )
             os.ftruncate(fd, self.bytes)
         except BaseException:
-            os.close(fd)
             self.path.unlink(missing_ok=True)
             raise
-        return fd
+        return True
 
-    def _await_size(self, fd: int, timeout_s: float = 30.0) -> None:
+    def _await_size(self, fd: int, timeout_s: float = 30.0) -> bool:
+        """Wait until its maker gave the file its size; False if the file was taken away before."""
         deadline = time.monotonic() + timeout_s
-        while os.fstat(fd).st_size < self.bytes:
-            if time.monotonic() > deadline or os.fstat(fd).st_nlink == 0:
-                os.close(fd)
+        while (stat := os.fstat(fd)).st_size < self.bytes:
+            if stat.st_nlink == 0:
+                return False
+            if time.monotonic() > deadline:
                 raise ConfigError(f"the process that makes {self.path} died or is stuck: see its log, then start again")
             time.sleep(0.005)
+        return True
 
     def _populate(self) -> None:
         """Touch every page now, on two threads: shared memory is handed out at 1-2 GB/s a core."""

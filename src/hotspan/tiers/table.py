@@ -80,7 +80,10 @@ class DiskTable:
         self._fd = fd
 
     def format(self) -> None:
-        """Write the superblock; records beyond what the file held become free."""
+        """Write the superblock. Records stay, if the table was made for slots of this size; new slots are free."""
+        found = read_geometry(self._fd)
+        if found is None or found.slot_bytes != self.geometry.slot_bytes:
+            os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, self.geometry.table_bytes)
         fields = _SUPER.pack(_MAGIC, _VERSION, RECORD_BYTES, self.geometry.slot_bytes, self.geometry.slots)
         self._write(fields + xxhash.xxh3_64_digest(fields), 0)

@@ -1,0 +1,242 @@
+"""The cache against a model, under any order of events: requests, copies, transfers, faults, time and `clear`.
+
+The model is a dict from key to the version of the bytes last written: `clear` begins a new version, so that bytes from
+before it are told from those after.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hotspan.cache.entry import Reader, State
+from hotspan.cache.tiered import PATIENCE_S, Placement
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.testing.chunks import chain, content
+from hotspan.tiers.base import Fault
+
+from .rig import SIZE, Rig
+
+RAM, DISK = 5, 12
+LONG = chain("long", 8)  # does not fit into RAM
+BRANCH = LONG[:2] + [Chunk(c.key, LONG[1].key if c.index == 0 else c.parent, c.index + 2) for c in chain("branch", 3)]
+TEXTS = [LONG, BRANCH, chain("short", 3), chain("other", 4)]
+JUNK = b"\x5a" * SIZE
+
+
+@dataclass(eq=False)
+class Request:
+    """A reader as the model sees it.
+
+    hits:     what it was told HIT of since it last let go, in order.
+    waits:    what it was told RETRY of and what has not landed since.
+    since_s:  when that wait began, or last saw one of them land.
+    """
+
+    text: list[Chunk]
+    reader: Reader = field(default_factory=Reader)
+    hits: list[ChunkKey] = field(default_factory=list)
+    waits: set[ChunkKey] = field(default_factory=set)
+    since_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Load:
+    """Copies to the engine that have begun and not ended."""
+
+    keys: list[ChunkKey]
+    slots: list[int]
+
+
+class Cache(RuleBasedStateMachine):
+    """The rules; every one of them leaves the books in agreement."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(RAM, DISK, store_depth=3)
+        self.cache, self.tier = self.rig.cache, self.rig.tier
+        self.version = 0
+        self.written: dict[ChunkKey, int] = {}
+        self.requests: list[Request] = []
+        self.stores: list[list[Placement]] = []
+        self.loads: list[Load] = []
+
+    # -- the engine --------------------------------------------------------------------------------------------------
+
+    @rule(text=st.sampled_from(TEXTS), start=st.integers(0, 3), length=st.integers(1, 8))
+    def begin_store(self, text: list[Chunk], start: int, length: int) -> None:
+        """The engine computed a piece of a text; its copies are on their way."""
+        placements = self.cache.begin_store(text[start : start + length])
+        for placement in placements:
+            self.rig.slab.slot(placement.slot)[:] = JUNK
+        if placements:
+            self.stores.append(placements)
+
+    @precondition(lambda self: self.stores)
+    @rule(data=st.data(), success=st.integers(0, 4).map(bool))
+    def end_store(self, data: st.DataObject, success: bool) -> None:
+        """The copies are complete, or failed."""
+        placements = self.stores.pop(data.draw(st.integers(0, len(self.stores) - 1)))
+        for placement in placements:
+            key, slot = placement.chunk.key, self.rig.slab.slot(placement.slot)
+            assert slot == JUNK, "someone wrote into a slot that the engine copies into"
+            if success:
+                slot[:] = content(key, SIZE, self.version)
+                self.written[key] = self.version
+            self._landed(key)
+        self.cache.end_store([placement.chunk for placement in placements], success=success)
+
+    @rule(text=st.sampled_from(TEXTS))
+    def arrive(self, text: list[Chunk]) -> None:
+        """A request comes and looks its text up."""
+        if len(self.requests) < 4:
+            self.requests.append(Request(text))
+            self._ask(self.requests[-1])
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), step=st.booleans())
+    def ask_again(self, data: st.DataObject, step: bool) -> None:
+        """The engine looks a request up once more."""
+        if step:
+            self.cache.step()
+        self._ask(data.draw(st.sampled_from(self.requests)))
+
+    def _ask(self, request: Request) -> None:
+        for chunk in request.text:
+            answer = self.cache.lookup(chunk, request.reader)
+            if answer is Lookup.HIT:
+                assert self._bytes(chunk.key) == content(chunk.key, SIZE, self.written[chunk.key])
+                if chunk.key not in request.hits:
+                    request.hits.append(chunk.key)
+            elif answer is Lookup.RETRY:
+                if not request.waits:
+                    request.since_s = self.rig.clock.monotonic()
+                request.waits.add(chunk.key)
+                assert self.rig.clock.monotonic() - request.since_s <= PATIENCE_S, "RETRY for too long"
+            else:
+                return
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), schedule=st.booleans())
+    def schedule_or_give_up(self, data: st.DataObject, schedule: bool) -> None:
+        """A request loads the prefix that it was told HIT of, or goes away."""
+        request = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
+        keys = []
+        for chunk in request.text:
+            if chunk.key not in request.hits:
+                break
+            keys.append(chunk.key)
+        if not schedule or not keys:
+            self.cache.release(request.reader)
+            return
+        load = Load(keys, self.cache.begin_load(keys, request.reader))
+        self.loads.append(load)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        """The engine has its copies."""
+        load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.cache.end_load(load.keys)
+
+    # -- the world -----------------------------------------------------------------------------------------------------
+
+    @rule(ms=st.integers(1, 70))
+    def time_passes(self, ms: int) -> None:
+        """Some milliseconds."""
+        self.rig.clock.advance(ms / 1000)
+
+    @precondition(lambda self: self.tier.flights)
+    @rule(data=st.data(), fault=st.sampled_from([None, None, None, *Fault]), notice=st.booleans())
+    def a_transfer_ends(self, data: st.DataObject, fault: Fault | None, notice: bool) -> None:
+        """The tier below finishes a transfer, in any order, well or not; the cache notices now or later."""
+        self.tier.finish(data.draw(st.sampled_from(self.tier.flights)), fault)
+        if notice:
+            self.step()
+
+    @rule()
+    def step(self) -> None:
+        """The cache takes note of what ended."""
+        for transfer in self.tier._ended:
+            if transfer.is_load:
+                self._landed(transfer.key)
+        self.cache.step()
+
+    @precondition(lambda self: not self.stores and not self.loads)
+    @rule()
+    def clear(self) -> None:
+        """Everything is forgotten; the caller has made sure that no copy of the engine's is in flight."""
+        self.cache.clear()
+        self.version += 1
+        self.written.clear()
+        for request in self.requests:
+            request.hits.clear()
+            request.waits.clear()
+            assert not self.cache.is_waiting(request.reader)
+
+    def _landed(self, key: ChunkKey) -> None:
+        for request in self.requests:
+            if key in request.waits:
+                request.waits.discard(key)
+                request.since_s = self.rig.clock.monotonic()
+
+    def _bytes(self, key: ChunkKey) -> memoryview:
+        return self.rig.slab.slot(self.cache._entries[key].slot)
+
+    # -- what always holds ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.cache.check()
+        self.tier.check()
+
+    @invariant()
+    def a_hit_stays_until_release(self) -> None:
+        for request in self.requests:
+            for key in request.hits:
+                entry = self.cache._entries[key]
+                assert entry.state is State.READY and entry.pins > 0
+                assert self._bytes(key) == content(key, SIZE, self.written[key])
+
+    @invariant()
+    def what_is_being_loaded_stays(self) -> None:
+        for load in self.loads:
+            for key, slot in zip(load.keys, load.slots, strict=True):
+                assert self.rig.slab.slot(slot) == content(key, SIZE, self.written[key])
+
+    @invariant()
+    def the_tier_below_holds_what_was_written(self) -> None:
+        for key, data in self.tier.held.items():
+            assert data == content(key, SIZE, self.written[key])
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        for request in self.requests:
+            on_their_way = {key for key, e in self.cache._entries.items() if e.state is not State.READY}
+            assert request.reader.waiting <= on_their_way
+
+    def teardown(self) -> None:
+        """When all is released and finished, no pin and no slot is left over, and `clear` gives all room back."""
+        for request in self.requests:
+            self.cache.release(request.reader)
+        for load in self.loads:
+            self.cache.end_load(load.keys)
+        while self.stores:
+            placements = self.stores.pop()
+            self.cache.end_store([placement.chunk for placement in placements], success=False)
+        while self.tier.flights or self.tier._ended or self.cache._unpersisted:
+            self.tier.finish_all()
+            self.cache.step()
+        self.cache.check()
+        assert not self.cache.is_pinned and not self.cache.is_moving and not self.cache.is_persisting
+        assert self.cache.usage()[Tier.RAM].chunks == len(self.cache._entries)
+        self.cache.clear()
+        assert self.cache.usage()[Tier.RAM].chunks == 0
+        self.rig.slab.close()
+
+
+TestCache = Cache.TestCase
+TestCache.settings = settings(
+    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,549 @@
+"""The cache, one property at a time."""
+
+import pytest
+
+from hotspan.cache.entry import Reader
+from hotspan.core.types import Chunk, Lookup, Tier
+from hotspan.testing.chunks import chain, key_of
+from hotspan.tiers.base import Fault
+
+from .rig import SIZE, Rig
+
+HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
+
+
+# -- store and load ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_hit() -> None:
+    """A chain is a MISS before it is stored, RETRY while the engine copies it, HIT after, and loads its bytes."""
+    with Rig(ram=4) as rig:
+        chunks, reader = chain("a", 3), Reader()
+        assert rig.ask(chunks, reader) == [MISS]
+        placed = rig.begin(chunks)
+        assert [placement.chunk for placement in placed] == chunks
+        assert rig.ask(chunks, Reader()) == [RETRY] * 3
+        rig.cache.end_store(chunks)
+        assert rig.ask(chunks, reader) == [HIT] * 3
+        rig.load(chunks, reader)
+
+
+def test_a_chunk_is_stored_once() -> None:
+    """What is in RAM or on its way there is left out of a second store."""
+    with Rig(ram=4) as rig:
+        chunks = chain("a", 3)
+        rig.begin(chunks[:2])
+        assert [placement.chunk for placement in rig.begin(chunks)] == chunks[2:]
+        rig.cache.end_store(chunks)
+        assert rig.begin(chunks) == []
+
+
+def test_chunks_without_parents_are_refused() -> None:
+    """A chunk whose parent is on no tier is left out and counted; with a parent below it is taken."""
+    with Rig(ram=4, disk=4) as rig:
+        chunks = chain("a", 3)
+        assert rig.store(chunks[1:]) == []
+        assert rig.cache.take_stats().stores_refused == {Tier.RAM: 2}
+        rig.put_below(chunks[:1])
+        assert rig.store(chunks[1:]) == chunks[1:]
+
+
+def test_a_failed_copy_is_a_miss_at_once() -> None:
+    """When the engine's copy fails, its slot is free and who waited for it is told MISS without delay."""
+    with Rig(ram=2) as rig:
+        chunks, reader = chain("a", 1), Reader()
+        rig.begin(chunks)
+        assert rig.ask(chunks, reader) == [RETRY] and rig.cache.is_waiting(reader)
+        rig.cache.end_store(chunks, success=False)
+        assert not rig.cache.is_waiting(reader)
+        assert rig.ask(chunks, reader) == [MISS]
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+        rig.cache.release(reader)
+
+
+def test_only_hits_can_be_loaded() -> None:
+    """`begin_load` of a chunk that is absent or still on its way raises KeyError and pins nothing."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(below := chain("b", 1))
+        rig.store(stored := chain("a", 1))
+        reader = Reader()
+        rig.ask(below, reader)
+        for other in (below[0].key, key_of("nowhere")):
+            with pytest.raises(KeyError):
+                rig.cache.begin_load([stored[0].key, other], reader)
+        rig.cache.release(reader)
+        rig.land()
+        assert not rig.cache.is_pinned
+
+
+# -- eviction ------------------------------------------------------------------------------------------------------
+
+
+def test_leaves_go_first() -> None:
+    """RAM under pressure gives up a chain from its end."""
+    with Rig(ram=4) as rig:
+        rig.store(old := chain("a", 4))
+        rig.store(chain("b", 2))
+        assert [rig.in_ram(chunk.key) for chunk in old] == [True, True, False, False]
+        assert rig.cache.take_stats().evictions == {Tier.RAM: 2}
+
+
+def test_used_chunks_outlive_unused_ones() -> None:
+    """A load counts as a use of the whole chain."""
+    with Rig(ram=4) as rig:
+        old, new, reader = chain("a", 2), chain("b", 2), Reader()
+        rig.store(old)
+        rig.store(new)
+        assert rig.ask(old, reader) == [HIT] * 2
+        rig.load(old, reader)
+        rig.store(chain("c", 2))
+        assert [rig.in_ram(chunk.key) for chunk in old + new] == [True, True, False, False]
+
+
+def test_a_hit_stays_until_release() -> None:
+    """What a reader was told HIT of is not evicted by any pressure until it lets go, nor during its load."""
+    with Rig(ram=3) as rig:
+        chunks, reader = chain("a", 2), Reader()
+        rig.store(chunks)
+        rig.ask(chunks, reader)
+        for n in range(4):
+            rig.store(chain(f"pressure {n}", 3))
+            assert all(rig.in_ram(chunk.key) for chunk in chunks)
+        keys = [chunk.key for chunk in chunks]
+        rig.cache.begin_load(keys, reader)
+        rig.store(chain("during", 3))
+        assert all(rig.in_ram(key) for key in keys)
+        rig.cache.end_load(keys)
+        rig.store(chain("after", 3))
+        assert not any(rig.in_ram(key) for key in keys)
+
+
+def test_a_parent_makes_room_for_its_child_only_if_it_is_below() -> None:
+    """With RAM for one chunk, a child takes its parent's place once the parent is persisted, not before."""
+    with Rig(ram=1, disk=4) as rig:
+        chunks = chain("a", 2)
+        rig.store(chunks[:1])
+        assert rig.store(chunks[1:]) == []
+        rig.land()
+        assert rig.store(chunks[1:]) == chunks[1:]
+        assert not rig.in_ram(chunks[0].key) and rig.tier.lookup(chunks[0].key)
+
+
+def test_a_parent_that_is_nowhere_else_stays() -> None:
+    """Without a tier below a child never takes its parent's place."""
+    with Rig(ram=1) as rig:
+        chunks = chain("a", 2)
+        rig.store(chunks[:1])
+        assert rig.store(chunks[1:]) == [] and rig.in_ram(chunks[0].key)
+
+
+def test_a_chunk_that_is_being_persisted_stays() -> None:
+    """A slot is not reused while the tier below reads from it."""
+    with Rig(ram=1, disk=4) as rig:
+        rig.store(chain("a", 1))
+        assert rig.stores and rig.store(chain("b", 1)) == []
+        rig.land()
+        assert rig.store(chain("b", 1)) != []
+
+
+# -- promotion -----------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_below_is_promoted() -> None:
+    """A chain below RAM is RETRY, then HIT with the right bytes and the tier that they came from."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 3))
+        reader = Reader()
+        assert rig.ask(chunks, reader) == [RETRY] * 3
+        assert rig.cache.is_waiting(reader) and rig.cache.is_moving
+        rig.land()
+        assert not rig.cache.is_waiting(reader) and not rig.cache.is_moving
+        assert rig.ask(chunks, reader) == [HIT] * 3
+        assert reader.promoted == {chunk.key: Tier.DISK for chunk in chunks}
+        rig.load(chunks, reader)
+
+
+def test_a_second_reader_waits_on_the_firsts_promotion() -> None:
+    """One promotion serves two readers; it goes on when the first gives up."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 2))
+        first, second = Reader(), Reader()
+        rig.ask(chunks, first)
+        assert rig.ask(chunks, second) == [RETRY] * 2
+        assert len(rig.loads) == 2
+        rig.cache.release(first)
+        rig.land()
+        assert rig.ask(chunks, second) == [HIT] * 2
+        rig.load(chunks, second)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_failed_promotion_is_a_miss_and_counted(fault: Fault) -> None:
+    """A promotion that fails is a MISS at once for who waited, one fault in the counts, and its slot is free again."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 2))
+        reader = Reader()
+        rig.ask(chunks, reader)
+        rig.tier.finish(rig.loads[0], fault)
+        rig.cache.step()
+        assert rig.ask(chunks, reader) == [MISS]
+        assert rig.cache.take_stats().faults == {(Tier.DISK, fault.value): 1}
+        rig.put_below(chunks[:1])
+        assert rig.ask(chunks, reader) == [MISS]  # a tier that fails and says it has it can't keep a reader for ever
+        rig.cache.release(reader)
+        rig.land()
+        assert rig.cache.usage()[Tier.RAM].chunks == 1
+
+
+def test_a_hanging_tier_costs_the_patience_and_no_more() -> None:
+    """Up to 50 ms without progress the answer is RETRY, after that MISS for this reader for good."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 2))
+        reader = Reader()
+        rig.ask(chunks, reader)
+        rig.clock.advance(0.049)
+        assert rig.cache.is_waiting(reader) and rig.ask(chunks, reader) == [RETRY] * 2
+        rig.clock.advance(0.002)
+        assert not rig.cache.is_waiting(reader) and rig.ask(chunks, reader) == [MISS]
+        assert rig.ask(chunks, reader) == [MISS]
+        assert rig.cache.take_stats().cuts == 1
+        rig.cache.release(reader)
+
+
+def test_progress_renews_the_patience() -> None:
+    """A chain that lands chunk by chunk every 40 ms is waited for to its end."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 4))
+        reader = Reader()
+        for _ in range(4):
+            assert RETRY in rig.ask(chunks, reader)
+            rig.clock.advance(0.04)
+            rig.tier.finish(rig.loads[0])
+            rig.cache.step()
+        assert rig.ask(chunks, reader) == [HIT] * 4
+        rig.load(chunks, reader)
+
+
+def test_a_new_wait_has_its_own_patience() -> None:
+    """A reader whose promotions all landed long ago may wait anew: the pause in between was not the tier's."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 2))
+        reader = Reader()
+        assert rig.promote(chunks[:1], reader) == [HIT]
+        rig.clock.advance(1.0)
+        assert rig.ask(chunks, reader) == [HIT, RETRY]
+        rig.land()
+        assert rig.ask(chunks, reader) == [HIT, HIT]
+        rig.load(chunks, reader)
+
+
+def test_a_chain_longer_than_ram_is_cut_where_ram_ends() -> None:
+    """RAM of four chunks serves the first four of a chain of ten, in one promotion, and never livelocks."""
+    with Rig(ram=4, disk=10) as rig:
+        rig.put_below(chunks := chain("a", 10))
+        for _ in range(3):
+            reader = Reader()
+            assert rig.promote(chunks, reader) == [HIT] * 4 + [MISS]
+            rig.load(chunks[:4], reader)
+
+
+def test_two_readers_that_each_need_most_of_ram_do_not_deadlock() -> None:
+    """Both get an answer without time passing, together no more than RAM holds; after one is done the other's rest
+    can be promoted for the next request."""
+    with Rig(ram=6, disk=10) as rig:
+        one, other = chain("a", 5), chain("b", 5)
+        rig.put_below(one + other)
+        first, second = Reader(), Reader()
+        rig.ask(one[:3], first)
+        rig.ask(other[:3], second)
+        rig.land()
+        answers = [rig.ask(one, first), rig.ask(other, second)]
+        assert answers == [[HIT] * 3 + [MISS]] * 2
+        rig.load(one[:3], first)
+        rig.load(other[:3], second)
+        third = Reader()
+        assert rig.promote(other, third) == [HIT] * 5
+        rig.load(other, third)
+
+
+def test_a_reader_without_anything_waits_for_others_to_make_room() -> None:
+    """RAM full of what others load right now is worth a short wait, and what they leave is taken."""
+    with Rig(ram=2, disk=4) as rig:
+        rig.store(held := chain("a", 2))
+        rig.land()
+        rig.put_below(wanted := chain("b", 1))
+        loader, reader = Reader(), Reader()
+        rig.ask(held, loader)
+        keys = [chunk.key for chunk in held]
+        rig.cache.begin_load(keys, loader)
+        assert rig.ask(wanted, reader) == [RETRY]
+        rig.cache.end_load(keys)
+        assert rig.promote(wanted, reader) == [HIT]
+        rig.load(wanted, reader)
+
+
+def test_who_holds_something_does_not_wait_for_room() -> None:
+    """A reader with a prefix in RAM is cut at once where room ends, though others move: they may wait for it."""
+    with Rig(ram=3, disk=6) as rig:
+        moving, mine = chain("a", 2), chain("b", 2)
+        rig.put_below(moving + mine[1:])
+        rig.store(mine[:1])
+        rig.land()
+        first, second = Reader(), Reader()
+        assert rig.ask(mine[:1], second) == [HIT]
+        rig.ask(moving, first)
+        assert rig.ask(mine, second) == [HIT, MISS]
+        rig.cache.release(first)
+        rig.cache.release(second)
+
+
+def test_a_promotion_that_the_tier_refuses_is_a_miss() -> None:
+    """If the tier finds a chunk and then won't load it, the answer is MISS and the slot is free again."""
+    with Rig(ram=1, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 1))
+        rig.tier.submit_load = lambda key, into: False  # type: ignore[method-assign]
+        assert rig.ask(chunks, Reader()) == [MISS]
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+
+
+def test_waiting_for_room_ends_too() -> None:
+    """Room that never comes is a MISS after the patience; room that can't come is a MISS at once."""
+    with Rig(ram=2, disk=4) as rig:
+        rig.store(held := chain("a", 2))
+        rig.land()
+        rig.put_below(wanted := chain("b", 1))
+        loader, reader, other = Reader(), Reader(), Reader()
+        rig.ask(held, loader)
+        assert rig.ask(wanted, other) == [MISS]
+        keys = [chunk.key for chunk in held]
+        rig.cache.begin_load(keys, loader)
+        assert rig.ask(wanted, reader) == [RETRY]
+        rig.clock.advance(0.051)
+        assert rig.ask(wanted, reader) == [MISS]
+        rig.cache.end_load(keys)
+
+
+def test_a_pin_follows_the_chunk_that_was_hit() -> None:
+    """A reader that held a chunk whose promotion failed holds the one stored in its place, once it is told HIT."""
+    with Rig(ram=2, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 1))
+        reader = Reader()
+        rig.ask(chunks, reader)
+        rig.tier.finish(rig.loads[0], Fault.CORRUPT)
+        rig.cache.step()
+        rig.store(chunks)
+        rig.land()
+        assert rig.ask(chunks, reader) == [HIT]
+        for n in range(3):
+            rig.store(chain(f"pressure {n}", 2))
+            rig.land()
+        assert rig.in_ram(chunks[0].key)
+        rig.load(chunks, reader)
+        rig.land()
+        assert not rig.cache.is_pinned
+
+
+# -- persisting ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_persisted_in_order() -> None:
+    """Chunks go to the tier below by themselves, root first, as many at a time as it takes."""
+    with Rig(ram=4, disk=4, store_depth=1) as rig:
+        rig.store(chunks := chain("a", 4))
+        order = []
+        while rig.stores:
+            order.append(rig.stores[0].key)
+            rig.land()
+        assert order == [chunk.key for chunk in chunks]
+        assert not rig.cache.is_persisting
+
+
+def test_a_refusal_is_not_an_offer_repeated() -> None:
+    """A full tier is offered a chunk once a touch, also while it is busy: the second offer means a second use."""
+    with Rig(ram=4, disk=1) as rig:
+        first, second = chain("a", 1), chain("b", 1)
+        rig.store(first)
+        rig.store(second)
+        assert rig.stores
+        for _ in range(3):
+            rig.cache.step()
+        rig.land()
+        assert rig.tier.refusals == [second[0].key]
+        assert rig.cache.take_stats().stores_refused == {Tier.DISK: 1}
+        reader = Reader()
+        rig.ask(second, reader)
+        rig.load(second, reader)
+        rig.cache.step()
+        assert rig.tier.refusals == [second[0].key] * 2
+
+
+def test_a_failed_write_is_counted_and_not_below() -> None:
+    """A write that fails leaves the chunk in RAM only; its next use offers it again."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.store(chunks := chain("a", 1))
+        rig.tier.finish(rig.stores[0], Fault.IO)
+        rig.cache.step()
+        stats = rig.cache.take_stats()
+        assert stats.faults == {(Tier.DISK, "io"): 1} and not stats.store_bytes[Tier.DISK]
+        reader = Reader()
+        assert rig.ask(chunks, reader) == [HIT]
+        rig.load(chunks, reader)
+        rig.cache.step()
+        assert [flight.key for flight in rig.stores] == [chunks[0].key]
+
+
+def test_closing_writes_what_waits() -> None:
+    """`close` gives a tier that works all chunks that wait, and leaves one that hangs after its timeout."""
+    rig = Rig(ram=4, disk=4, store_depth=1)
+    rig.store(chunks := chain("a", 4))
+    rig.tier._auto = True
+    rig.cache.close(5.0)
+    assert sorted(rig.tier.held) == sorted(chunk.key for chunk in chunks)
+
+    rig = Rig(ram=4, disk=4, store_depth=1)
+    rig.store(chunks)
+    rig.tier.wait = rig.clock.advance  # type: ignore[method-assign]
+    started = rig.clock.monotonic()
+    rig.cache.close(0.2)
+    assert rig.clock.monotonic() - started == pytest.approx(0.2)
+
+
+# -- clear ---------------------------------------------------------------------------------------------------------
+
+
+def test_clear_forgets_every_tier() -> None:
+    """After `clear` every chunk is a MISS, whether it was in RAM, below, or on its way up or down."""
+    with Rig(ram=6, disk=8) as rig:
+        rig.put_below(below := chain("b", 2))
+        rig.store(stored := chain("a", 2))
+        reader = Reader()
+        rig.ask(below, reader)
+        assert rig.loads and rig.stores
+        assert rig.cache.clear() > 0
+        assert not rig.cache.is_waiting(reader)
+        rig.cache.check()
+        rig.cache.release(reader)
+        for chunks in (stored, below):
+            assert rig.ask(chunks, Reader()) == [MISS]
+        rig.land()
+        for chunks in (stored, below):
+            assert rig.ask(chunks, Reader()) == [MISS]
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+
+
+def test_clearing_twice_leaks_no_slot() -> None:
+    """A chunk stored anew while its old write still runs, and cleared again, gives both slots back."""
+    with Rig(ram=4, disk=4) as rig:
+        chunks = chain("a", 1)
+        rig.store(chunks)
+        rig.cache.clear()
+        rig.store(chunks, version=1)
+        rig.cache.check()
+        rig.cache.clear()
+        rig.cache.check()
+        rig.land()
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+
+
+def test_a_promotion_that_outlives_a_clear_is_never_taken_for_a_new_one() -> None:
+    """A load that hangs across `clear` ends nobody else's wait, even if the chunk was stored and dropped again."""
+    with Rig(ram=3, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 1))
+        rig.ask(chunks, waiting := Reader())
+        (hung,) = rig.loads
+        rig.cache.clear()
+        rig.cache.release(waiting)
+        rig.store(chunks, version=1)
+        rig.tier.finish(rig.stores[0])
+        rig.cache.step()
+        for n in range(2):
+            rig.store(chain(f"pressure {n}", 1))
+            for flight in rig.stores:
+                rig.tier.finish(flight)
+            rig.cache.step()
+        assert not rig.in_ram(chunks[0].key) and rig.tier.lookup(chunks[0].key)
+        reader = Reader()
+        first = rig.ask(chunks, reader)
+        rig.tier.finish(hung)
+        rig.cache.step()
+        rig.cache.check()
+        if rig.ask(chunks, reader) != [HIT]:
+            assert first in ([RETRY], [MISS])
+        else:
+            rig.load(chunks, reader, version=1)
+        rig.cache.release(reader)
+        rig.land()
+        reader = Reader()
+        assert rig.promote(chunks, reader) == [HIT]
+        rig.load(chunks, reader, version=1)
+
+
+def test_what_was_cleared_is_nobodys_ancestor() -> None:
+    """A chunk forgotten while it is being written does not let its child be stored."""
+    with Rig(ram=4, disk=4) as rig:
+        chunks = chain("a", 2)
+        rig.store(chunks[:1])
+        rig.cache.clear()
+        assert rig.store(chunks[1:]) == []
+
+
+def test_a_chunk_stored_during_its_old_write_is_persisted_after_it() -> None:
+    """When a forgotten write ends, the chunk that was stored anew meanwhile still goes to the tier below."""
+    with Rig(ram=4, disk=4) as rig:
+        chunks = chain("a", 1)
+        rig.store(chunks)
+        rig.cache.clear()
+        rig.store(chunks, version=1)
+        for _ in range(3):
+            rig.land()
+        assert rig.tier.lookup(chunks[0].key) and not rig.cache.is_persisting
+
+
+# -- counts --------------------------------------------------------------------------------------------------------
+
+
+def test_counts() -> None:
+    """Bytes, hits, look-ups and evictions are counted once, by tier, and `take_stats` starts anew."""
+    with Rig(ram=2, disk=8) as rig:
+        assert not rig.cache.has_stats
+        rig.store(chain("a", 2))
+        rig.land()
+        rig.put_below(below := chain("b", 2))
+        reader = Reader()
+        assert rig.promote(below, reader) == [HIT] * 2
+        rig.load(below, reader)
+        rig.cache.count_lookup(1000)
+        rig.cache.count_hits({Tier.DISK: 512, Tier.RAM: 256})
+        assert rig.cache.has_stats
+        stats = rig.cache.take_stats()
+        assert stats.store_bytes == {Tier.RAM: 2 * SIZE, Tier.DISK: 2 * SIZE}
+        assert stats.load_bytes == {Tier.DISK: 2 * SIZE}
+        assert len(stats.load_seconds[Tier.DISK]) == len(stats.store_seconds[Tier.DISK]) == 2
+        assert stats.evictions == {Tier.RAM: 2}
+        assert (stats.lookup_tokens, stats.hit_tokens) == (1000, {Tier.DISK: 512, Tier.RAM: 256})
+        assert not stats.faults and not stats.cuts and not stats.stores_refused
+        assert not rig.cache.has_stats and rig.cache.take_stats().lookup_tokens == 0
+
+
+def test_usage_counts_chunks_and_bytes() -> None:
+    """Usage is by tier, in chunks and bytes."""
+    with Rig(ram=4, disk=8) as rig:
+        rig.store(chain("a", 3))
+        rig.land()
+        usage = rig.cache.usage()
+        assert (usage[Tier.RAM].chunks, usage[Tier.RAM].bytes, usage[Tier.RAM].capacity_bytes) == (
+            3,
+            3 * SIZE,
+            4 * SIZE,
+        )
+        assert (usage[Tier.DISK].chunks, usage[Tier.DISK].capacity_chunks) == (3, 8)
+
+
+def test_without_a_tier_below_ram_is_all_there_is() -> None:
+    """A cache of RAM only answers HIT or MISS and has nothing to wait for."""
+    with Rig(ram=2) as rig:
+        rig.store(chain("a", 2))
+        rig.cache.step()
+        rig.cache.wait(10.0)
+        assert rig.ask([*chain("a", 2), Chunk(key_of("x"), None)], Reader()) == [HIT, HIT, MISS]
+        assert list(rig.cache.usage()) == [Tier.RAM]
