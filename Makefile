@@ -27,7 +27,7 @@ BRIEFLY := | awk '/^ *(Downloading|Using cached) / {sub(/-(cp|py)[0-9].*/, ""); 
 SAY := @printf '\n==> %s\n'
 BOUNDED := $(if $(shell command -v timeout),timeout -k 30 $(TEST_SECONDS))
 
-.PHONY: help install demo test test-slow lint format lock clean
+.PHONY: help install demo figures test test-slow lint format lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ install-gpu:
 
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
+
+figures: install  ## Measure what README quotes, into benchmarks/results/ (about 20 minutes; wants fio and a quiet machine)
+	@$(BIN)/hotspan bench storage --repetitions 7 --output benchmarks/results/storage.json
+	@$(BIN)/hotspan demo --output demo-output --repetitions 3 --results benchmarks/results/long-doc-qa.json
 
 lint: install  ## Check style, types and layers
 	$(SAY) "ruff"

@@ -182,7 +182,7 @@ class Cache(RuleBasedStateMachine):
                 request.since_s = self.rig.clock.monotonic()
 
     def _bytes(self, key: ChunkKey) -> memoryview:
-        return self.rig.slab.slot(self.cache._entries[key].slot)
+        return self.rig.slab.slot(self.cache.ram.entries[key].slot)
 
     # -- what always holds ---------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Cache(RuleBasedStateMachine):
     def a_hit_stays_until_release(self) -> None:
         for request in self.requests:
             for key in request.hits:
-                entry = self.cache._entries[key]
+                entry = self.cache.ram.entries[key]
                 assert entry.state is State.READY and entry.pins > 0
                 assert self._bytes(key) == content(key, SIZE, self.written[key])
 
@@ -213,7 +213,7 @@ class Cache(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
         for request in self.requests:
-            on_their_way = {key for key, e in self.cache._entries.items() if e.state is not State.READY}
+            on_their_way = {key for key, e in self.cache.ram.entries.items() if e.state is not State.READY}
             assert request.reader.waiting <= on_their_way
 
     def teardown(self) -> None:
@@ -229,8 +229,8 @@ class Cache(RuleBasedStateMachine):
             self.tier.finish_all()
             self.cache.step()
         self.cache.check()
-        assert not self.cache.is_pinned and not self.cache.is_moving and not self.cache.is_persisting
-        assert self.cache.usage()[Tier.RAM].chunks == len(self.cache._entries)
+        assert not self.cache.ram.is_pinned and not self.cache.is_moving and not self.cache.is_persisting
+        assert self.cache.usage()[Tier.RAM].chunks == len(self.cache.ram.entries)
         self.cache.clear()
         assert self.cache.usage()[Tier.RAM].chunks == 0
         self.rig.slab.close()

@@ -73,7 +73,7 @@ def test_only_hits_can_be_loaded() -> None:
                 rig.cache.begin_load([stored[0].key, other], reader)
         rig.cache.release(reader)
         rig.land()
-        assert not rig.cache.is_pinned
+        assert not rig.cache.ram.is_pinned
 
 
 # -- eviction ------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_a_pin_follows_the_chunk_that_was_hit() -> None:
         assert rig.in_ram(chunks[0].key)
         rig.load(chunks, reader)
         rig.land()
-        assert not rig.cache.is_pinned
+        assert not rig.cache.ram.is_pinned
 
 
 # -- persisting ----------------------------------------------------------------------------------------------------
@@ -505,16 +505,16 @@ def test_a_chunk_stored_during_its_old_write_is_persisted_after_it() -> None:
 def test_counts() -> None:
     """Bytes, hits, look-ups and evictions are counted once, by tier, and `take_stats` starts anew."""
     with Rig(ram=2, disk=8) as rig:
-        assert not rig.cache.has_stats
+        assert rig.cache.stats.is_empty
         rig.store(chain("a", 2))
         rig.land()
         rig.put_below(below := chain("b", 2))
         reader = Reader()
         assert rig.promote(below, reader) == [HIT] * 2
         rig.load(below, reader)
-        rig.cache.count_lookup(1000)
-        rig.cache.count_hits({Tier.DISK: 512, Tier.RAM: 256})
-        assert rig.cache.has_stats
+        rig.cache.stats.lookup_tokens += 1000
+        rig.cache.stats.hit_tokens.update({Tier.DISK: 512, Tier.RAM: 256})
+        assert not rig.cache.stats.is_empty
         stats = rig.cache.take_stats()
         assert stats.store_bytes == {Tier.RAM: 2 * SIZE, Tier.DISK: 2 * SIZE}
         assert stats.load_bytes == {Tier.DISK: 2 * SIZE}
@@ -522,7 +522,7 @@ def test_counts() -> None:
         assert stats.evictions == {Tier.RAM: 2}
         assert (stats.lookup_tokens, stats.hit_tokens) == (1000, {Tier.DISK: 512, Tier.RAM: 256})
         assert not stats.faults and not stats.cuts and not stats.stores_refused
-        assert not rig.cache.has_stats and rig.cache.take_stats().lookup_tokens == 0
+        assert rig.cache.stats.is_empty and rig.cache.take_stats().lookup_tokens == 0
 
 
 def test_usage_counts_chunks_and_bytes() -> None:
@@ -547,3 +547,53 @@ def test_without_a_tier_below_ram_is_all_there_is() -> None:
         rig.cache.wait(10.0)
         assert rig.ask([*chain("a", 2), Chunk(key_of("x"), None)], Reader()) == [HIT, HIT, MISS]
         assert list(rig.cache.usage()) == [Tier.RAM]
+
+
+# -- clear beside the engine's copies --------------------------------------------------------------------------------
+
+
+def test_clear_keeps_slots_that_the_engine_uses() -> None:
+    """Slots that the engine copies into or from at a `clear` are given to nobody before `end_clear`."""
+    with Rig(ram=3) as rig:
+        loading, reader = chain("a", 1), Reader()
+        rig.store(loading)
+        rig.ask(loading, reader)
+        used = set(rig.cache.begin_load([loading[0].key], reader))
+        used |= {placement.slot for placement in rig.begin(chain("b", 1))}
+        rig.cache.clear()
+        rig.cache.check()
+        assert [placement.slot for placement in rig.begin(chain("c", 3)) if placement.slot in used] == []
+        rig.cache.end_clear()
+        rig.cache.check()
+        assert len(rig.begin(chain("d", 2))) == 2
+
+
+def test_clear_keeps_a_slot_that_is_written_and_loaded() -> None:
+    """A write that ends after a `clear` does not free a slot from which the engine still loads."""
+    with Rig(ram=1, disk=2) as rig:
+        chunks, reader = chain("a", 1), Reader()
+        rig.store(chunks)
+        rig.ask(chunks, reader)
+        rig.cache.begin_load([chunks[0].key], reader)
+        rig.cache.clear()
+        rig.land()
+        assert rig.begin(chain("b", 1)) == []
+        rig.cache.end_clear()
+        assert len(rig.begin(chain("b", 1))) == 1
+
+
+def test_a_reader_behind_others_in_the_queue_waits() -> None:
+    """While others' chunks land, a reader whose own have not begun is told RETRY; not for ever."""
+    with Rig(ram=60, disk=60) as rig:
+        first, second = chain("a", 25), chain("b", 2)
+        rig.put_below(first + second)
+        rig.ask(first, Reader())
+        late = Reader()
+        rig.ask(second, late)
+        answers = []
+        for flight in list(rig.loads)[:25]:
+            rig.clock.advance(0.045)
+            rig.tier.finish(flight)
+            rig.cache.step()
+            answers.append(rig.ask(second, late)[-1])
+        assert answers == [RETRY] * 22 + [MISS] * 3  # a second, 20 times the patience

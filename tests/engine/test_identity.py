@@ -134,7 +134,7 @@ def test_abort_in_the_middle_of_a_load(ram: Rig) -> None:
     engine.abort_request([request if isinstance(request, str) else "aborted"], internal=isinstance(request, str))
     ram.settle()
     assert not ram.core.scheduler.requests
-    assert not ram.cache.is_pinned
+    assert not ram.cache.ram.is_pinned
     hit = ram.ask(prompt, 8)
     assert hit.tokens == own.tokens
     check(ram)
@@ -150,4 +150,25 @@ def test_reset_forgets_every_tier(ram: Rig) -> None:
     ram.settle()
     ram.forget_gpu()
     assert ram.ask(prompt, 4).cached == 1000 // CHUNK * CHUNK
+    check(ram)
+
+
+def test_reset_beside_copies_in_flight(ram: Rig) -> None:
+    """A reset while the workers still copy holds those slots back until they have ended, and loses nothing else."""
+    from vllm import SamplingParams
+
+    engine, connector = ram.llm.llm_engine, ram.core.scheduler.connector
+    engine.add_request(
+        "reset", {"prompt_token_ids": ram.text(70, 1500)}, SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    )
+    while not connector.scheduler._jobs:
+        engine.step()
+    engine.reset_prefix_cache(True, True)
+    assert connector._stale
+    ram.cache.check()
+    ram.settle()
+    while ram.core.scheduler.requests:
+        engine.step()
+    ram.settle()
+    assert not connector._stale and not ram.cache.ram.is_pinned
     check(ram)

@@ -19,6 +19,7 @@ class Entry:
     """A chunk in RAM.
 
     pins:    who needs it to stay: readers told HIT, loads and writes in flight. It may go when READY and unpinned.
+    loads:   those of them in which the engine copies from its slot.
     doomed:  forgotten while its slot was in use; the slot comes free when that ends.
     readers: requests that wait for it.
     """
@@ -27,6 +28,7 @@ class Entry:
     slot: int
     state: State
     pins: int = 0
+    loads: int = 0
     doomed: bool = False
     readers: "list[Reader]" = field(default_factory=list)
 

@@ -24,6 +24,12 @@ class CacheStats:
     stores_refused: Counter[Tier] = field(default_factory=Counter)
     cuts: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        counts = (self.hit_tokens, self.load_bytes, self.store_bytes, self.faults, self.evictions, self.stores_refused)
+        return not (self.lookup_tokens or self.cuts or any(counts))
+
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""
         self.load_bytes[tier] += size

@@ -1,4 +1,4 @@
-"""TieredCache: look up, promote, store, persist, evict. One thread (the scheduler's) calls it; nothing here waits.
+"""TieredCache: look up, promote, store, persist. One thread (the scheduler's) calls it; nothing here waits.
 
     engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk
     engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk
@@ -8,15 +8,15 @@ or makes no progress for `patience_s`, or finds no room in RAM is a MISS, and th
 This file is the one place where a tier's fault becomes a miss.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hotspan.cache.entry import Entry, Reader, State
+from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import StorageTier, TierUsage, Transfer
-from hotspan.tiers.eviction import LeafLru
 from hotspan.tiers.slab import SharedSlab
 
 PATIENCE_S = 0.050
@@ -40,6 +40,7 @@ class TieredCache:
     slab:       the RAM tier's memory; slot i is a chunk's bytes.
     below:      the disk tier, or None.
     patience_s: how long a request waits for a promotion that makes no progress.
+    stats:      counts since `take_stats`; the engine adds what only it knows.
     """
 
     def __init__(
@@ -50,20 +51,17 @@ class TieredCache:
         patience_s: float = PATIENCE_S,
         clock: Clock | None = None,
     ) -> None:
-        self._slab = slab
+        self.ram = RamTier(slab)
+        self.stats = CacheStats()
         self._below = below
         self._patience_s = patience_s
         self._clock = clock or SystemClock()
-        self._entries: dict[ChunkKey, Entry] = {}
-        self._lru = LeafLru()
-        self._free = list(range(slab.slots - 1, -1, -1))
         self._unpersisted: dict[ChunkKey, None] = {}  # in the order in which they came
         self._persisting: dict[ChunkKey, Entry] = {}
         self._promoting: dict[ChunkKey, Entry] = {}
+        self._held: list[int] = []  # slots of cleared chunks that the engine may still copy from or into
         self._loading = 0
         self._landed_s = 0.0
-        self._stats = CacheStats()
-        self._has_stats = False
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
@@ -72,7 +70,7 @@ class TieredCache:
 
         HIT pins it for the reader until `release`. Ask in the chain's order, and no further than the first MISS.
         """
-        entry = self._entries.get(chunk.key)
+        entry = self.ram.entries.get(chunk.key)
         if entry is not None and entry.state is State.READY:
             self._pin(entry, reader)
             return Lookup.HIT
@@ -102,16 +100,6 @@ class TieredCache:
         reader.waiting.clear()
         reader.since_s = None
 
-    def count_lookup(self, tokens: int) -> None:
-        """A request of `tokens` prompt tokens began to run."""
-        self._stats.lookup_tokens += tokens
-        self._has_stats = True
-
-    def count_hits(self, tokens: Mapping[Tier, int]) -> None:
-        """These many tokens are about to be loaded instead of computed, by the tier they came from."""
-        self._stats.hit_tokens.update(tokens)
-        self._has_stats = True
-
     # -- load ------------------------------------------------------------------------------------------------------
 
     def begin_load(self, keys: Sequence[ChunkKey], reader: Reader) -> list[int]:
@@ -119,11 +107,12 @@ class TieredCache:
 
         Raises: KeyError if one is not in RAM (a bug of the caller: HIT is said of RAM only).
         """
-        entries = [self._entries[key] for key in keys]
+        entries = [self.ram.entries[key] for key in keys]
         if any(entry.state is not State.READY for entry in entries):
             raise KeyError("a chunk is still on its way to RAM")
         for entry in entries:
             entry.pins += 1
+            entry.loads += 1
         self._loading += len(keys)
         self._touch(keys)
         self.release(reader)
@@ -132,9 +121,10 @@ class TieredCache:
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
         """The engine has its copies."""
         for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None and entry.pins > 0:
+            entry = self.ram.entries.get(key)
+            if entry is not None and entry.loads > 0:
                 entry.pins -= 1
+                entry.loads -= 1
                 self._loading -= 1
 
     # -- store -----------------------------------------------------------------------------------------------------
@@ -147,34 +137,29 @@ class TieredCache:
         self.step()
         placements: list[Placement] = []
         for chunk in chunks:
-            entry = self._entries.get(chunk.key)
-            if entry is not None:
+            if chunk.key in self.ram.entries:
                 continue
-            if chunk.parent is not None and chunk.parent not in self._entries and not self._is_below(chunk.parent):
-                self._stats.stores_refused[Tier.RAM] += 1
-                continue
-            slot = self._take_slot(chunk)
-            if slot is None:
-                self._stats.stores_refused[Tier.RAM] += 1
-                continue
-            self._entries[chunk.key] = Entry(chunk, slot, State.STORING)
-            self._lru.add(chunk.key, chunk.parent)
-            placements.append(Placement(chunk, slot))
+            entry = None
+            if chunk.parent is None or chunk.parent in self.ram.entries or self._is_below(chunk.parent):
+                entry = self.ram.add(chunk, State.STORING, self._is_below)
+            if entry is None:
+                self.stats.stores_refused[Tier.RAM] += 1
+            else:
+                placements.append(Placement(chunk, entry.slot))
         return placements
 
     def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
         """The engine's copies are complete: from now on the chunks are hits, and go on to the tier below."""
         for chunk in chunks:
-            entry = self._entries.get(chunk.key)
+            entry = self.ram.entries.get(chunk.key)
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
             if not success:
                 self._wake(entry, None)
-                self._drop(entry)
+                self.ram.free(self.ram.forget(entry))
                 continue
             entry.state = State.READY
-            self._stats.store_bytes[Tier.RAM] += self._slab.slot_bytes
-            self._has_stats = True
+            self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
             self._wake(entry, Tier.RAM)
             if self._below is not None and not self._is_below(chunk.key):
                 self._unpersisted[chunk.key] = None
@@ -191,11 +176,6 @@ class TieredCache:
     def is_persisting(self) -> bool:
         """Whether chunks wait for the tier below, or are on their way to it."""
         return bool(self._unpersisted or self._persisting)
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether any chunk may not go: a request holds it, or a transfer uses it."""
-        return any(entry.pins or entry.state is not State.READY for entry in self._entries.values())
 
     def step(self) -> None:
         """Take note of what the tier below finished, and give it more to write."""
@@ -214,38 +194,40 @@ class TieredCache:
             self._below.wait(timeout_s)
 
     def clear(self) -> int:
-        """Forget every chunk on every tier; returns how many. Slots in use come free when their transfers end.
+        """Forget every chunk on every tier; returns how many.
 
-        The caller has made sure that no copy of the engine's is in flight any more.
+        Slots that the engine still copies from or into are held back until `end_clear`; those of other transfers come
+        free when these end.
         """
-        keys = list(self._entries)
-        for key in keys:
-            entry = self._entries[key]
+        entries = list(self.ram.entries.values())
+        for entry in entries:
             self._wake(entry, None)
-            if entry.state is State.PROMOTING or self._persisting.get(key) is entry:
-                self._forget(entry)
+            slot = self.ram.forget(entry)
+            if entry.state is State.PROMOTING or self._persisting.get(entry.chunk.key) is entry:
                 entry.doomed = True
+            elif entry.state is State.STORING or entry.loads:
+                self._held.append(slot)
             else:
-                self._drop(entry)
+                self.ram.free(slot)
         self._unpersisted.clear()
         self._loading = 0
-        return len(keys) + (self._below.clear() if self._below is not None else 0)
+        return len(entries) + (self._below.clear() if self._below is not None else 0)
 
-    @property
-    def has_stats(self) -> bool:
-        """Whether anything was counted since `take_stats`."""
-        return self._has_stats
+    def end_clear(self) -> None:
+        """The engine's copies that were in flight at the last `clear` have ended."""
+        while self._held:
+            self.ram.free(self._held.pop())
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
-        stats, self._stats, self._has_stats = self._stats, CacheStats(), False
+        stats, self.stats = self.stats, CacheStats()
+        if self.ram.evictions:
+            stats.evictions[Tier.RAM], self.ram.evictions = self.ram.evictions, 0
         return stats
 
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
-        used = self._slab.slots - len(self._free)
-        size = self._slab.slot_bytes
-        usage = {Tier.RAM: TierUsage(used, self._slab.slots, used * size, self._slab.bytes)}
+        usage = {Tier.RAM: self.ram.usage()}
         if self._below is not None:
             usage[self._below.tier] = self._below.usage()
         return usage
@@ -253,7 +235,7 @@ class TieredCache:
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
         deadline = self._clock.monotonic() + timeout_s
-        while self._below is not None and (self._unpersisted or self._persisting):
+        while self._below is not None and self.is_persisting:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 break
@@ -261,19 +243,12 @@ class TieredCache:
             self.step()
         if self._below is not None:
             self._below.close(max(0.0, deadline - self._clock.monotonic()))
-        self._slab.close()
+        self.ram.slab.close()
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        self._lru.check()
-        held = [entry.slot for entry in self._entries.values()]
-        held += [entry.slot for entry in (*self._promoting.values(), *self._persisting.values()) if entry.doomed]
-        if sorted(held + self._free) != list(range(self._slab.slots)):
-            raise AssertionError("a slot is lost or has two owners")
-        if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
-            raise AssertionError("the eviction order knows other chunks than RAM holds")
-        if any(entry.pins < 0 for entry in self._entries.values()):
-            raise AssertionError("a chunk was unpinned more often than pinned")
+        doomed = [entry.slot for entry in (*self._promoting.values(), *self._persisting.values()) if entry.doomed]
+        self.ram.check([*doomed, *self._held])
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +282,7 @@ class TieredCache:
 
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
-        self._lru.touch(leaf_first)
+        self.ram.touch(leaf_first)
         if self._below is not None:
             self._below.touch(leaf_first)
             for key in keys:
@@ -320,16 +295,13 @@ class TieredCache:
             return None
         if chunk.key in self._promoting:
             return None  # forgotten by `clear`, and its load still runs: two of one name could not be told apart
-        slot = self._take_slot(chunk)
-        if slot is None:
+        entry = self.ram.add(chunk, State.PROMOTING, self._is_below)
+        if entry is None:
             return None
-        if not self._below.submit_load(chunk.key, self._slab.slot(slot)):
-            self._free.append(slot)
+        if not self._below.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
+            self.ram.free(self.ram.forget(entry))
             return None
-        entry = Entry(chunk, slot, State.PROMOTING)
-        self._entries[chunk.key] = entry
         self._promoting[chunk.key] = entry
-        self._lru.add(chunk.key, chunk.parent)
         return entry
 
     def _await_room(self, chunk: Chunk, reader: Reader) -> Lookup:
@@ -343,55 +315,40 @@ class TieredCache:
 
     def _cut(self, reader: Reader) -> Lookup:
         reader.cut = True
-        self._stats.cuts += 1
+        self.stats.cuts += 1
         return Lookup.MISS
-
-    def _take_slot(self, chunk: Chunk) -> int | None:
-        if self._free:
-            return self._free.pop()
-        victim = self._lru.victim(lambda key: self._may_go(key, chunk))
-        if victim is None:
-            return None
-        entry = self._entries[victim]
-        self._forget(entry)
-        self._stats.evictions[Tier.RAM] += 1
-        return entry.slot
-
-    def _may_go(self, key: ChunkKey, newcomer: Chunk) -> bool:
-        """A chunk's parent makes room for it only if the tier below keeps the parent."""
-        entry = self._entries[key]
-        if entry.state is not State.READY or entry.pins:
-            return False
-        return key != newcomer.parent or self._is_below(key)
 
     def _persist(self) -> None:
         """Hand chunks to the tier below, oldest first, until it takes no more."""
         while self._below is not None and self._unpersisted and self._below.can_store():
             key = next(iter(self._unpersisted))
             del self._unpersisted[key]
-            entry = self._entries.get(key)
+            entry = self.ram.entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._persisting or self._below.lookup(key):
                 continue
-            if self._below.submit_store(entry.chunk, self._slab.slot(entry.slot)):
+            if self._below.submit_store(entry.chunk, self.ram.slab.slot(entry.slot)):
                 entry.pins += 1
                 self._persisting[key] = entry
             else:
-                self._stats.stores_refused[self._below.tier] += 1
+                self.stats.stores_refused[self._below.tier] += 1
 
     def _end_persist(self, transfer: Transfer) -> None:
         entry = self._persisting.pop(transfer.key)
         entry.pins -= 1
         self._settle(transfer)
         if entry.doomed:
-            self._free.append(entry.slot)
-            if transfer.key in self._entries:
+            if entry.loads:
+                self._held.append(entry.slot)
+            else:
+                self.ram.free(entry.slot)
+            if transfer.key in self.ram.entries:
                 self._unpersisted[transfer.key] = None  # stored anew while the old write still ran
 
     def _end_promotion(self, transfer: Transfer) -> None:
         entry = self._promoting.pop(transfer.key)
         tier = self._settle(transfer)
         if entry.doomed:
-            self._free.append(entry.slot)
+            self.ram.free(entry.slot)
         elif transfer.fault is None:
             entry.state = State.READY
             self._wake(entry, tier)
@@ -399,19 +356,18 @@ class TieredCache:
             for reader in entry.readers:
                 reader.cut = True
             self._wake(entry, None)
-            self._drop(entry)
+            self.ram.free(self.ram.forget(entry))
 
     def _settle(self, transfer: Transfer) -> Tier:
         """Count a transfer; returns the tier it was of."""
         assert self._below is not None
         tier = self._below.tier
-        self._has_stats = True
         if transfer.fault is not None:
-            self._stats.faults[tier, transfer.fault.value] += 1
+            self.stats.faults[tier, transfer.fault.value] += 1
         elif transfer.is_load:
-            self._stats.loaded(tier, transfer.bytes, transfer.seconds)
+            self.stats.loaded(tier, transfer.bytes, transfer.seconds)
         else:
-            self._stats.stored(tier, transfer.bytes, transfer.seconds)
+            self.stats.stored(tier, transfer.bytes, transfer.seconds)
         return tier
 
     def _wake(self, entry: Entry, source: Tier | None) -> None:
@@ -424,11 +380,3 @@ class TieredCache:
             if source is not None:
                 reader.promoted[entry.chunk.key] = source
         entry.readers.clear()
-
-    def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.chunk.key]
-        self._lru.remove(entry.chunk.key)
-
-    def _drop(self, entry: Entry) -> None:
-        self._forget(entry)
-        self._free.append(entry.slot)

@@ -3,6 +3,7 @@
 import typer
 
 from hotspan.cli import bench
+from hotspan.cli.bench_storage import storage
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
 from hotspan.cli.serve import serve
@@ -18,6 +19,7 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(bench.app, name="bench")
+bench.app.command("storage")(storage)
 
 
 @app.callback()

@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from hotspan.cache.tiered import TieredCache
@@ -43,6 +44,7 @@ class HotspanConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
         settings = CacheSettings.from_json(extra["hotspan"])
+        self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
@@ -74,6 +76,29 @@ class HotspanConnector(OffloadingConnector):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self.manager.count_lookup(request)
+
+    def reset_cache(self) -> bool | None:
+        # vLLM forgets its jobs here and lets the workers finish them in the next step: until they say so, their slots
+        # must not be given to anybody.
+        self._stale = {job_id: job.pending_count for job_id, job in self.scheduler._jobs.items()} | self._stale
+        answer = super().reset_cache()
+        self._end_clear()
+        return answer
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        super().update_connector_output(connector_output)
+        if self._stale:
+            done = getattr(connector_output.kv_connector_worker_meta, "completed_jobs", {})
+            left = {job_id: pending - done.get(job_id, 0) for job_id, pending in self._stale.items()}
+            self._stale = {job_id: pending for job_id, pending in left.items() if pending > 0}
+            self._end_clear()
+
+    def _end_clear(self) -> None:
+        if not self._stale:
+            self.manager.cache.end_clear()
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self._stale) or super().has_pending_push_work()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         meta = super().build_connector_meta(scheduler_output)

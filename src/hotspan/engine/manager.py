@@ -85,7 +85,7 @@ class HotspanManager(OffloadingManager):
         state = self._states.get(request.request_id)
         if state is not None and not state.is_counted:
             state.is_counted = True
-            self.cache.count_lookup(request.num_prompt_tokens)
+            self.cache.stats.lookup_tokens += request.num_prompt_tokens
 
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""
@@ -128,7 +128,7 @@ class HotspanManager(OffloadingManager):
         for key, chunk in zip(keys, chunks, strict=True):
             if get_offload_group_idx(key) == first:
                 hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self._chunk_tokens
-        self.cache.count_hits(hits)
+        self.cache.stats.hit_tokens.update(hits)
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state.reader))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -155,7 +155,7 @@ class HotspanManager(OffloadingManager):
                 self.cache.release(state.reader)
 
     def reset_cache(self) -> None:
-        self.cache.clear()
+        self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         return report(self.cache)

@@ -45,7 +45,7 @@ def unregister_metrics() -> None:
 
 def report(cache: TieredCache) -> OffloadingConnectorStats | None:
     """The counts since the last report, or None if nothing happened."""
-    if not cache.has_stats:
+    if cache.stats.is_empty:
         return None
     counts, out = cache.take_stats(), OffloadingConnectorStats()
     if counts.lookup_tokens:

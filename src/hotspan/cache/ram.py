@@ -1,0 +1,80 @@
+"""The RAM tier: which chunk is in which slot of the slab, and which goes when there is no slot left."""
+
+from collections.abc import Callable, Iterable
+
+from hotspan.cache.entry import Entry, State
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.tiers.base import TierUsage
+from hotspan.tiers.eviction import LeafLru
+from hotspan.tiers.slab import SharedSlab
+
+
+class RamTier:
+    """Entries by key, each with a slot of its own.
+
+    An entry that is `forget`-ed keeps its slot until somebody gives it back with `free`: a transfer may still use it.
+    """
+
+    def __init__(self, slab: SharedSlab) -> None:
+        self.slab = slab
+        self.entries: dict[ChunkKey, Entry] = {}
+        self.evictions = 0
+        self._lru = LeafLru()
+        self._free = list(range(slab.slots - 1, -1, -1))
+
+    def add(self, chunk: Chunk, state: State, is_kept_below: Callable[[ChunkKey], bool]) -> Entry | None:
+        """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
+
+        A chunk's own parent makes room for it only if `is_kept_below`.
+        """
+        if self._free:
+            slot = self._free.pop()
+        else:
+            victim = self._lru.victim(lambda key: self._may_go(key) and (key != chunk.parent or is_kept_below(key)))
+            if victim is None:
+                return None
+            slot = self.forget(self.entries[victim])
+            self.evictions += 1
+        entry = Entry(chunk, slot, state)
+        self.entries[chunk.key] = entry
+        self._lru.add(chunk.key, chunk.parent)
+        return entry
+
+    def forget(self, entry: Entry) -> int:
+        """Make a chunk unfindable; returns its slot, which the caller now has to `free`."""
+        del self.entries[entry.chunk.key]
+        self._lru.remove(entry.chunk.key)
+        return entry.slot
+
+    def free(self, slot: int) -> None:
+        """A slot that nothing uses any more."""
+        self._free.append(slot)
+
+    def touch(self, keys: Iterable[ChunkKey]) -> None:
+        """These chunks were used, leaf first."""
+        self._lru.touch(keys)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether any chunk may not go: a request holds it, or a transfer uses it."""
+        return any(not self._may_go(key) for key in self.entries)
+
+    def usage(self) -> TierUsage:
+        """How full it is."""
+        used, size = self.slab.slots - len(self._free), self.slab.slot_bytes
+        return TierUsage(used, self.slab.slots, used * size, self.slab.bytes)
+
+    def check(self, lent: Iterable[int]) -> None:
+        """Raise AssertionError if the books do not agree; `lent` are the slots of forgotten entries still in use."""
+        self._lru.check()
+        held = [entry.slot for entry in self.entries.values()]
+        if sorted([*held, *lent, *self._free]) != list(range(self.slab.slots)):
+            raise AssertionError("a slot is lost or has two owners")
+        if len(self._lru) != len(self.entries) or any(key not in self._lru for key in self.entries):
+            raise AssertionError("the eviction order knows other chunks than RAM holds")
+        if any(entry.pins < 0 for entry in self.entries.values()):
+            raise AssertionError("a chunk was unpinned more often than pinned")
+
+    def _may_go(self, key: ChunkKey) -> bool:
+        entry = self.entries[key]
+        return entry.state is State.READY and not entry.pins
