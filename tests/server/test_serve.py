@@ -82,6 +82,8 @@ def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: S
         "hotspan_cache_lookup_tokens_total",
         'hotspan_cache_hit_tokens_total{engine="0"',
         "hotspan_cache_store_seconds_count",
+        "hotspan_cache_load_seconds_count",
+        "hotspan_cache_load_bytes_total",
         "hotspan_cache_store_bytes_total",
         "hotspan_cache_used_bytes",
         'tier="ram"',

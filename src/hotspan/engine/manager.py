@@ -1,6 +1,7 @@
 """The scheduler's half: answers vLLM's questions about chunks from the TieredCache. One thread calls it."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -129,10 +130,13 @@ class HotspanManager(OffloadingManager):
             if get_offload_group_idx(key) == first:
                 hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self._chunk_tokens
         self.cache.stats.hit_tokens.update(hits)
+        state.load_began_s = time.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state.reader))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
+        size = len(keys) * self.cache.ram.slab.slot_bytes
+        self.cache.stats.loaded(Tier.RAM, size, time.monotonic() - self._state(req_context).load_began_s)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         state = req_context.get_state(RequestState)

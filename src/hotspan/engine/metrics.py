@@ -20,7 +20,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_load_bytes": OffloadingCounterMetadata("KV bytes read up from a tier.", _TIER),
     "hotspan_cache_store_bytes": OffloadingCounterMetadata("KV bytes written down to a tier.", _TIER),
     "hotspan_cache_load_seconds": OffloadingHistogramMetadata(
-        "Time to read and verify one chunk from a tier.", _TIER, _BUCKETS
+        "Time to load: a request's chunks from RAM into the engine, one chunk from a lower tier.", _TIER, _BUCKETS
     ),
     "hotspan_cache_store_seconds": OffloadingHistogramMetadata("Time to write one chunk to a tier.", _TIER, _BUCKETS),
     "hotspan_cache_faults": OffloadingCounterMetadata(

@@ -37,6 +37,7 @@ class RequestState:
     reader: Reader = field(default_factory=Reader)
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_counted: bool = False
+    load_began_s: float = 0.0
     _hashes_done: int = 0
     _last: dict[int, ChunkKey] = field(default_factory=dict)
 
