@@ -6,9 +6,9 @@ Four servers run at once over the demo's model: the engine alone, hotspan with R
 alone with a pool for everything ("bound"). One request runs at a time; a server's CPU-seconds are read before and after
 it, once the server has come to rest. Ratios are taken between requests seconds apart; the median of them is reported.
 
-    cold     the server with RAM, and the one with disk, each with itself: a new document that it stores against one that
-             it does not (max_offload_tokens 0), per token. (Two processes with the same work differ by more: where their
-             memory lies decides.)
+    cold     the server with RAM, and the one with disk, each with itself: a new document that it stores against one
+             that it does not (max_offload_tokens 0), per token. (Two processes with the same work differ by more: where
+             their memory lies decides.)
     query    a question about each document, the documents in turn, so that the small pools have lost it: ram / bound,
              disk / bound in CPU-seconds; none / ram and none / disk in TTFT
 """
