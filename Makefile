@@ -68,9 +68,10 @@ install-gpu:
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
 
-figures: install  ## Measure what README quotes, into benchmarks/results/ (about 20 minutes; wants fio and a quiet machine)
-	@$(BIN)/hotspan bench storage --repetitions 7 --output benchmarks/results/storage.json
+figures: install  ## Measure what README quotes, into benchmarks/results/ (about 25 minutes; wants fio and a quiet machine)
+	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --repetitions 3 --results benchmarks/results/long-doc-qa.json
+	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
 
 lint: install  ## Check style, types and layers
 	$(SAY) "ruff"
