@@ -178,7 +178,8 @@ def test_background_work_belongs_to_the_round_that_caused_it(serve: StartServer)
     result = run_rounds(small(serve(writes_s=0.2), engine_pid=os.getpid()))
     by_name = {r.name: r.summary for r in result.rounds}
     assert (by_name[RoundName.WARM_UP].cpu_s or 0) >= 3 * 0.2
-    assert (by_name[RoundName.QUERY].cpu_s or 9) < 0.2
+    query = by_name[RoundName.QUERY].cpu_s
+    assert query is not None and query < 0.2
     last = result.rounds[1].records[-1]
     assert by_name[RoundName.WARM_UP].elapsed_s < last.finish_time - result.rounds[1].records[0].submit_time + 0.1
 
