@@ -1,5 +1,6 @@
 """Run by test_tensor_parallel.py in a process of its own: two ranks, an engine in its own process, a disk tier."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ def main(model: str, disk: str) -> None:
 
     # A MiB a chunk in float32, over both ranks: RAM holds 16 chunks.
     settings = cache_settings(ram_gib=16 / 1024, disk=Path(disk), disk_gib=0.25)
+    settings = dataclasses.replace(settings, patience_s=10.0)  # see rig.py
     llm = LLM(
         model,
         dtype="float32",

@@ -28,6 +28,7 @@ class CacheSettings:
     chunk_tokens: tokens of a chunk, raised to a whole number of the engine's blocks.
     model_digest: "sampled" reads headers and samples of the weights, "full" all of them.
     drain_s:      how long a stopping engine goes on writing to disk.
+    patience_s:   how long a request waits for a lower tier while nothing lands (docs/architecture.md, Load).
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
     """
 
@@ -36,6 +37,7 @@ class CacheSettings:
     chunk_tokens: int = 256
     model_digest: ModelDigest = "sampled"
     drain_s: float = 10.0
+    patience_s: float = 0.050
     error_file: str | None = None
 
     def to_json(self) -> dict[str, Any]:

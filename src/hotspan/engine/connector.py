@@ -139,7 +139,7 @@ class HotspanConnector(OffloadingConnector):
             raise
         finally:
             slab.unlink()  # every worker has mapped it by now
-        cache = TieredCache(slab, below)
+        cache = TieredCache(slab, below, patience_s=settings.patience_s)
         self.manager.open(cache, namespace, self._groups(spec), chunk_tokens, settings.drain_s)
 
     def _groups(self, spec: HotspanSpec) -> list[ChunkGroup]:
