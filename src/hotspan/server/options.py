@@ -1,16 +1,14 @@
 """What `hotspan serve` was asked for, and the checks that need no engine."""
 
 import errno
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB
 from hotspan.tiers.directory import check_directory
-from hotspan.tiers.slab import SHARED_MEMORY
+from hotspan.tiers.slab import check_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 def check_tiers(settings: CacheSettings) -> None:
     """Raise ConfigError now for what would fail in the engine's process minutes later."""
-    stat = os.statvfs(SHARED_MEMORY)
-    free = stat.f_bavail * stat.f_frsize
-    if free < settings.ram_bytes:
-        raise ConfigError(
-            f"{SHARED_MEMORY} has {free / GIB:.2f} GiB free and --ram-gib asks for {settings.ram_bytes / GIB:.2f}: "
-            f"lower --ram-gib, or enlarge {SHARED_MEMORY} (docker run --shm-size, or an emptyDir with medium: Memory)"
-        )
+    check_room(settings.ram_bytes)
     if settings.disk is not None:
         check_directory(Path(settings.disk.directory), settings.disk.bytes)

@@ -44,6 +44,17 @@ def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
     return swept
 
 
+def check_room(size: int, directory: Path = SHARED_MEMORY) -> None:
+    """Raise ConfigError if a slab of `size` bytes finds no room in `directory`."""
+    stat = os.statvfs(directory)
+    free = stat.f_bavail * stat.f_frsize
+    if free < size:
+        raise ConfigError(
+            f"{directory} has {free / GIB:.2f} GiB free and the RAM tier needs {size / GIB:.2f} GiB: lower --ram-gib, "
+            f"or enlarge {directory} (docker run --shm-size, or an emptyDir with medium: Memory)"
+        )
+
+
 class SharedSlab:
     """`slots` x `slot_bytes` of shared memory, every page of it there from the start.
 
@@ -96,14 +107,7 @@ class SharedSlab:
         if os.fstat(fd).st_nlink == 0:
             return False
         try:
-            stat = os.statvfs(directory)
-            free = stat.f_bavail * stat.f_frsize
-            if free < self.bytes:
-                raise ConfigError(
-                    f"{directory} has {free / GIB:.2f} GiB free and the RAM tier needs {self.bytes / GIB:.2f} GiB: "
-                    f"lower --ram-gib, or enlarge {directory} (docker run --shm-size, "
-                    "or an emptyDir with medium: Memory)"
-                )
+            check_room(self.bytes, directory)
             os.ftruncate(fd, self.bytes)
         except BaseException:
             self.path.unlink(missing_ok=True)
