@@ -42,7 +42,7 @@ def test_it_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
     assert data["machine"]["CPU"] and data["settings"]["threads"] == 2
     for figure in data["figures"]:
         assert figure["median"] > 0 and figure["limit_median"] > 0 and figure["ratio"] > 0, figure["name"]
-    assert {figure["goal"] for figure in data["figures"]} == {None, 0.85, 0.8, 0.9}
+    assert {figure["goal"] for figure in data["figures"]} == {None, 0.85, 0.9, 0.8, 0.7, 1.0}
     assert list((tmp_path / "disk").iterdir()) == []
 
 

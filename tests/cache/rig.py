@@ -6,6 +6,7 @@ from types import TracebackType
 
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import Placement, TieredCache
+from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup
 from hotspan.testing.chunks import content
 from hotspan.testing.clock import SimulatedClock
@@ -22,7 +23,7 @@ class Rig:
         self.clock = SimulatedClock()
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
         self.slab.unlink()
-        self.tier = ManualTier(disk, SIZE, store_depth=store_depth)
+        self.tier = ManualTier(disk, SIZE, store_depth=store_depth, clock=self.clock)
         self.cache = TieredCache(self.slab, self.tier if disk else None, clock=self.clock)
 
     def __enter__(self) -> "Rig":
@@ -52,7 +53,7 @@ class Rig:
     def put_below(self, chunks: Sequence[Chunk]) -> None:
         """Let the tier below hold chunks, as a former process left them."""
         for chunk in chunks:
-            self.tier.held[chunk.key] = content(chunk.key, SIZE)
+            self.tier.put(chunk, Terms(), content(chunk.key, SIZE))
 
     def ask(self, chunks: Sequence[Chunk], reader: Reader) -> list[Lookup]:
         """Look a chain up as the engine does: in order, up to the first MISS."""

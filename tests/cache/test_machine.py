@@ -1,9 +1,10 @@
-"""The cache against a model, under any order of events: requests, copies, transfers, faults, time and `clear`.
+"""The cache against a model, under any order of events: requests, copies, transfers, faults, time, forgetting.
 
-The model is a dict from key to the version of the bytes last written: `clear` begins a new version, so that bytes from
-before it are told from those after.
+The model is a dict from key to the version of the bytes last written: forgetting begins a new version, so that bytes
+from before it are told from those after. Each text is stored and hit under a tag of its own.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hotspan.cache.entry import Reader, State
 from hotspan.cache.tiered import PATIENCE_S, Placement
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.base import Fault
@@ -22,6 +24,7 @@ RAM, DISK = 5, 12
 LONG = chain("long", 8)  # does not fit into RAM
 BRANCH = LONG[:2] + [Chunk(c.key, LONG[1].key if c.index == 0 else c.parent, c.index + 2) for c in chain("branch", 3)]
 TEXTS = [LONG, BRANCH, chain("short", 3), chain("other", 4)]
+PARENTS = {chunk.key: chunk.parent for text in TEXTS for chunk in text}
 JUNK = b"\x5a" * SIZE
 
 
@@ -40,6 +43,11 @@ class Request:
     waits: set[ChunkKey] = field(default_factory=set)
     since_s: float = 0.0
 
+    @property
+    def prefix(self) -> list[ChunkKey]:
+        """What it may load: hits with no gap before them. What stands on a chunk whose copy fails is taken back."""
+        return [chunk.key for chunk in itertools.takewhile(lambda chunk: chunk.key in self.hits, self.text)]
+
 
 @dataclass(eq=False)
 class Load:
@@ -47,6 +55,20 @@ class Load:
 
     keys: list[ChunkKey]
     slots: list[int]
+    data: list[bytes]
+
+
+def standing_on(keys: set[ChunkKey]) -> set[ChunkKey]:
+    """All chunks of the texts that stand on these."""
+    found: set[ChunkKey] = set()
+    while fallen := {key for key, parent in PARENTS.items() if parent in keys | found} - found:
+        found |= fallen
+    return found
+
+
+def terms_of(text: list[Chunk]) -> Terms:
+    """On what terms a request for this text stores and hits."""
+    return Terms(tenant=1 + TEXTS.index(text) % 2, labels=frozenset({1 + TEXTS.index(text)}))
 
 
 class Cache(RuleBasedStateMachine):
@@ -60,6 +82,8 @@ class Cache(RuleBasedStateMachine):
         self.written: dict[ChunkKey, int] = {}
         self.requests: list[Request] = []
         self.stores: list[list[Placement]] = []
+        self.doomed: set[int] = set()  # slots into which the engine copies what was forgotten meanwhile
+        self.tags: dict[ChunkKey, set[int]] = {}
         self.loads: list[Load] = []
 
     # -- the engine --------------------------------------------------------------------------------------------------
@@ -67,7 +91,13 @@ class Cache(RuleBasedStateMachine):
     @rule(text=st.sampled_from(TEXTS), start=st.integers(0, 3), length=st.integers(1, 8))
     def begin_store(self, text: list[Chunk], start: int, length: int) -> None:
         """The engine computed a piece of a text; its copies are on their way."""
-        placements = self.cache.begin_store(text[start : start + length])
+        placements = self.cache.begin_store(text[start : start + length], Reader(terms=terms_of(text)))
+        fresh = {placement.chunk.key for placement in placements}
+        for chunk in text[start : start + length]:
+            if chunk.key in fresh and not self.tier.lookup(chunk.key):
+                self.tags[chunk.key] = set()
+            if chunk.key in self.cache.ram.entries:
+                self.tags.setdefault(chunk.key, set()).update(terms_of(text).labels)
         for placement in placements:
             self.rig.slab.slot(placement.slot)[:] = JUNK
         if placements:
@@ -81,17 +111,21 @@ class Cache(RuleBasedStateMachine):
         for placement in placements:
             key, slot = placement.chunk.key, self.rig.slab.slot(placement.slot)
             assert slot == JUNK, "someone wrote into a slot that the engine copies into"
-            if success:
+            if placement.slot in self.doomed:
+                self.doomed.discard(placement.slot)
+            elif success:
                 slot[:] = content(key, SIZE, self.version)
                 self.written[key] = self.version
             self._landed(key)
+            for fallen in () if success else standing_on({key}):
+                self._landed(fallen)
         self.cache.end_store([placement.chunk for placement in placements], success=success)
 
     @rule(text=st.sampled_from(TEXTS))
     def arrive(self, text: list[Chunk]) -> None:
         """A request comes and looks its text up."""
         if len(self.requests) < 4:
-            self.requests.append(Request(text))
+            self.requests.append(Request(text, Reader(terms=terms_of(text))))
             self._ask(self.requests[-1])
 
     @precondition(lambda self: self.requests)
@@ -104,7 +138,12 @@ class Cache(RuleBasedStateMachine):
 
     def _ask(self, request: Request) -> None:
         for chunk in request.text:
+            could_load = chunk.key in request.prefix
             answer = self.cache.lookup(chunk, request.reader)
+            if answer is not Lookup.HIT:
+                assert not could_load, "a hit was taken back, and all that it stands on was there"
+                if chunk.key in request.hits:
+                    request.hits.remove(chunk.key)
             if answer is Lookup.HIT:
                 assert self._bytes(chunk.key) == content(chunk.key, SIZE, self.written[chunk.key])
                 if chunk.key not in request.hits:
@@ -122,16 +161,16 @@ class Cache(RuleBasedStateMachine):
     def schedule_or_give_up(self, data: st.DataObject, schedule: bool) -> None:
         """A request loads the prefix that it was told HIT of, or goes away."""
         request = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
-        keys = []
-        for chunk in request.text:
-            if chunk.key not in request.hits:
-                break
-            keys.append(chunk.key)
+        keys = request.prefix
         if not schedule or not keys:
             self.cache.release(request.reader)
             return
-        load = Load(keys, self.cache.begin_load(keys, request.reader))
-        self.loads.append(load)
+        self.cache.join(request.text, request.reader)
+        for chunk in request.text:
+            if chunk.key in self.cache.ram.entries or self.tier.lookup(chunk.key):
+                self.tags.setdefault(chunk.key, set()).update(terms_of(request.text).labels)
+        slots = self.cache.begin_load(keys, request.reader)
+        self.loads.append(Load(keys, slots, [content(key, SIZE, self.written[key]) for key in keys]))
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
@@ -160,7 +199,8 @@ class Cache(RuleBasedStateMachine):
         """The cache takes note of what ended."""
         for transfer in self.tier._ended:
             if transfer.is_load:
-                self._landed(transfer.key)
+                for key in {transfer.key} | (standing_on({transfer.key}) if transfer.fault is not None else set()):
+                    self._landed(key)
         self.cache.step()
 
     @precondition(lambda self: not self.stores and not self.loads)
@@ -174,6 +214,24 @@ class Cache(RuleBasedStateMachine):
             request.hits.clear()
             request.waits.clear()
             assert not self.cache.is_waiting(request.reader)
+
+    @rule(tag=st.integers(1, len(TEXTS)))
+    def invalidate(self, tag: int) -> None:
+        """The owner of a text takes it back, whatever is in flight."""
+        taken = {key for key, tags in self.tags.items() if tag in tags}
+        taken |= standing_on(taken)
+        self.cache.invalidate(Scope(labels=frozenset({tag})), lambda done: None)
+        self.version += 1
+        for key in taken:
+            assert key not in self.cache.ram.entries and not self.tier.lookup(key), "it was taken back and is here"
+            self.written.pop(key, None)
+            self.tags.pop(key, None)
+            for request in self.requests:
+                request.waits.discard(key)
+                if key in request.hits:
+                    del request.hits[request.hits.index(key) :]
+        storing = [placement for placements in self.stores for placement in placements]
+        self.doomed |= {placement.slot for placement in storing if placement.chunk.key in taken}
 
     def _landed(self, key: ChunkKey) -> None:
         for request in self.requests:
@@ -194,7 +252,7 @@ class Cache(RuleBasedStateMachine):
     @invariant()
     def a_hit_stays_until_release(self) -> None:
         for request in self.requests:
-            for key in request.hits:
+            for key in request.prefix:
                 entry = self.cache.ram.entries[key]
                 assert entry.state is State.READY and entry.pins > 0
                 assert self._bytes(key) == content(key, SIZE, self.written[key])
@@ -202,8 +260,8 @@ class Cache(RuleBasedStateMachine):
     @invariant()
     def what_is_being_loaded_stays(self) -> None:
         for load in self.loads:
-            for key, slot in zip(load.keys, load.slots, strict=True):
-                assert self.rig.slab.slot(slot) == content(key, SIZE, self.written[key])
+            for data, slot in zip(load.data, load.slots, strict=True):
+                assert self.rig.slab.slot(slot) == data
 
     @invariant()
     def the_tier_below_holds_what_was_written(self) -> None:
@@ -225,7 +283,7 @@ class Cache(RuleBasedStateMachine):
         while self.stores:
             placements = self.stores.pop()
             self.cache.end_store([placement.chunk for placement in placements], success=False)
-        while self.tier.flights or self.tier._ended or self.cache._unpersisted:
+        while self.tier.flights or self.tier._ended or self.cache.is_persisting:
             self.tier.finish_all()
             self.cache.step()
         self.cache.check()

@@ -1,10 +1,14 @@
 """The cache, one property at a time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from hotspan.cache.entry import Reader
+from hotspan.core.terms import MOST_LABELS, Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
-from hotspan.testing.chunks import chain, key_of
+from hotspan.testing.chunks import chain, content, key_of
 from hotspan.tiers.base import Fault
 
 from .rig import SIZE, Rig
@@ -88,16 +92,16 @@ def test_leaves_go_first() -> None:
         assert rig.cache.take_stats().evictions == {Tier.RAM: 2}
 
 
-def test_used_chunks_outlive_unused_ones() -> None:
-    """A load counts as a use of the whole chain."""
-    with Rig(ram=4) as rig:
-        old, new, reader = chain("a", 2), chain("b", 2), Reader()
+def test_used_chunks_outlive_a_flood_of_unused_ones() -> None:
+    """A load counts as a use of the whole chain, which stays while texts pass that nobody asks again."""
+    with Rig(ram=6) as rig:
+        old, reader = chain("a", 2), Reader()
         rig.store(old)
-        rig.store(new)
         assert rig.ask(old, reader) == [HIT] * 2
         rig.load(old, reader)
-        rig.store(chain("c", 2))
-        assert [rig.in_ram(chunk.key) for chunk in old + new] == [True, True, False, False]
+        for name in "bcdefgh":
+            rig.store(chain(name, 2))
+        assert [rig.in_ram(chunk.key) for chunk in old] == [True, True]
 
 
 def test_a_hit_stays_until_release() -> None:
@@ -188,11 +192,29 @@ def test_a_failed_promotion_is_a_miss_and_counted(fault: Fault) -> None:
         rig.cache.step()
         assert rig.ask(chunks, reader) == [MISS]
         assert rig.cache.take_stats().faults == {(Tier.DISK, fault.value): 1}
+        assert not any(rig.tier.lookup(chunk.key) for chunk in chunks)  # what stood on it went with it
         rig.put_below(chunks[:1])
         assert rig.ask(chunks, reader) == [MISS]  # a tier that fails and says it has it can't keep a reader for ever
         rig.cache.release(reader)
         rig.land()
-        assert rig.cache.usage()[Tier.RAM].chunks == 1
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+        assert len(rig.store(chain("b", 4))) == 4
+
+
+def test_a_failed_promotion_takes_what_stood_on_the_chunk() -> None:
+    """What stands on a chunk that could not be read is gone from both tiers, what it stands on stays."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.put_below(chunks := chain("a", 3))
+        reader = Reader()
+        rig.ask(chunks, reader)
+        rig.tier.finish(rig.loads[2])
+        rig.cache.step()
+        rig.tier.finish(next(flight for flight in rig.loads if flight.key == chunks[1].key), Fault.CORRUPT)
+        rig.land()
+        assert rig.ask(chunks, reader) == [HIT, MISS]
+        assert [rig.in_ram(chunk.key) for chunk in chunks] == [True, False, False]
+        assert [rig.tier.lookup(chunk.key) for chunk in chunks] == [True, False, False]
+        rig.cache.release(reader)
 
 
 def test_a_hanging_tier_costs_the_patience_and_no_more() -> None:
@@ -597,3 +619,220 @@ def test_a_reader_behind_others_in_the_queue_waits() -> None:
             rig.cache.step()
             answers.append(rig.ask(second, late)[-1])
         assert answers == [RETRY] * 22 + [MISS] * 3  # a second, 20 times the patience
+
+
+# -- forget ----------------------------------------------------------------------------------------------------------
+
+
+def tagged(*labels: int, expires_s: int = 0, tenant: int = 1) -> Reader:
+    """A request that stores and hits under these tags."""
+    return Reader(terms=Terms(tenant=tenant, labels=frozenset(labels), expires_s=expires_s))
+
+
+def store_as(rig: Rig, chunks: Sequence[Chunk], reader: Reader) -> None:
+    """Store chunks on a request's terms, and let them reach the tier below."""
+    for placement in rig.cache.begin_store(chunks, reader):
+        rig.slab.slot(placement.slot)[:] = content(placement.chunk.key, SIZE)
+    rig.cache.end_store(chunks)
+    rig.land()
+
+
+def forget(rig: Rig, **scope: Any) -> dict[Tier, int]:
+    """Invalidate, durably as far as the rig goes."""
+    removed = rig.cache.invalidate(Scope(**scope), lambda done: None)
+    rig.cache.check()
+    return removed
+
+
+@pytest.mark.parametrize("scope", [{"tenant": 1}, {"labels": frozenset({7})}, {"tenant": 1, "labels": frozenset({7})}])
+def test_a_scope_takes_its_chunks_and_no_others(scope: dict[str, Any]) -> None:
+    """By tenant, by tag, by both: what matches goes from RAM and below, with what stands on it; the rest stays."""
+    with Rig(8, 8) as rig:
+        mine, theirs = chain("mine", 3), chain("theirs", 2)
+        store_as(rig, mine[:2], tagged(7))
+        store_as(rig, mine[2:], tagged())
+        store_as(rig, theirs, tagged(8, tenant=2))
+        assert forget(rig, **scope) == {Tier.RAM: 3, Tier.DISK: 3}
+        assert not any(rig.in_ram(chunk.key) or rig.tier.lookup(chunk.key) for chunk in mine)
+        assert all(rig.in_ram(chunk.key) and rig.tier.lookup(chunk.key) for chunk in theirs)
+
+
+@pytest.mark.parametrize("how", ["expired", "not read", "not copied"])
+def test_a_gap_hides_nothing_from_an_invalidation(how: str) -> None:
+    """root (tag 7) -> mid -> leaf: mid is forgotten, 7 invalidated, root and mid stored anew: no leaf on any tier."""
+    with Rig(8, 8) as rig:
+        root, mid, leaf = chunks = chain("a", 3)
+        store_as(rig, [root], tagged(7))
+        if how == "not copied":
+            rig.begin([mid, leaf])
+            rig.cache.end_store([leaf])
+            rig.land()
+            rig.cache.end_store([mid], success=False)
+        elif how == "expired":
+            store_as(rig, [mid, leaf], tagged())
+            rig.cache.join([mid], tagged(expires_s=int(rig.clock.unix()) + 10))
+            rig.clock.advance(11)
+            rig.cache.step()
+        else:
+            for chunk in (mid, leaf):
+                rig.tier.put(chunk, Terms(tenant=1), content(chunk.key, SIZE))
+            rig.ask(chunks, reader := tagged())
+            rig.tier.finish(next(flight for flight in rig.loads if flight.key == leaf.key))
+            rig.tier.finish(next(flight for flight in rig.loads if flight.key == mid.key), Fault.IO)
+            rig.cache.step()
+            rig.cache.release(reader)
+        assert forget(rig, labels=frozenset({7})) == {Tier.RAM: 1, Tier.DISK: 1}
+        store_as(rig, [root, mid], tagged())
+        reader = tagged()
+        assert rig.promote(chunks, reader) == [HIT, HIT, MISS]
+        assert not rig.tier.lookup(leaf.key)
+        rig.cache.release(reader)
+
+
+def test_what_stands_on_a_chunk_below_goes_with_it() -> None:
+    """A chunk in RAM whose parent lies below only is taken with it."""
+    with Rig(4, 4) as rig:
+        root, mid, leaf = chunks = chain("a", 3)
+        rig.tier.put(root, Terms(tenant=1, labels=frozenset({7})), content(root.key, SIZE))
+        store_as(rig, [mid, leaf], tagged())
+        assert not rig.in_ram(root.key) and rig.in_ram(leaf.key)
+        assert forget(rig, labels=frozenset({7})) == {Tier.RAM: 2, Tier.DISK: 3}
+        assert not any(rig.in_ram(chunk.key) or rig.tier.lookup(chunk.key) for chunk in chunks)
+
+
+def test_what_stood_on_a_chunk_that_was_nowhere_is_not_found_again() -> None:
+    """A chunk in RAM whose parent was lost below is forgotten when that is stored anew: its tags are not known."""
+    with Rig(4, 4) as rig:
+        root, mid = chunks = chain("a", 2)
+        rig.tier.put(root, Terms(tenant=1, labels=frozenset({7})), content(root.key, SIZE))
+        store_as(rig, [mid], tagged())
+        rig.tier.discard(root.key)
+        store_as(rig, [root], tagged())
+        forget(rig, labels=frozenset({7}))
+        reader = tagged()
+        assert rig.ask(chunks, reader) == [HIT, MISS]
+        rig.cache.release(reader)
+
+
+def test_what_is_refused_behind_a_gap_goes_below_with_its_parent() -> None:
+    """A chunk whose copy ended before its parent's is not stored below alone; a later use stores both, in order."""
+    with Rig(4, 4) as rig:
+        root, mid = chunks = chain("a", 2)
+        rig.begin(chunks)
+        rig.cache.end_store([mid])
+        assert not rig.stores
+        rig.cache.end_store([root])
+        rig.land()
+        rig.ask(chunks, reader := Reader())
+        rig.load(chunks, reader)
+        rig.cache.step()
+        rig.land()
+        assert all(rig.tier.lookup(chunk.key) for chunk in chunks)
+
+
+def test_more_tags_than_a_chunk_carries_take_it_with_any() -> None:
+    """Hit under more than 64 tags, a chunk goes with every tag there is, in RAM and below; 64 are told apart."""
+    for count, label, gone in ((MOST_LABELS, 1000, 0), (MOST_LABELS, 30, 1), (MOST_LABELS + 1, 1000, 1)):
+        with Rig(4, 4) as rig:
+            (chunk,) = chain("a", 1)
+            store_as(rig, [chunk], tagged(1))
+            for name in range(2, count + 1):
+                rig.cache.join([chunk], tagged(name))
+            assert forget(rig, labels=frozenset({label})) == {Tier.RAM: gone, Tier.DISK: gone}
+
+
+def test_a_chunk_computed_again_shares_the_terms_of_its_copy_below() -> None:
+    """What lies below and is stored into RAM under another tag goes with either tag, from both."""
+    for label in (7, 8):
+        with Rig(8, 8) as rig:
+            (chunk,) = chain("a", 1)
+            store_as(rig, [chunk], tagged(7))
+            rig.cache._forget(rig.cache.ram.entries[chunk.key])
+            store_as(rig, [chunk], tagged(8))
+            assert forget(rig, labels=frozenset({label})) == {Tier.RAM: 1, Tier.DISK: 1}
+
+
+def test_a_store_in_flight_is_forgotten_with_its_slot_kept() -> None:
+    """The engine goes on copying into a slot that was invalidated; nobody gets it, nor what it holds."""
+    with Rig(1) as rig:
+        (chunk,), (other,) = chain("a", 1), chain("b", 1)
+        (placement,) = rig.cache.begin_store([chunk], tagged(7))
+        assert forget(rig, labels=frozenset({7})) == {Tier.RAM: 1}
+        assert rig.cache.begin_store([other], tagged()) == []
+        assert rig.cache.begin_store([chunk], tagged()) == [], "two copies of one name could not be told apart"
+        rig.cache.end_store([placement.chunk])
+        assert not rig.in_ram(chunk.key)
+        assert len(rig.cache.begin_store([chunk], tagged())) == 1
+
+
+def test_a_load_in_flight_keeps_its_bytes() -> None:
+    """A request that began to load before the invalidation gets what it was promised; the next one a miss."""
+    with Rig(1) as rig:
+        (chunk,), (other,) = chain("a", 1), chain("b", 1)
+        store_as(rig, [chunk], tagged(7))
+        reader = tagged()
+        rig.ask([chunk], reader)
+        (slot,) = rig.cache.begin_load([chunk.key], reader)
+        forget(rig, labels=frozenset({7}))
+        assert rig.cache.begin_store([other], tagged()) == []
+        assert rig.slab.slot(slot) == content(chunk.key, SIZE)
+        rig.cache.end_load([chunk.key])
+        rig.cache.check()
+        assert not rig.in_ram(chunk.key) and len(rig.cache.begin_store([other], tagged())) == 1
+
+
+def test_a_promotion_in_flight_ends_as_a_miss() -> None:
+    """A chunk that was invalidated on its way up is no hit when it lands."""
+    with Rig(4, 4) as rig:
+        (chunk,) = chain("a", 1)
+        rig.put_below([chunk])
+        reader = tagged()
+        assert rig.ask([chunk], reader) == [Lookup.RETRY]
+        forget(rig)
+        rig.land()
+        assert rig.ask([chunk], reader) == [Lookup.MISS]
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+
+
+def test_time_runs_out_in_ram_and_below() -> None:
+    """From its expiry on a chunk is a miss, and its slot comes free; a hit takes the earlier expiry."""
+    with Rig(4, 4) as rig:
+        (chunk,) = chain("a", 1)
+        now = int(rig.clock.unix())
+        store_as(rig, [chunk], tagged(expires_s=now + 100))
+        rig.cache.join([chunk], tagged(expires_s=now + 500))
+        rig.cache.join([chunk], tagged(expires_s=now + 50))
+        rig.clock.advance(49)
+        assert rig.in_ram(chunk.key)
+        rig.clock.advance(2)
+        assert not rig.in_ram(chunk.key) and not rig.tier.lookup(chunk.key)
+        assert rig.cache.usage()[Tier.RAM].chunks == 0
+
+
+def test_a_renewed_chunk_is_written_anew() -> None:
+    """A hit that renews begins the time to live anew, in RAM and in the frame below."""
+    with Rig(4, 4) as rig:
+        (chunk,) = chain("a", 1)
+        now = int(rig.clock.unix())
+        store_as(rig, [chunk], tagged(expires_s=now + 100))
+        reader = tagged(expires_s=now + 500)
+        reader.renews = True
+        rig.cache.join([chunk], reader)
+        rig.cache.step()
+        rig.land()
+        rig.clock.advance(400)
+        assert rig.in_ram(chunk.key) and rig.tier.lookup(chunk.key)
+
+
+def test_a_renewed_chunk_brings_back_below_what_stood_on_it() -> None:
+    """What goes below with a renewed chunk and is in RAM is written again, behind it."""
+    with Rig(4, 4) as rig:
+        chunks = chain("a", 3)
+        now = int(rig.clock.unix())
+        store_as(rig, chunks, tagged(expires_s=now + 100))
+        reader = tagged(expires_s=now + 500)
+        reader.renews = True
+        rig.cache.join(chunks[:1], reader)
+        rig.cache.step()
+        rig.land()
+        assert all(rig.tier.lookup(chunk.key) for chunk in chunks)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.namespace import NO_ADAPTER, ChunkKeyer, namespace_digest
+from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, namespace_digest, tenant_digest
 
 NAMES = st.text(max_size=8)
 VALUES = st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers(-(2**70), 2**70))
@@ -58,22 +58,38 @@ def test_the_digest_is_the_documented_one() -> None:
     assert namespace_digest({"model": "qwen", "chunk_tokens": 256}) == hashlib.sha256(spelled).digest()
 
 
-@given(DIGESTS, DIGESTS, st.binary(min_size=32, max_size=32), st.integers(0, 2**32 - 1), st.data())
+@given(DIGESTS, DIGESTS, DIGESTS, st.binary(min_size=32, max_size=32), st.integers(0, 2**32 - 1), st.data())
 def test_a_key_depends_on_all_it_is_made_of(
-    namespace: bytes, adapter: bytes, engine_hash: bytes, group: int, data: st.DataObject
+    namespace: bytes, adapter: bytes, tenant: bytes, engine_hash: bytes, group: int, data: st.DataObject
 ) -> None:
-    """Another namespace, adapter, group or engine hash is another key; the same ones are the same key."""
-    key = ChunkKeyer(namespace, adapter).key(engine_hash, group)
-    assert key == ChunkKeyer(namespace, adapter).key(engine_hash, group)
+    """Another namespace, adapter, tenant, group or engine hash is another key; the same ones are the same key."""
+
+    def other(digest: bytes) -> bytes:
+        return data.draw(DIGESTS.filter(lambda drawn: drawn != digest))
+
+    key = ChunkKeyer(namespace, adapter, tenant).key(engine_hash, group)
+    assert key == ChunkKeyer(namespace, adapter, tenant).key(engine_hash, group)
     others = {
-        ChunkKeyer(data.draw(DIGESTS.filter(lambda d: d != namespace)), adapter).key(engine_hash, group),
-        ChunkKeyer(namespace, data.draw(DIGESTS.filter(lambda d: d != adapter))).key(engine_hash, group),
-        ChunkKeyer(namespace, adapter).key(engine_hash, group ^ 1),
-        ChunkKeyer(namespace, adapter).key(data.draw(DIGESTS.filter(lambda d: d != engine_hash)), group),
+        ChunkKeyer(other(namespace), adapter, tenant).key(engine_hash, group),
+        ChunkKeyer(namespace, other(adapter), tenant).key(engine_hash, group),
+        ChunkKeyer(namespace, adapter, other(tenant)).key(engine_hash, group),
+        ChunkKeyer(namespace, adapter, tenant).key(engine_hash, group ^ 1),
+        ChunkKeyer(namespace, adapter, tenant).key(other(engine_hash), group),
     }
     assert key not in others
-    if namespace != adapter:
-        assert ChunkKeyer(adapter, namespace).key(engine_hash, group) != key
+
+
+@given(st.permutations([bytes([n]) * 32 for n in range(3)]))
+def test_what_a_key_is_made_of_can_not_change_places(digests: list[bytes]) -> None:
+    """The same three digests in other places are another key."""
+    ordered = ChunkKeyer(*sorted(digests)).key(b"hash", 0)
+    assert (ChunkKeyer(*digests).key(b"hash", 0) == ordered) == (digests == sorted(digests))
+
+
+def test_tenants_have_different_digests() -> None:
+    """Without a keyring, too, two tenants' names are two digests of 32 bytes, neither of them that of nobody."""
+    digests = {tenant_digest(name) for name in ("", "a", "b", "default")} | {NO_TENANT}
+    assert len(digests) == 5 and {len(digest) for digest in digests} == {32}
 
 
 def test_one_keyer_makes_many_keys() -> None:
@@ -87,14 +103,17 @@ def test_one_keyer_makes_many_keys() -> None:
 def test_the_key_is_the_documented_one() -> None:
     """A known answer, computed here from the formula in words: a change of it loses every stored chunk."""
     namespace, engine_hash = bytes(range(32)), bytes(range(32, 64))
-    spelled = b"hotspan-chunk-1" + namespace + NO_ADAPTER + b"\x03\x00\x00\x00" + engine_hash
+    spelled = b"hotspan-chunk-2" + namespace + NO_TENANT + NO_ADAPTER + b"\x03\x00\x00\x00" + engine_hash
     key = ChunkKeyer(namespace).key(engine_hash, 3)
     assert key == hashlib.sha256(spelled).digest()
-    assert key.hex() == "cfeba2f85fbeb9a8d3d50f6928e2fb5b85e66261ef96b34824ece0ed9cc501f8"
+    assert key.hex() == "e00fe4d8875cdc94a7cbc37a8adb4de58164ed44763ad48098df5828bb376679"
+    tenant, adapter = bytes([1]) * 32, bytes([2]) * 32
+    spelled = b"hotspan-chunk-2" + namespace + tenant + adapter + b"\x03\x00\x00\x00" + engine_hash
+    assert ChunkKeyer(namespace, adapter, tenant).key(engine_hash, 3) == hashlib.sha256(spelled).digest()
 
 
-@pytest.mark.parametrize(("namespace", "adapter"), [(31, 32), (33, 32), (32, 0), (32, 64)])
-def test_short_digests_are_refused(namespace: int, adapter: int) -> None:
-    """A namespace or adapter that is not 32 bytes raises ValueError: lengths must not be able to shift."""
+@pytest.mark.parametrize("sizes", [(31, 32, 32), (33, 32, 32), (32, 0, 32), (32, 64, 32), (32, 32, 31), (32, 0, 64)])
+def test_short_digests_are_refused(sizes: tuple[int, int, int]) -> None:
+    """A namespace, adapter or tenant that is not 32 bytes raises ValueError: lengths must not be able to shift."""
     with pytest.raises(ValueError):
-        ChunkKeyer(bytes(namespace), bytes(adapter))
+        ChunkKeyer(*map(bytes, sizes))

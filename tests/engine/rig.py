@@ -20,6 +20,18 @@ from hotspan.config.settings import cache_settings
 CHUNK = 256
 
 
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 4096,
+    "block_size": 128,
+    "num_gpu_blocks_override": 48,
+    "max_num_batched_tokens": 1024,
+    "gpu_memory_utilization": 0.2,
+    "enforce_eager": True,
+    "disable_log_stats": False,
+}
+
+
 @dataclass
 class Answer:
     """One request's outcome."""
@@ -37,33 +49,29 @@ class Digests:
     wrong: int = 0
 
 
-class Rig:
-    """An engine with hotspan's tiers."""
+class Engine:
+    """An engine in this process."""
 
-    def __init__(self, llm: Any, digests: Digests) -> None:
+    def __init__(self, llm: Any) -> None:
         self.llm = llm
-        self.digests = digests
         self.core = llm.llm_engine.engine_core.engine_core
-        self.cache = self.core.scheduler.connector.manager.cache
         self._encode = llm.get_tokenizer().encode
 
     def text(self, seed: int, tokens: int) -> list[int]:
         """`tokens` tokens of varied text."""
         return self._encode(prose(seed, tokens))[:tokens]
 
-    def ask(self, prompt: list[int], tokens: int = 8, *, salt: str | None = None, lora: Any = None) -> Answer:
-        return self.ask_all([prompt], tokens, salt=salt, lora=lora)[0]
+    def ask(
+        self, prompt: list[int], tokens: int = 8, *, salt: str | None = None, lora: Any = None, **directives: Any
+    ) -> Answer:
+        return self.ask_all([prompt], tokens, salt=salt, lora=lora, **directives)[0]
 
     def ask_all(
-        self, prompts: list[list[int]], tokens: int, *, salt: str | None = None, lora: Any = None
+        self, prompts: list[list[int]], tokens: int, *, salt: str | None = None, lora: Any = None, **directives: Any
     ) -> list[Answer]:
         """Answers to requests that run together, greedy."""
-        from vllm import SamplingParams
-
         asked = [{"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {}) for prompt in prompts]
-        outputs = self.llm.generate(
-            asked, SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True), use_tqdm=False, lora_request=lora
-        )
+        outputs = self.llm.generate(asked, sampling(tokens, directives), use_tqdm=False, lora_request=lora)
         return [Answer(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
 
     def is_same(self, prompt: list[int], tokens: list[int]) -> bool:
@@ -81,9 +89,39 @@ class Rig:
                 return have in best and best[want].logprob - best[have].logprob < 1e-3
         return True
 
+    def start(self, name: str, prompt: list[int], tokens: int, **directives: Any) -> None:
+        """Hand a request to the engine, which runs as far as it is stepped."""
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling(tokens, directives))
+
+    def step(self, times: int = 1) -> dict[str, int]:
+        """Cached tokens of the requests that ended, by name."""
+        outputs = [output for _ in range(times) for output in self.llm.llm_engine.step()]
+        return {output.request_id: output.num_cached_tokens for output in outputs if output.finished}
+
+    def finish(self) -> dict[str, int]:
+        """Let every request that was started end; cached tokens by name."""
+        ended: dict[str, int] = {}
+        while self.llm.llm_engine.has_unfinished_requests():
+            ended |= self.step()
+        return ended
+
     def forget_gpu(self) -> None:
         """Empty the engine's own prefix cache, and leave the tiers alone."""
         assert self.llm.reset_prefix_cache()
+
+
+class Rig(Engine):
+    """An engine with hotspan's tiers."""
+
+    def __init__(self, llm: Any, digests: Digests) -> None:
+        super().__init__(llm)
+        self.digests = digests
+        self.cache = self.core.scheduler.connector.manager.cache
+
+    def administer(self, **command: Any) -> dict[str, Any]:
+        """One command of cache administration, carried out between two steps."""
+        answer = self.core.hotspan(command)
+        return answer if isinstance(answer, dict) else answer.result(30)
 
     def settle(self, seconds: float = 5.0) -> None:
         """Let stores end and reach the disk."""
@@ -99,11 +137,42 @@ class Rig:
         raise AssertionError("stores did not end")
 
 
+def sampling(tokens: int, directives: dict[str, Any]) -> Any:
+    """Greedy, with a request's directives to the cache."""
+    from vllm import SamplingParams
+
+    extra = {"kv_transfer_params": directives} if directives else None
+    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
+
+
+@contextmanager
+def engine_alone(model: Path, **engine: Any) -> Iterator[Engine]:
+    """The same engine without hotspan."""
+    from vllm import LLM
+
+    llm = LLM(str(model), **(OPTIONS | engine))
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
 @contextmanager
 def rig(
-    model: Path, *, ram_gib: float = 0.25, disk: Path | None = None, disk_gib: float = 0.5, **engine: Any
+    model: Path,
+    *,
+    ram_gib: float = 0.25,
+    disk: Path | None = None,
+    disk_gib: float = 0.5,
+    cache: dict[str, Any] | None = None,
+    **engine: Any,
 ) -> Iterator[Rig]:
-    """A running engine; float32, so that tokens are comparable, unless `engine` says otherwise."""
+    """A running engine; float32, so that tokens are comparable, unless `engine` says otherwise.
+
+    cache: fields of CacheSettings.
+    """
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -111,21 +180,11 @@ def rig(
 
     settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None)
     # Whether a late chunk is a miss is tested with a simulated clock; here a stall of a busy machine must not decide.
-    settings = dataclasses.replace(settings, patience_s=10.0)
-    options: dict[str, Any] = {
-        "dtype": "float32",
-        "max_model_len": 4096,
-        "block_size": 128,
-        "num_gpu_blocks_override": 48,
-        "max_num_batched_tokens": 1024,
-        "gpu_memory_utilization": 0.2,
-        "enforce_eager": True,
-        "disable_log_stats": False,
-    }
+    settings = dataclasses.replace(settings, **({"patience_s": 10.0} | (cache or {})))
     with recorded() as digests:
         llm = LLM(
             str(model),
-            **(options | engine),
+            **(OPTIONS | engine),
             kv_transfer_config=transfer_config(settings),
             prefix_caching_hash_algo="sha256_cbor",
         )

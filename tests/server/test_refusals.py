@@ -1,5 +1,6 @@
 """What can't work is refused at once, in one sentence that says what to do, with exit status 2."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -8,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from hotspan.cli.main import app
 from hotspan.cli.serve import OWN_OPTIONS
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import TenantShare, cache_settings
+from hotspan.config.tenants import Tenant, Tenants
+from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.engine.arguments import add_cache, parse_engine_arguments
+from hotspan.server.options import ServeOptions, bind, check_exposure
 from hotspan.tiers.directory import open_directory
 
 from .conftest import refusal
@@ -68,6 +74,15 @@ def test_typo_on_the_command_line(tiny_model: Path) -> None:
         (("--model-digest", "none"), "sampled or full"),
         (("--port", "99999"), "no port"),
         (("--host", "203.0.113.7"), "no address of this machine"),
+        (("--host", "0.0.0.0"), "--tenants FILE"),
+        (("--host", "::"), "--insecure"),
+        (("--tenants", "/nonexistent"), "can't be read"),
+        (("--admin-token-file", "/nonexistent"), "can't be read"),
+        (("--persistence", "none", "--disk", "/tmp/x", "--disk-gib", "1"), "in memory only"),
+        (("--persistence", "ram"), "tiers (the default) or none"),
+        (("--kek", "env:X"), "--kek is given without --key-store"),
+        (("--kek", "env:NOT_THERE", "--key-store", "/nonexistent"), "NOT_THERE"),
+        (("--ram-gib", "0.1", "--api-key", "sk-x"), "--api-key is vLLM's"),
     ],
 )
 def test_own_options(tiny_model: Path, options: tuple[str, ...], expected: str) -> None:
@@ -75,6 +90,48 @@ def test_own_options(tiny_model: Path, options: tuple[str, ...], expected: str) 
     status, said = refusal(str(tiny_model), *options)
     assert status == 2
     assert expected in said
+
+
+def test_keys_of_another_store(tiny_model: Path, tmp_path: Path) -> None:
+    """A key store that another key-encryption key wraps is refused before the model loads."""
+    from hotspan.keyring.records import StoreHeader
+    from hotspan.keyring.store import create_store
+    from hotspan.keyring.wrap import create_kek, open_wrapper
+
+    for name in ("a", "b"):
+        create_kek(tmp_path / name)
+    create_store(tmp_path / "keys", StoreHeader(open_wrapper(f"file:{tmp_path / 'a'}", {}).id, 0.0))
+    kek = ("--kek", f"file:{tmp_path / 'b'}", "--key-store", str(tmp_path / "keys"))
+    status, said = refusal(str(tiny_model), "--ram-gib", "0.1", *kek)
+    assert status == 2 and "was made with" in said
+
+
+def test_keys_open_the_door_to_other_machines(tmp_path: Path) -> None:
+    """With keys, or with --insecure, any address will do; a file of rules without keys is no permission."""
+    with contextlib.closing(bind("0.0.0.0", 0)) as listener:
+        keyed = Tenants((Tenant("acme", (b"digest",), TenantShare("acme")),))
+        check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, tenants=keyed))
+        check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, is_insecure=True))
+        ruled = Tenants(retention=(RetentionRule(ttl_s=60),))
+        with pytest.raises(ConfigError, match="--tenants"):
+            check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, tenants=ruled))
+    for host in ("127.0.0.1", "localhost", "127.8.9.10", "::1"):
+        with contextlib.closing(bind(host, 0)) as listener:
+            check_exposure(listener, ServeOptions("m", host, 0, None))
+
+
+def test_engine_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    """VLLM_API_KEY would put vLLM's guard beside ours: refused like --api-key."""
+    monkeypatch.setenv("VLLM_API_KEY", "sk-x")
+    status, said = refusal(str(tiny_model), "--ram-gib", "0.1")
+    assert status == 2 and "VLLM_API_KEY is vLLM's" in said and "sk-x" not in said
+
+
+def test_every_own_option_is_known_to_suggestions() -> None:
+    """What `hotspan serve` takes is what its suggestions draw from."""
+    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    taken = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    assert taken == set(OWN_OPTIONS)
 
 
 def test_taken_port(tiny_model: Path) -> None:

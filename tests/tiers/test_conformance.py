@@ -2,42 +2,108 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from hotspan.testing.conformance import StorageTierTests
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.conformance import NAMESPACE, StorageTierTests
+from hotspan.testing.inline import InlineQueues
+from hotspan.testing.keys import FixedKeys
 from hotspan.testing.manual import ManualTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.guard import GuardedTier
 
 
-class TestDiskTier(StorageTierTests):
-    """The disk tier on a real disk, with O_DIRECT."""
+class DiskTierTests(StorageTierTests):
+    """The disk tier on a real disk."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {}
+
+    def options(self, path: Path) -> DiskOptions:
+        """For SLOTS slots in `path`."""
+        return DiskOptions(path / "disk", self.SLOTS * (self.PAYLOAD_BYTES + 4096), **self.OPTIONS)
 
     @pytest.fixture
-    def tier(self, tmp_path: Path) -> Iterator[DiskTier]:
-        slot = self.PAYLOAD_BYTES + 4096
-        tier = DiskTier(DiskOptions(tmp_path / "disk", self.SLOTS * slot), bytes(32), self.PAYLOAD_BYTES)
+    def tier(self, tmp_path: Path, clock: SimulatedClock) -> Iterator[DiskTier]:
+        tier = DiskTier(self.options(tmp_path), NAMESPACE, self.PAYLOAD_BYTES, clock)
         yield tier
         tier.close(5.0)
 
 
-class TestBufferedDiskTier(StorageTierTests):
-    """The disk tier where there is no O_DIRECT."""
+class TestDiskTier(DiskTierTests):
+    """With O_DIRECT."""
+
+
+class TestBufferedDiskTier(DiskTierTests):
+    """Where there is no O_DIRECT."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"allow_direct": False}
+
+
+class TestSealedDiskTier(DiskTierTests):
+    """With encryption."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"keys": FixedKeys()}
+
+
+class TestInlineDiskTier(DiskTierTests):
+    """With a simulation's queues in the place of threads, which run dry whenever the kit waits."""
 
     @pytest.fixture
-    def tier(self, tmp_path: Path) -> Iterator[DiskTier]:
-        slot = self.PAYLOAD_BYTES + 4096
-        options = DiskOptions(tmp_path / "disk", self.SLOTS * slot, allow_direct=False)
-        tier = DiskTier(options, bytes(32), self.PAYLOAD_BYTES)
+    def tier(self, tmp_path: Path, clock: SimulatedClock) -> Iterator[DiskTier]:
+        queues = InlineQueues(seed=1)
+        path, size = tmp_path / "disk", self.PAYLOAD_BYTES
+        tier = CrankedTier(
+            DiskOptions(path, self.SLOTS * (size + 4096), queue=queues.queue), NAMESPACE, size, clock, queues
+        )
         yield tier
         tier.close(5.0)
+
+
+class CrankedTier(DiskTier):
+    """A disk tier whose `wait` turns the crank."""
+
+    def __init__(
+        self, options: DiskOptions, namespace: bytes, payload_bytes: int, clock: SimulatedClock, queues: InlineQueues
+    ) -> None:
+        self._queues = queues
+        super().__init__(options, namespace, payload_bytes, clock)
+
+    def wait(self, timeout_s: float) -> None:
+        self._queues.run()
+
+    def finished(self) -> list[Any]:
+        transfers = super().finished()
+        self._queues.turn()
+        return transfers
+
+
+class TestGuardedTier(DiskTierTests):
+    """A guard is a tier like the one that it guards."""
+
+    @pytest.fixture
+    def tier(self, tmp_path: Path, clock: SimulatedClock) -> Iterator[GuardedTier]:
+        tier = CheckedGuard(
+            lambda is_back: DiskTier(self.options(tmp_path), NAMESPACE, self.PAYLOAD_BYTES, clock), clock
+        )
+        yield tier
+        tier.close(5.0)
+
+
+class CheckedGuard(GuardedTier):
+    """A guard whose tier's books are checked."""
+
+    def check(self) -> None:
+        assert self.is_up
+        self._current.check()
 
 
 class TestManualTier(StorageTierTests):
     """The tier that the cache's tests stand on."""
 
     @pytest.fixture
-    def tier(self) -> Iterator[ManualTier]:
-        tier = ManualTier(self.SLOTS, self.PAYLOAD_BYTES, auto=True)
+    def tier(self, clock: SimulatedClock) -> Iterator[ManualTier]:
+        tier = ManualTier(self.SLOTS, self.PAYLOAD_BYTES, auto=True, namespace=NAMESPACE, clock=clock)
         yield tier
         tier.close(5.0)

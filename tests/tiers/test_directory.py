@@ -5,17 +5,21 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotspan.core.errors import DirectoryError
-from hotspan.core.types import MIB
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import MIB, ChunkKey
 from hotspan.testing.chunks import key_of
+from hotspan.testing.faults import SHORT, FaultyFiles
 from hotspan.tiers.directory import check_directory, open_directory
-from hotspan.tiers.table import Record
+from hotspan.tiers.files import Files
+from hotspan.tiers.log import Invalidation
+from hotspan.tiers.table import DiskTable, Record
 
 from .mounts import mounted
 
@@ -30,9 +34,33 @@ sys.stdin.read()
 """
 
 
-def record(name: str) -> Record:
+def record(name: str, parent: str | None = None, **terms: Any) -> Record:
     """A record that a test calls `name`."""
-    return Record(key_of(name), None, bytes(32), 4096)
+    return Record(key_of(name), None if parent is None else key_of(parent), bytes(32), 4096, Terms(**terms))
+
+
+def contents(table: DiskTable) -> dict[int, Record]:
+    """All records in memory."""
+    return {slot: table.record(slot) for slot in table.slots()}
+
+
+def filled(path: Path, *records: Record, invalidations: Sequence[Invalidation] = ()) -> None:
+    """A directory with these records in its slots, and then these invalidations in its log, applied to nothing."""
+    held = open_directory(path, SLOT, 8 * SLOT)
+    for slot, one in enumerate(records):
+        held.table.put(slot, one)
+    held.table.flush()
+    for entry in invalidations:
+        held.log.append(entry)
+    held.close()
+
+
+def names(path: Path, **options: Any) -> set[ChunkKey]:
+    """The keys of what a new process finds."""
+    held = open_directory(path, SLOT, 8 * SLOT, **options)
+    found = {one.key for one in contents(held.table).values()}
+    held.close()
+    return found
 
 
 def test_another_process_is_named(tmp_path: Path) -> None:
@@ -67,7 +95,7 @@ def test_modes(tmp_path: Path) -> None:
             open_directory(tmp_path / name, SLOT, 8 * SLOT).close()
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
             files = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / name).iterdir()}
-            assert files == {"lock": 0o600, "table": 0o600, "slab": 0o600}
+            assert files == {"lock": 0o600, "table": 0o600, "slab": 0o600, "log": 0o600}
     finally:
         os.umask(umask)
 
@@ -164,12 +192,13 @@ def test_growing_and_shrinking_keep_what_fits(tmp_path: Path, slots: int) -> Non
     """With another size the records and bytes of the slots that remain stay, and the files have the new size."""
     held = open_directory(tmp_path / "disk", SLOT, 8 * SLOT)
     for slot in (1, 6):
-        held.table.write(slot, record(str(slot)))
+        held.table.put(slot, record(str(slot)))
+        held.table.write(slot)
         os.pwrite(held.slab_fd, memoryview(_page(slot)), slot * SLOT)
     held.close()
     held = open_directory(tmp_path / "disk", SLOT, slots * SLOT)
     expected = {slot: record(str(slot)) for slot in (1, 6) if slot < slots}
-    assert held.table.read_all() == expected
+    assert contents(held.table) == expected
     assert os.fstat(held.slab_fd).st_size == slots * SLOT
     for slot in expected:
         page = _page(0)
@@ -222,9 +251,38 @@ def test_a_refusal_of_direct_io_at_open_or_read(tmp_path: Path, monkeypatch: pyt
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("call", ["preadv", "pread", "pwrite", "ftruncate", "posix_fallocate", "statvfs"])
-def test_any_failing_call_is_a_directory_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """EIO from any system call while the directory is opened is a DirectoryError, and no descriptor stays open."""
+@pytest.mark.parametrize("state", ["new", "old", "invalidated"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, SHORT], ids=["eio", "emfile", "short"])
+def test_whichever_call_fails_is_a_directory_error(tmp_path: Path, error: int, state: str) -> None:
+    """Any of all system calls of an opening may fail: that is a DirectoryError that leaks no descriptor, and the next
+    opening finds what was there, less what was invalidated, or nothing."""
+    nth, hits = 0, 1
+    while hits:
+        nth += 1
+        path, files = tmp_path / f"{nth}", FaultyFiles()
+        entries = [Invalidation(1, Scope(tenant=1), 0.0)] if state == "invalidated" else []
+        if state != "new":
+            filled(path, record("a", tenant=1), record("b", tenant=2), invalidations=entries)
+        before = len(os.listdir("/proc/self/fd"))
+        files.arm(nth, error)
+        try:
+            open_directory(path, SLOT, 8 * SLOT, files=files).close()
+        except DirectoryError as refusal:
+            assert str(path) in str(refusal)
+        else:
+            assert error == SHORT or not files.hits, f"call {nth} failed and nobody noticed"
+        hits = files.hits
+        assert len(os.listdir("/proc/self/fd")) == before and not files.open_fds
+        expected = {"new": [], "old": ["a", "b"], "invalidated": ["b"]}[state]
+        assert names(path) in ({key_of(name) for name in expected}, set()), f"call {nth}"
+    assert nth > 15
+
+
+@pytest.mark.parametrize("call", ["statvfs"])
+def test_a_file_system_that_says_nothing_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """EIO from what is asked of the file system is a DirectoryError, and no descriptor stays open."""
     before = len(os.listdir("/proc/self/fd"))
 
     def fail(*_: Any) -> int:
@@ -250,3 +308,136 @@ def test_a_lock_that_fails_is_not_blamed_on_a_process(tmp_path: Path, monkeypatc
     with pytest.raises(DirectoryError, match="No locks available"):
         open_directory(tmp_path / "disk", SLOT, 8 * SLOT)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- what was invalidated ------------------------------------------------------------------------------------------
+
+
+def test_the_log_is_applied(tmp_path: Path) -> None:
+    """What the log says was invalidated is not found, with what stands on it; what is newer or others' is."""
+    path = tmp_path / "disk"
+    filled(
+        path,
+        record("old", tenant=1, generation=1),
+        record("child", "old", tenant=2, generation=1),
+        record("grandchild", "child", tenant=2, generation=2),
+        record("other", tenant=2, generation=1),
+        record("new", tenant=1, generation=3),
+        invalidations=[Invalidation(3, Scope(tenant=1), 0.0)],
+    )
+    for _ in range(2):
+        assert names(path) == {key_of("other"), key_of("new")}
+
+
+def test_each_entry_is_applied_to_what_was_there_before(tmp_path: Path) -> None:
+    """Each invalidation takes chunks of generations below its own; the same scope again takes later ones."""
+    path = tmp_path / "disk"
+    filled(
+        path,
+        *(
+            record(f"{tenant}{generation}", tenant=tenant, generation=generation)
+            for tenant in (1, 2)
+            for generation in range(4)
+        ),
+        invalidations=[
+            Invalidation(1, Scope(tenant=1), 0.0),
+            Invalidation(2, Scope(tenant=2), 0.0),
+            Invalidation(3, Scope(tenant=1), 0.0),
+        ],
+    )
+    assert names(path) == {key_of(name) for name in ("13", "22", "23")}
+
+
+def test_a_named_parent_that_is_gone_takes_its_children(tmp_path: Path) -> None:
+    """An invalidation by keys takes the children of a chunk whose own record is gone already."""
+    path = tmp_path / "disk"
+    filled(
+        path,
+        record("child", "gone"),
+        record("other", "elsewhere"),
+        invalidations=[Invalidation(1, Scope(keys=frozenset([key_of("gone")])), 0.0)],
+    )
+    assert names(path) == {key_of("other")}
+
+
+def test_the_log_begins_anew_once_it_was_applied(tmp_path: Path) -> None:
+    """Opening settles the entries: the log is short again, and the generation goes on, over any number of openings."""
+    path = tmp_path / "disk"
+    filled(path, record("a"), invalidations=[Invalidation(n, Scope(tenant=n), 0.0) for n in range(1, 50)])
+    long = (path / "log").stat().st_size
+    for _ in range(3):
+        held = open_directory(path, SLOT, 8 * SLOT)
+        assert held.generation == 49 and held.log.read().entries == []
+        held.close()
+    assert (path / "log").stat().st_size < long / 10
+    assert names(path) == {key_of("a")}
+
+
+def test_settling_is_durable_before_the_log_forgets(tmp_path: Path) -> None:
+    """The table is synced before the log begins anew, and the new log before it takes the old one's place."""
+    path, order = tmp_path / "disk", []
+
+    class Ordered(Files):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            order.append(os.readlink(f"/proc/self/fd/{fd}").rsplit("/", 1)[1])
+
+        def replace(self, source: Path, target: Path) -> None:
+            super().replace(source, target)
+            order.append("replaced")
+
+    filled(path, record("a"), invalidations=[Invalidation(1, Scope(), 0.0)])
+    assert names(path, files=Ordered()) == set()
+    assert order == ["table", "log.new", "replaced"]
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "flipped", "rolled back"])
+def test_without_a_log_everything_is_forgotten(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A log that is lost, damaged or an older one can't say what was invalidated: nothing is found, now and later."""
+    path = tmp_path / "disk"
+    filled(path, record("a"), invalidations=[Invalidation(1, Scope(tenant=1), 0.0)])
+    old = (path / "log").read_bytes()
+    assert names(path) == {key_of("a")}
+    filled(path, record("a"), record("b", generation=2), invalidations=[Invalidation(2, Scope(tenant=1), 0.0)])
+    log = path / "log"
+    match how:
+        case "missing":
+            log.unlink()
+        case "empty":
+            log.write_bytes(b"")
+        case "cut":
+            log.write_bytes(log.read_bytes()[:-1])
+        case "flipped":
+            log.write_bytes(log.read_bytes()[:-1] + b"!")
+        case "rolled back":
+            log.write_bytes(old)
+    held = open_directory(path, SLOT, 8 * SLOT)
+    assert contents(held.table) == {} and held.generation > 2
+    held.close()
+    assert names(path) == set()
+    assert ["disk_log_lost" in entry.getMessage() for entry in caplog.records] == [True]
+
+
+def test_a_generation_never_comes_twice(tmp_path: Path) -> None:
+    """However often the log is lost, the generation only rises while a record of it is there."""
+    path, seen = tmp_path / "disk", []
+    for _ in range(4):
+        held = open_directory(path, SLOT, 8 * SLOT)
+        seen.append(held.generation)
+        held.table.put(0, record("a", generation=held.generation))
+        held.table.flush()
+        held.close()
+        (path / "log").unlink()
+    assert seen == sorted(set(seen))
+
+
+def test_a_mount_that_went_away_is_not_made_anew(tmp_path: Path) -> None:
+    """With is_new=False an empty or missing directory is refused and nothing is made; one that is there opens."""
+    path = tmp_path / "disk"
+    for _ in range(2):
+        with pytest.raises(DirectoryError, match="gone: mount it again"):
+            open_directory(path, SLOT, 8 * SLOT, is_new=False)
+        assert not path.exists() or os.listdir(path) == []
+        path.mkdir(exist_ok=True)
+    filled(path, record("a"))
+    assert names(path, is_new=False) == {key_of("a")}

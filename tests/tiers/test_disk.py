@@ -1,42 +1,50 @@
 """The disk tier: what it finds is what was stored, whatever happens to the disk, the process or the order of events."""
 
-import errno
 import logging
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hotspan.core.errors import DirectoryError
+from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.conformance import load, settle, store
+from hotspan.testing.conformance import NAMESPACE, TERMS, DurableSpy, invalidate, load, settle, store
+from hotspan.testing.faults import FaultyFiles, SlowFiles
+from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.files import Files
 from hotspan.tiers.table import RECORD_BYTES, SUPERBLOCK_BYTES, DiskTable, Geometry, Record
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096
 SLOTS = 4
-NAMESPACE = bytes(range(32))
 CHUNKS = chain("a", SLOTS)
+ROOTS = [chain(f"root {n}", 1)[0] for n in range(SLOTS)]
 
 
 @contextmanager
 def opened(
-    path: Path, slots: int = SLOTS, namespace: bytes = NAMESPACE, size: int = SIZE, **options: Any
+    path: Path,
+    slots: int = SLOTS,
+    namespace: bytes = NAMESPACE,
+    size: int = SIZE,
+    clock: SimulatedClock | None = None,
+    **options: Any,
 ) -> Iterator[DiskTier]:
     """A disk tier over `path`, checked and closed at the end."""
-    tier = DiskTier(DiskOptions(path, slots * (4096 + size), **options), namespace, size, SimulatedClock())
+    tier = DiskTier(DiskOptions(path, slots * (4096 + size), **options), namespace, size, clock or SimulatedClock())
     try:
         yield tier
         tier.check()
@@ -63,10 +71,11 @@ def slot_of(path: Path, key: ChunkKey, slots: int = SLOTS) -> int:
     """The slot whose record names `key`."""
     fd = os.open(path / "table", os.O_RDONLY)
     try:
-        found = DiskTable(fd, Geometry(SLOT, slots)).read_all()
+        table = DiskTable(Files(), fd, Geometry(SLOT, slots))
+        table.read()
     finally:
         os.close(fd)
-    (slot,) = [slot for slot, record in found.items() if record.key == key]
+    (slot,) = [slot for slot in table.slots() if table.key(slot) == key]
     return slot
 
 
@@ -144,13 +153,126 @@ def test_a_smaller_model_may_use_larger_slots(path: Path) -> None:
         assert all(hits(tier, chunk.key) for chunk in CHUNKS)
 
 
-def test_clear_outlives_the_process(path: Path) -> None:
-    """After `clear` and `close` a new process finds nothing."""
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
+def test_an_invalidation_outlives_the_process(path: Path, closed: bool) -> None:
+    """What was invalidated is not found by a new process, nor what stood on it, also if the old one was killed."""
     full(path)
     with opened(path) as tier:
-        assert tier.clear() == SLOTS
+        assert invalidate(tier, Scope(keys=frozenset([CHUNKS[1].key]))) == 3
+        settle_frees(tier)
+        assert store(tier, CHUNKS[1], SIZE) is not None
+        if not closed:
+            copy(path, path.with_name("killed"))
+    with opened(path if closed else path.with_name("killed")) as tier:
+        assert [hits(tier, chunk.key) for chunk in CHUNKS] == [True, True, False, False]
+
+
+def copy(path: Path, target: Path) -> None:
+    """What a new process would find if this one was killed now."""
+    target.mkdir()
+    for name in ("table", "slab", "log"):
+        (target / name).write_bytes((path / name).read_bytes())
+
+
+def test_terms_outlive_the_process(path: Path) -> None:
+    """A new process finds the terms as they were stored and joined, enforces them, and counts tenants by them."""
+    clock = SimulatedClock()
+    at = int(clock.unix()) + 100
+    with opened(path, clock=clock) as tier:
+        store(tier, CHUNKS[0], SIZE, terms=Terms(7, 8, tag_labels(["x"])))
+        store(tier, CHUNKS[1], SIZE, terms=Terms(9, 8, tag_labels(["y"]), expires_s=at))
+        tier.join(CHUNKS[0].key, Terms(labels=tag_labels(["z"], "s")))
+    with opened(path, clock=clock) as tier:
+        terms = tier.terms(CHUNKS[0].key)
+        assert (terms.tenant, terms.adapter, terms.labels) == (7, 8, tag_labels(["x", "z"], "s"))
+        assert tier.terms(CHUNKS[1].key).expires_s == at and tier.usage().tenants == {7: 1, 9: 1}
+        clock.advance(100)
+        assert tier.lookup(CHUNKS[0].key) and not tier.lookup(CHUNKS[1].key)
+        assert invalidate(tier, Scope(labels=tag_labels(["z"]))) >= 1
+    with opened(path, clock=clock) as tier:
+        assert tier.usage().chunks == 0
+
+
+def test_what_expired_meanwhile_is_not_there(path: Path) -> None:
+    """A chunk whose time ran out while no process was there is not found, nor what stood on it, and takes no slot."""
+    clock = SimulatedClock()
+    with opened(path, clock=clock) as tier:
+        store(tier, CHUNKS[0], SIZE, terms=Terms(expires_s=int(clock.unix()) + 10))
+        store(tier, CHUNKS[1], SIZE)
+        store(tier, ROOTS[0], SIZE)
+    clock.advance(11)
+    with opened(path, clock=clock) as tier:
+        assert not tier.lookup(CHUNKS[0].key) and not tier.lookup(CHUNKS[1].key) and hits(tier, ROOTS[0].key)
+        tier.check()
+        assert tier.usage().chunks == 1
+
+
+def test_an_expired_frame_is_a_miss_whatever_its_record_says(path: Path) -> None:
+    """The expiry that the frame itself says is enforced when it is read: a record alone can't prolong it."""
+    clock = SimulatedClock()
+    with opened(path, clock=clock) as tier:
+        store(tier, CHUNKS[0], SIZE, terms=Terms(expires_s=int(clock.unix()) + 10))
+        slot = tier.directory.table.slots()[0]
+        record = tier.directory.table.record(slot)
+    table = os.open(path / "table", os.O_RDWR)
+    forger = DiskTable(Files(), table, Geometry(SLOT, SLOTS))
+    forger.put(slot, record._replace(terms=Terms(generation=record.terms.generation)))
+    forger.write(slot)
+    os.close(table)
+    clock.advance(20)
+    with opened(path, clock=clock) as tier:
+        result = load(tier, CHUNKS[0].key, SIZE)
+        assert result is not None and result[0].fault is Fault.GONE
+
+
+def test_an_old_frame_under_a_new_record_is_a_miss(path: Path) -> None:
+    """R3, old files: a frame of an earlier generation that a lost write left in the slot is corrupt, not a hit."""
     with opened(path) as tier:
-        assert tier.usage().chunks == 0 and not any(tier.lookup(chunk.key) for chunk in CHUNKS)
+        store(tier, CHUNKS[0], SIZE, version=1)
+        slot = tier.directory.table.slots()[0]
+        old = (path / "slab").read_bytes()[slot * SLOT : (slot + 1) * SLOT]
+        invalidate(tier, Scope())
+        tier.check()
+        store(tier, CHUNKS[0], SIZE)
+        assert hits(tier, CHUNKS[0].key) and tier.terms(CHUNKS[0].key).generation == 2
+        slot = tier.directory.table.slots()[0]
+    slab = os.open(path / "slab", os.O_RDWR)
+    os.pwrite(slab, old, slot * SLOT)
+    os.close(slab)
+    with opened(path) as tier:
+        result = load(tier, CHUNKS[0].key, SIZE)
+        assert result is not None and result[0].fault is Fault.CORRUPT and not tier.lookup(CHUNKS[0].key)
+
+
+def test_stores_wait_for_the_log(path: Path) -> None:
+    """While an invalidation is not durable nothing is stored: it would carry the generation of what was invalidated."""
+    files = SlowFiles(kinds=("sync",))
+    with opened(path, files=files) as tier:
+        store(tier, CHUNKS[0], SIZE)
+        files.hang()
+        spy = DurableSpy()
+        tier.invalidate(Scope(tenant=1), spy)
+        files.wait_hanging()
+        assert not tier.can_store() and store(tier, CHUNKS[1], SIZE) is None
+        assert hits(tier, CHUNKS[0].key) and spy.told == []
+        files.release()
+        assert spy.wait(tier) and tier.can_store()
+        assert store(tier, CHUNKS[1], SIZE) is not None and tier.terms(CHUNKS[1].key).generation == 2
+
+
+def test_joins_are_durable_with_the_next_invalidation(path: Path) -> None:
+    """When an invalidation is acknowledged, the disk knows of every join before it, also if its write failed."""
+    files = FaultyFiles()
+    with opened(path, files=files) as tier:
+        store(tier, CHUNKS[0], SIZE)
+        files.arm(1, kinds=["pwrite"])
+        tier.join(CHUNKS[0].key, Terms(labels=tag_labels(["x"])))
+        tier.check()
+        assert files.hits == 1
+        invalidate(tier, Scope(tenant=1))
+        copy(path, path.with_name("killed"))
+    with opened(path.with_name("killed")) as tier:
+        assert tier.terms(CHUNKS[0].key).labels == tag_labels(["x"])
 
 
 # -- what is broken ------------------------------------------------------------------------------------------------
@@ -158,7 +280,10 @@ def test_clear_outlives_the_process(path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [0, 8, 45, 80, 300, 4095, 4096, 4096 + SIZE - 1])
 def test_corruption_is_a_counted_miss_and_heals(path: Path, offset: int) -> None:
-    """A bit that flipped on disk, in the header or the payload, is Fault.CORRUPT once; the next store heals it."""
+    """A bit that flipped on disk, in the header or the payload, is Fault.CORRUPT once; the next store heals it.
+
+    What stood on the chunk goes with it, the rest stays.
+    """
     full(path)
     victim = CHUNKS[2]
     flip(path, slot_of(path, victim.key) * SLOT + offset)
@@ -167,10 +292,11 @@ def test_corruption_is_a_counted_miss_and_heals(path: Path, offset: int) -> None
         result = load(tier, victim.key, SIZE)
         assert result is not None and result[0].fault is Fault.CORRUPT
         assert not tier.lookup(victim.key) and load(tier, victim.key, SIZE) is None
-        assert all(hits(tier, chunk.key) for chunk in CHUNKS if chunk is not victim)
+        assert [hits(tier, chunk.key) for chunk in CHUNKS] == [True, True, False, False]
         settle_frees(tier)
         assert store(tier, victim, SIZE) is not None
-        assert hits(tier, victim.key)
+        assert hits(tier, victim.key) and not tier.lookup(CHUNKS[3].key)
+        assert store(tier, CHUNKS[3], SIZE) is not None
     with opened(path) as tier:
         assert all(hits(tier, chunk.key) for chunk in CHUNKS)
 
@@ -181,13 +307,14 @@ def settle_frees(tier: DiskTier) -> None:
 
 
 def test_quarantine_outlives_the_process(path: Path) -> None:
-    """A chunk that was found corrupt is not found by the next process either."""
+    """A chunk that was found corrupt is not found by the next process either, nor what stood on it."""
     full(path)
     flip(path, slot_of(path, CHUNKS[2].key) * SLOT + 5000)
     with opened(path) as tier:
         assert not hits(tier, CHUNKS[2].key)
     with opened(path) as tier:
-        assert not tier.lookup(CHUNKS[2].key) and tier.usage().chunks == SLOTS - 1
+        assert [hits(tier, chunk.key) for chunk in CHUNKS] == [True, True, False, False]
+        assert tier.usage().chunks == SLOTS - 2
 
 
 def test_a_slab_that_was_cut_is_misses(path: Path) -> None:
@@ -203,8 +330,10 @@ def test_a_slab_that_was_cut_is_misses(path: Path) -> None:
 
 def test_a_record_that_names_anothers_slot_is_a_miss(path: Path) -> None:
     """Records that were exchanged point at whole frames of other chunks: faults, never the other's bytes."""
-    full(path)
-    first, second = slot_of(path, CHUNKS[0].key), slot_of(path, CHUNKS[1].key)
+    with opened(path) as tier:
+        for chunk in ROOTS:
+            store(tier, chunk, SIZE)
+    first, second = slot_of(path, ROOTS[0].key), slot_of(path, ROOTS[1].key)
     fd = os.open(path / "table", os.O_RDWR)
     at = [SUPERBLOCK_BYTES + RECORD_BYTES * slot for slot in (first, second)]
     records = [os.pread(fd, RECORD_BYTES, one) for one in at]
@@ -212,10 +341,10 @@ def test_a_record_that_names_anothers_slot_is_a_miss(path: Path) -> None:
     os.pwrite(fd, records[0], at[1])
     os.close(fd)
     with opened(path) as tier:
-        for chunk in CHUNKS[:2]:
+        for chunk in ROOTS[:2]:
             result = load(tier, chunk.key, SIZE)
             assert result is not None and result[0].fault is Fault.CORRUPT
-        assert hits(tier, CHUNKS[2].key)
+        assert hits(tier, ROOTS[2].key)
 
 
 def test_a_chunk_recorded_twice_is_one(path: Path) -> None:
@@ -226,7 +355,9 @@ def test_a_chunk_recorded_twice_is_one(path: Path) -> None:
         pass
     slab, table = (os.open(path / name, os.O_RDWR) for name in ("slab", "table"))
     os.pwrite(slab, os.pread(slab, SLOT, slot * SLOT), 5 * SLOT)
-    DiskTable(table, Geometry(SLOT, 6)).write(5, Record(CHUNKS[0].key, None, NAMESPACE, SIZE))
+    copied = DiskTable(Files(), table, Geometry(SLOT, 6))
+    copied.put(5, Record(CHUNKS[0].key, None, NAMESPACE, SIZE, Terms(labels=tag_labels(["x"]))))
+    copied.write(5)
     os.fsync(slab)
     os.close(slab)
     os.close(table)
@@ -234,9 +365,141 @@ def test_a_chunk_recorded_twice_is_one(path: Path) -> None:
         assert hits(tier, CHUNKS[0].key)
         tier.check()
         assert tier.usage().chunks == SLOTS
+        assert tier.terms(CHUNKS[0].key).labels == tag_labels(["x"])  # nobody knows which of them was joined
         tier.discard(CHUNKS[0].key)
     with opened(path, slots=6) as tier:
         assert not tier.lookup(CHUNKS[0].key)
+
+
+def test_a_torn_record_takes_what_stood_on_it(path: Path) -> None:
+    """Behind a chunk whose record is gone nothing is found: no invalidation of what is before it would reach it."""
+    with opened(path) as tier:
+        store(tier, CHUNKS[0], SIZE, terms=Terms(labels=tag_labels(["x"])))
+        for chunk in CHUNKS[1:]:
+            store(tier, chunk, SIZE)
+    fd = os.open(path / "table", os.O_RDWR)
+    os.pwrite(fd, b"torn", SUPERBLOCK_BYTES + RECORD_BYTES * slot_of(path, CHUNKS[1].key) + 50)
+    os.close(fd)
+    with opened(path) as tier:
+        settle_frees(tier)
+        assert tier.usage().chunks == 1
+        assert invalidate(tier, Scope(labels=tag_labels(["x"]))) == 1
+        settle_frees(tier)
+        for chunk in CHUNKS[:2]:
+            assert store(tier, chunk, SIZE) is not None
+        assert [hits(tier, chunk.key) for chunk in CHUNKS] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+def test_a_gap_hides_nothing_from_an_invalidation(path: Path, reopens: bool) -> None:
+    """root (tag x) -> mid -> leaf: mid is found corrupt, x invalidated, root and mid stored anew: no leaf, ever."""
+    root, mid, leaf = CHUNKS[:3]
+    with opened(path) as tier:
+        for chunk in (root, mid, leaf):
+            store(tier, chunk, SIZE, terms=Terms(labels=tag_labels(["x"]) if chunk is root else frozenset()))
+        flip(path, slot_of(path, mid.key) * SLOT + 5000)
+        assert not hits(tier, mid.key)
+        if not reopens:
+            assert invalidate(tier, Scope(labels=tag_labels(["x"]))) == 1
+    with opened(path) as tier:
+        if reopens:
+            assert invalidate(tier, Scope(labels=tag_labels(["x"]))) == 1
+            settle_frees(tier)
+        for chunk in (root, mid):
+            assert store(tier, chunk, SIZE) is not None
+        assert [hits(tier, chunk.key) for chunk in (root, mid, leaf)] == [True, True, False]
+    with opened(path) as tier:
+        assert [hits(tier, chunk.key) for chunk in (root, mid, leaf)] == [True, True, False]
+
+
+def test_a_store_that_fails_takes_what_stands_on_it(path: Path) -> None:
+    """A chunk whose parent's write failed is not found, though its own succeeded, and can be stored behind it anew."""
+    files, queues = FaultyFiles(), InlineQueues()
+    with opened(path, files=files, queue=queues.queue, threads=1) as tier:
+        files.arm(1, kinds=["pwritev"])
+        for chunk in CHUNKS[:2]:
+            assert tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE)))
+        queues.run()
+        assert [(transfer.key, transfer.fault) for transfer in tier.finished()] == [
+            (CHUNKS[0].key, Fault.IO),
+            (CHUNKS[1].key, None),
+        ]
+        assert not any(tier.lookup(chunk.key) for chunk in CHUNKS)
+        settle_frees(tier)
+        for chunk in CHUNKS[:2]:
+            assert tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE)))
+        queues.run()
+        assert [transfer.fault for transfer in tier.finished()] == [None, None]
+        assert all(tier.lookup(chunk.key) for chunk in CHUNKS[:2])
+
+
+def test_the_log_is_shortened(path: Path) -> None:
+    """After 64 invalidations the log begins anew, and what they took stays away after a reopening and a kill."""
+    with opened(path) as tier:
+        store(tier, ROOTS[0], SIZE)
+        for n in range(130):
+            store(tier, CHUNKS[0], SIZE, version=1, terms=Terms(labels=frozenset([n + 1])))
+            assert invalidate(tier, Scope(labels=frozenset([n + 1]))) == 1
+            settle_frees(tier)
+            settle_log(tier)
+            assert tier.directory.log.entries == (n + 1) % 64
+            if n in (62, 63, 64):
+                copy(path, path.with_name(f"killed {n}"))
+    for where in (path, *(path.with_name(f"killed {n}") for n in (62, 63, 64))):
+        with opened(where) as tier:
+            assert not tier.lookup(CHUNKS[0].key) and hits(tier, ROOTS[0].key)
+            assert store(tier, CHUNKS[0], SIZE) is not None
+        with opened(where) as tier:
+            assert hits(tier, CHUNKS[0].key)
+
+
+def test_a_log_that_can_not_be_shortened_goes_on(path: Path) -> None:
+    """If the log can't begin anew, invalidations are as durable as before, and it is tried again with the next."""
+    files = FaultyFiles()
+    with opened(path, files=files) as tier:
+        store(tier, CHUNKS[0], SIZE)
+        for _ in range(63):
+            invalidate(tier, Scope(tenant=1))
+        files.arm(1, kinds=["replace"])
+        invalidate(tier, Scope(tenant=1))
+        settle_log(tier)
+        assert tier.directory.log.entries == 64 and files.hits == 1
+        assert invalidate(tier, Scope()) == 1
+        settle_log(tier)
+        assert tier.directory.log.entries == 0
+    with opened(path) as tier:
+        assert tier.usage().chunks == 0
+
+
+def settle_log(tier: DiskTier) -> None:
+    """Wait until the log's thread has done what it has."""
+    assert tier._log_queue.drain(5.0)
+
+
+def test_one_flush_at_a_time(path: Path) -> None:
+    """While a flush takes long no other is queued behind it, however much time passes; later there are more."""
+    files, clock = SlowFiles(kinds=["sync"]), SimulatedClock()
+    with opened(path, clock=clock, files=files) as tier:
+        store(tier, CHUNKS[0], SIZE)
+        before = files.calls["sync"]
+        files.hang()
+        for _ in range(10):
+            clock.advance(1.0)
+            assert tier.finished() == []
+            files.wait_hanging()
+        files.release()
+        settle_log(tier)
+        assert files.calls["sync"] == before + 1
+        tier.join(CHUNKS[0].key, Terms(labels=frozenset([1])))
+        tier.check()
+        clock.advance(1.0)
+        assert tier.finished() == []
+        settle_log(tier)
+        assert files.calls["sync"] == before + 2
+        clock.advance(1.0)
+        assert tier.finished() == []
+        settle_log(tier)
+        assert files.calls["sync"] == before + 2, "nothing changed"
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------
@@ -256,15 +519,15 @@ def test_a_full_disk_admits_on_second_touch(path: Path) -> None:
 
 
 def test_used_chunks_outlive_unused_ones(path: Path) -> None:
-    """`touch` decides which leaf goes."""
+    """`touch` decides which leaf goes: the one that was used stays, though it came first."""
     with opened(path) as tier:
-        old, new = chain("old", 2), chain("new", 2)
-        for chunk in old + new:
+        old, *new = (chain(name, 1)[0] for name in ("old", "1", "2", "3"))
+        for chunk in (old, *new):
             store(tier, chunk, SIZE)
-        tier.touch(chunk.key for chunk in reversed(old))
+        tier.touch([old.key])
         for _ in range(2):
             store(tier, chain("b", 1)[0], SIZE)
-        assert [tier.lookup(chunk.key) for chunk in old + new] == [True, True, True, False]
+        assert [tier.lookup(chunk.key) for chunk in (old, *new)] == [True, False, True, True]
 
 
 def test_a_parent_does_not_make_room_for_its_child(path: Path) -> None:
@@ -279,33 +542,16 @@ def test_a_parent_does_not_make_room_for_its_child(path: Path) -> None:
 # -- in flight -----------------------------------------------------------------------------------------------------
 
 
-class Gate:
-    """Holds `os.preadv` or `os.pwritev` back until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        self._real = getattr(os, call)
-        self._open = threading.Event()
-        self.reached = threading.Event()
-        monkeypatch.setattr(os, call, self._pass)
-
-    def _pass(self, *arguments: Any) -> int:
-        self.reached.set()
-        assert self._open.wait(10)
-        return self._real(*arguments)
-
-    def open(self) -> None:
-        self._open.set()
-
-
-def test_a_slot_is_not_reused_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that is evicted, discarded or cleared while a reader's I/O hangs keeps its slot until the I/O ends."""
+def test_a_slot_is_not_reused_while_it_is_read(path: Path) -> None:
+    """A chunk that is discarded or invalidated while a reader's I/O hangs keeps its slot until the I/O ends."""
     full(path)
-    with opened(path) as tier:
-        gate = Gate(monkeypatch, "preadv")
+    files = SlowFiles(kinds=["preadv"])
+    with opened(path, files=files) as tier:
+        files.hang()
         into = aligned(SIZE)
         assert tier.submit_load(CHUNKS[0].key, into)
-        assert gate.reached.wait(5)
-        tier.clear()
+        files.wait_hanging()
+        assert tier.invalidate(Scope(), (spy := DurableSpy())) == SLOTS and spy.wait(tier)
         newcomers = chain("b", SLOTS)
         deadline = time.monotonic() + 5
         while len(tier._free) < SLOTS - 1 and time.monotonic() < deadline:
@@ -313,67 +559,69 @@ def test_a_slot_is_not_reused_while_it_is_read(path: Path, monkeypatch: pytest.M
             assert tier.finished() == []
         taken = 0
         for chunk in newcomers * 2:
-            taken += tier.submit_store(chunk, aligned(SIZE, content(chunk.key, SIZE)))
+            taken += tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE)))
         assert taken == SLOTS - 1
         settle(tier, taken)
-        gate.open()
+        files.release()
         (transfer,) = settle(tier, 1)
         assert transfer.fault is None and into == content(CHUNKS[0].key, SIZE)
         assert not tier.lookup(CHUNKS[0].key)
 
 
-def test_a_chunk_that_is_read_is_not_evicted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_is_read_is_not_evicted(path: Path) -> None:
     """While the only leaf is being read, a full tier has no room for others."""
     full(path)
-    with opened(path) as tier:
-        gate = Gate(monkeypatch, "preadv")
+    files = SlowFiles(kinds=["preadv"])
+    with opened(path, files=files) as tier:
+        files.hang()
         into = aligned(SIZE)
         assert tier.submit_load(CHUNKS[3].key, into)
-        assert gate.reached.wait(5)
+        files.wait_hanging()
         (newcomer,) = chain("b", 1)
         assert store(tier, newcomer, SIZE) is None and store(tier, newcomer, SIZE) is None
-        gate.open()
+        files.release()
         settle(tier, 1)
         assert into == content(CHUNKS[3].key, SIZE)
 
 
-def test_the_store_queue_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_queue_is_bounded(path: Path) -> None:
     """Beyond `store_depth` writes in flight a store is refused, `can_store` says so, and that is no second touch."""
-    with opened(path, store_depth=2) as tier:
-        gate = Gate(monkeypatch, "pwritev")
-        results = [tier.submit_store(chunk, aligned(SIZE, content(chunk.key, SIZE))) for chunk in CHUNKS]
+    files = SlowFiles()
+    with opened(path, store_depth=2, files=files) as tier:
+        files.hang()
+        results = [tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE))) for chunk in CHUNKS]
         assert results == [True, True, False, False] and not tier.can_store()
-        gate.open()
+        files.release()
         settle(tier, 2)
         assert tier.can_store() and store(tier, CHUNKS[2], SIZE) and all(hits(tier, c.key) for c in CHUNKS[:3])
 
 
-@pytest.mark.parametrize("how", ["discard", "clear"])
-def test_forgetting_a_chunk_that_is_being_written_is_final(
-    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+@pytest.mark.parametrize("how", ["discard", "invalidate"])
+def test_forgetting_a_chunk_that_is_being_written_is_final(path: Path, how: str) -> None:
     """A chunk forgotten during its write is not found again, not even by the next process if this one closes now."""
-    with opened(path) as tier:
-        gate = Gate(monkeypatch, "pwritev")
-        assert tier.submit_store(CHUNKS[0], aligned(SIZE, content(CHUNKS[0].key, SIZE)))
-        assert gate.reached.wait(5)
-        tier.clear() if how == "clear" else tier.discard(CHUNKS[0].key)
-        gate.open()
+    files = SlowFiles()
+    with opened(path, files=files) as tier:
+        files.hang()
+        assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE, content(CHUNKS[0].key, SIZE)))
+        files.wait_hanging()
+        tier.invalidate(Scope(), DurableSpy()) if how == "invalidate" else tier.discard(CHUNKS[0].key)
+        files.release()
         tier.close(5.0)
     with opened(path) as tier:
         assert not tier.lookup(CHUNKS[0].key) and tier.usage().chunks == 0
 
 
-def test_a_chunk_stored_anew_during_its_old_write_is_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_stored_anew_during_its_old_write_is_right(path: Path) -> None:
     """Discarded while it is written and stored again at once, a chunk has the new bytes; its old slot comes free."""
     chunk = CHUNKS[0]
-    with opened(path) as tier:
-        gate = Gate(monkeypatch, "pwritev")
-        assert tier.submit_store(chunk, aligned(SIZE, content(chunk.key, SIZE, 1)))
-        assert gate.reached.wait(5)
+    files = SlowFiles()
+    with opened(path, files=files) as tier:
+        files.hang()
+        assert tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE, 1)))
+        files.wait_hanging()
         tier.discard(chunk.key)
-        assert tier.submit_store(chunk, aligned(SIZE, content(chunk.key, SIZE)))
-        gate.open()
+        assert tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE)))
+        files.release()
         settle(tier, 2)
         assert hits(tier, chunk.key)
         tier.check()
@@ -382,105 +630,35 @@ def test_a_chunk_stored_anew_during_its_old_write_is_right(path: Path, monkeypat
         assert hits(tier, chunk.key)
 
 
-def test_closing_does_not_wait_for_a_hanging_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
     """`close` returns after its timeout while an I/O hangs, and the descriptors that it uses stay open."""
-    tier = DiskTier(DiskOptions(path, SLOTS * SLOT, threads=1), NAMESPACE, SIZE)
-    gate = Gate(monkeypatch, "pwritev")
-    assert tier.submit_store(CHUNKS[0], aligned(SIZE))
-    assert gate.reached.wait(5)
+    files = SlowFiles()
+    tier = DiskTier(DiskOptions(path, SLOTS * SLOT, threads=1, files=files), NAMESPACE, SIZE)
+    files.hang()
+    assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE))
+    files.wait_hanging()
     started = time.monotonic()
     tier.close(0.05)
     assert time.monotonic() - started < 2
-    os.fstat(tier._directory.slab_fd)
-    gate.open()
+    os.fstat(tier.directory.slab_fd)
+    files.release()
     tier.close(5.0)
     with pytest.raises(OSError):
-        os.fstat(tier._directory.slab_fd)
+        os.fstat(tier.directory.slab_fd)
 
 
-def test_loads_go_before_waiting_stores(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_go_before_waiting_stores(path: Path) -> None:
     """A load that comes while stores wait for a thread is the next thing that is done."""
-    with opened(path, threads=1) as tier:
+    files = SlowFiles()
+    with opened(path, threads=1, files=files) as tier:
         store(tier, CHUNKS[0], SIZE)
-        gate = Gate(monkeypatch, "pwritev")
+        files.hang()
         for chunk in CHUNKS[1:]:
-            assert tier.submit_store(chunk, aligned(SIZE, content(chunk.key, SIZE)))
-        assert gate.reached.wait(5)
+            assert tier.submit_store(chunk, TERMS, aligned(SIZE, content(chunk.key, SIZE)))
+        files.wait_hanging()
         assert tier.submit_load(CHUNKS[0].key, aligned(SIZE))
-        gate.open()
+        files.release()
         assert [transfer.is_load for transfer in settle(tier, 4)] == [False, True, False, False]
-
-
-# -- faults --------------------------------------------------------------------------------------------------------
-
-
-def faulty(call: str, nth: int, short: bool) -> Callable[..., int]:
-    """`os.<call>` whose nth call fails with EIO, or moves too few bytes."""
-    real, calls, lock = getattr(os, call), iter(range(1, 1 << 30)), threading.Lock()
-
-    def wrapped(fd: int, buffers: list[memoryview], at: int) -> int:
-        with lock:
-            hit = next(calls) == nth
-        if hit and not short:
-            raise OSError(errno.EIO, "Input/output error")
-        if hit:
-            return real(fd, [buffers[0][: 4096 if len(buffers[0]) > 4096 else 0]], at) if buffers[0] else 0
-        return real(fd, buffers, at)
-
-    return wrapped
-
-
-@pytest.mark.parametrize("short", [False, True], ids=["eio", "short"])
-@pytest.mark.parametrize("nth", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("call", ["pwritev", "preadv"])
-def test_a_failing_disk_costs_chunks_and_nothing_else(
-    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int, short: bool
-) -> None:
-    """Whichever read or write fails or falls short, one transfer reports a fault, nothing raises, no slot leaks."""
-    monkeypatch.setattr("hotspan.tiers.io.IO_BYTES", 8192)  # two I/Os a frame
-    with opened(path) as tier:
-        monkeypatch.setattr(os, call, faulty(call, nth, short))
-        faults: list[Fault | None] = []
-        for chunk in CHUNKS:
-            transfer = store(tier, chunk, SIZE)
-            assert transfer is not None
-            faults.append(transfer.fault)
-        for chunk in CHUNKS:
-            result = load(tier, chunk.key, SIZE)
-            if result is not None:
-                faults.append(result[0].fault)
-                assert result[0].fault or result[1] == content(chunk.key, SIZE)
-        assert [fault for fault in faults if fault] == [Fault.IO]
-        tier.check()
-        assert tier.usage().chunks == SLOTS - 1
-        monkeypatch.undo()
-        for chunk in CHUNKS:
-            if not tier.lookup(chunk.key):
-                assert store(tier, chunk, SIZE)
-        assert all(hits(tier, chunk.key) for chunk in CHUNKS)
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_failing_table_costs_chunks_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """A record that can't be written is a fault of that store; one that can't be freed costs a miss later."""
-    with opened(path) as tier:
-        real, calls = os.pwrite, iter(range(1, 1 << 30))
-
-        def pwrite(*arguments: Any) -> int:
-            if next(calls) in (nth, nth + 1):
-                raise OSError(errno.EIO, "Input/output error")
-            return real(*arguments)
-
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        for chunk in CHUNKS:
-            store(tier, chunk, SIZE)
-        tier.check()
-        for chunk in CHUNKS:
-            assert hits(tier, chunk.key) == tier.lookup(chunk.key)
-        monkeypatch.undo()
-    with opened(path) as tier:
-        for chunk in CHUNKS:
-            hits(tier, chunk.key)
 
 
 def test_the_log_names_no_key(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -500,6 +678,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import hotspan.tiers.io
+from hotspan.core.terms import Terms
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
 
@@ -512,7 +691,7 @@ for n in range(1 << 30):
     for chunk in chain(str(n % 7), 6):
         for _ in range(2):
             payload = aligned(size, content(chunk.key, size))
-            if tier.submit_store(chunk, payload):
+            if tier.submit_store(chunk, Terms(), payload):
                 buffers[chunk.key] = payload
         for transfer in tier.finished():
             buffers.pop(transfer.key, None)
@@ -562,20 +741,11 @@ def test_payloads_are_whole_pages(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_table_that_can_not_be_read_is_explained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_can_not_be_read_is_explained(path: Path) -> None:
     """EIO while the records are read is a DirectoryError and leaks no descriptor."""
-    from hotspan.core.errors import DirectoryError
-
     full(path)
-    before = len(os.listdir("/proc/self/fd"))
-    real, calls = os.pread, iter(range(1, 1 << 30))
-
-    def pread(*arguments: Any) -> bytes:
-        if next(calls) == 3:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "pread", pread)
-    with pytest.raises(DirectoryError), opened(path):
+    files = FaultyFiles()
+    files.arm(2, kinds=["pread"])
+    with pytest.raises(DirectoryError), opened(path, files=files):
         pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert files.hits and not files.open_fds

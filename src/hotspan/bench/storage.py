@@ -3,8 +3,10 @@
 Both sides move the same bytes, in turns, round by round; the figure is the ratio of the medians.
 """
 
+import itertools
 import json
 import mmap
+import os
 import shutil
 import statistics
 import subprocess
@@ -13,23 +15,25 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.lib.stride_tricks import as_strided
 from rich.console import Console
 from rich.table import Table
 
 from hotspan.bench.machine import machine_facts
 from hotspan.core.errors import ConfigError
-from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.frame import HEADER_BYTES, FrameIdentity, FrameSealing
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import GIB, MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
-from hotspan.tiers.directory import open_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.io import IO_BYTES, read_frame, write_frame
+from hotspan.tiers.files import Files
+from hotspan.tiers.io import IO_BYTES, FrameFile, staging_bytes
 from hotspan.tiers.slab import SharedSlab
 
 LAYERS = 10
@@ -86,7 +90,7 @@ class StorageBench:
             raise ConfigError(INSTALL_FIO)
         self.directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="hotspan-bench-", dir=self.directory) as scratch:
-            return [*copy_figures(self), *disk_figures(self, Path(scratch))]
+            return [*copy_figures(self), *seal_figures(self), *disk_figures(self, Path(scratch))]
 
 
 def rate(moved: int, job: Callable[[], object]) -> float:
@@ -166,41 +170,101 @@ def in_turns(jobs: Mapping[str, Callable[[], object]], moved: int, repetitions: 
 
 
 def disk_figures(bench: StorageBench, scratch: Path) -> list[Figure]:
-    """The disk tier (sealed and verified), its bare I/O, and fio over the same file, with the same block and depth.
-
-    The tier has a slab of its own, of the same size, beside that file.
-    """
+    """The disk tier, plain and encrypted, and fio over a file of the same size, with the same block and depth."""
     chunks = max(bench.threads, int(bench.size_gib * GIB) // (bench.payload_bytes + HEADER_BYTES))
     moved = chunks * bench.payload_bytes
     block = min(IO_BYTES, round_up(bench.payload_bytes, PAGE_BYTES))
-    fio = Fio(scratch / "bare" / "slab", chunks * (bench.payload_bytes + HEADER_BYTES), block, bench.threads)
-    with BareFrames(bench, scratch / "bare", chunks) as bare, TierFrames(bench, scratch / "tier", chunks) as tier:
-        bare.write()  # lays the file out
-        first = [rate(moved, tier.write)]
-        rates: dict[str, list[float]] = {
-            name: [] for name in ("tier write", "bare write", "tier read", "bare read", "fio write", "fio read")
-        }
+    size = chunks * (bench.payload_bytes + HEADER_BYTES)
+    fio = Fio(scratch / "fio", size, block, bench.threads)
+    lay_out(fio.path, size)
+    plain, sealed = (
+        TierFrames(bench, scratch / name, chunks, keys) for name, keys in (("plain", None), ("sealed", BenchKeys()))
+    )
+    with plain, sealed:
+        first = [rate(moved, plain.write)]
+        sealed.write()
         jobs: dict[str, Callable[[], float]] = {
-            "tier write": lambda: tier.rewrite(moved),
-            "bare write": lambda: rate(moved, bare.write),
-            "tier read": lambda: rate(moved, tier.read),
-            "bare read": lambda: rate(moved, bare.read),
+            "plain write": lambda: plain.rewrite(moved),
+            "sealed write": lambda: sealed.rewrite(moved),
+            "plain read": lambda: rate(moved, plain.read),
+            "sealed read": lambda: rate(moved, sealed.read),
         }
         if shutil.which("fio") is not None:
             jobs["fio write"] = lambda: fio.rate("write")
             jobs["fio read"] = lambda: fio.rate("read")
+        rates: dict[str, list[float]] = {name: [] for name in ("fio write", "fio read", *jobs)}
         for round in range(bench.repetitions):
             names = sorted(jobs, key=lambda name: (name.endswith("read"), name))
             for name in reversed(names) if round % 2 else names:
                 rates[name].append(jobs[name]())
     against = f"fio, {bench.threads} x {block / MIB:g} MiB"
     return [
-        Figure("disk read, verified", against, rates["tier read"], rates["fio read"], 0.9),
-        Figure("disk read, bare frames", against, rates["bare read"], rates["fio read"]),
-        Figure("disk write, sealed", against, rates["tier write"], rates["fio write"], 0.8),
-        Figure("disk write, bare frames", against, rates["bare write"], rates["fio write"]),
-        Figure("disk write, sealed, first over a fresh slab", against, first, rates["fio write"]),
+        Figure("disk read, verified", against, rates["plain read"], rates["fio read"], 0.9),
+        Figure("disk read, encrypted", against, rates["sealed read"], rates["fio read"], 0.7),
+        Figure("disk write, hashed", against, rates["plain write"], rates["fio write"], 0.8),
+        Figure("disk write, encrypted", against, rates["sealed write"], rates["fio write"]),
+        Figure("disk write, hashed, first over a fresh slab", against, first, rates["fio write"]),
     ]
+
+
+def lay_out(path: Path, size: int) -> None:
+    """Write a file once from end to end, so that nothing measured on it pays for fresh extents."""
+    with path.open("wb") as file:
+        for at in range(0, size, 16 * MIB):
+            file.write(bytes(min(16 * MIB, size - at)))
+        os.fsync(file.fileno())
+
+
+def seal_figures(bench: StorageBench) -> list[Figure]:
+    """What it costs a store to hash and to encrypt a chunk, in memory, against one memcpy of it."""
+    source, target = page_buffers(2, bench.payload_bytes)
+    scratch = memoryview(mmap.mmap(-1, HEADER_BYTES + staging_bytes(bench.payload_bytes)))
+    identity, keys = FrameIdentity(ChunkKey(bytes(32)), bytes(32)), BenchKeys()
+    sink = FrameFile(NoFiles(), -1)
+    jobs = {
+        "hash": lambda: sink.write(0, scratch[:HEADER_BYTES], source, identity),
+        "encrypt": lambda: sink.write_sealed(0, scratch, source, identity, keys),
+        "memcpy": lambda: np.copyto(np.frombuffer(target, np.int8), np.frombuffer(source, np.int8)),
+    }
+    turns = max(1, int(256 * MIB // bench.payload_bytes))
+    repeated = {name: partial(_times, job, turns) for name, job in jobs.items()}
+    rates = in_turns(repeated, turns * bench.payload_bytes, bench.repetitions)
+    added = [1 / max(1 / slow - 1 / fast, 1e-9) for slow, fast in zip(rates["encrypt"], rates["hash"], strict=True)]
+    return [
+        Figure("frame, hashed", "memcpy of the chunk", rates["hash"], rates["memcpy"]),
+        Figure("frame, encrypted", "memcpy of the chunk", rates["encrypt"], rates["memcpy"]),
+        Figure("what encryption adds to a store", "memcpy of the chunk", added, rates["memcpy"], 1.0),
+    ]
+
+
+def _times(job: Callable[[], object], turns: int) -> None:
+    for _ in range(turns):
+        job()
+
+
+class NoFiles(Files):
+    """Writes that go nowhere."""
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        return sum(map(len, buffers))
+
+
+class BenchKeys:
+    """One key for everything: FrameKeys and FrameSealing in one."""
+
+    def __init__(self) -> None:
+        self.key_id, self.writer = bytes(16), os.urandom(16)
+        self.aead = AESGCM(AESGCM.generate_key(256))
+        self._count = itertools.count()
+
+    def next_nonce(self) -> bytes:
+        return next(self._count).to_bytes(8, "little")
+
+    def sealing(self, tenant: int) -> FrameSealing | None:
+        return self
+
+    def opening(self, key_id: bytes, writer: bytes) -> AESGCM | None:
+        return self.aead
 
 
 def page_buffers(count: int, size: int) -> list[memoryview]:
@@ -212,47 +276,13 @@ def page_buffers(count: int, size: int) -> list[memoryview]:
     return buffers
 
 
-class BareFrames:
-    """Frames through write_frame and read_frame on as many threads, without checksums and without a table."""
-
-    def __init__(self, bench: StorageBench, path: Path, chunks: int) -> None:
-        self._slot = bench.payload_bytes + HEADER_BYTES
-        self._chunks, self._threads = chunks, bench.threads
-        self._directory = open_directory(path, self._slot, chunks * self._slot)
-        self._headers = page_buffers(bench.threads, HEADER_BYTES)
-        self._payloads = page_buffers(bench.threads, bench.payload_bytes)
-        self._pool = ThreadPoolExecutor(bench.threads)
-
-    def __enter__(self) -> "BareFrames":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-        self._directory.close()
-
-    def write(self) -> None:
-        """Every slot once."""
-        self._all(write_frame)
-
-    def read(self) -> None:
-        """Every slot once."""
-        self._all(read_frame)
-
-    def _all(self, move: Callable[[int, int, memoryview, memoryview], None]) -> None:
-        def run(thread: int) -> None:
-            for slot in range(thread, self._chunks, self._threads):
-                move(self._directory.slab_fd, slot * self._slot, self._headers[thread], self._payloads[thread])
-
-        list(self._pool.map(run, range(self._threads)))
-
-
 class TierFrames:
-    """Chunks through a real DiskTier: sealed, recorded, verified."""
+    """Chunks through a real DiskTier: written with their records, verified when read."""
 
-    def __init__(self, bench: StorageBench, path: Path, chunks: int) -> None:
+    def __init__(self, bench: StorageBench, path: Path, chunks: int, keys: BenchKeys | None) -> None:
         self._chunks = [Chunk(ChunkKey(uuid.uuid4().bytes * 2), None) for _ in range(chunks)]
         slot = bench.payload_bytes + HEADER_BYTES
-        options = DiskOptions(path, chunks * slot, threads=bench.threads, store_depth=2 * bench.threads)
+        options = DiskOptions(path, chunks * slot, threads=bench.threads, store_depth=2 * bench.threads, keys=keys)
         self._tier = DiskTier(options, bytes(32), bench.payload_bytes)
         self._buffers = page_buffers(2 * bench.threads, bench.payload_bytes)
 
@@ -264,7 +294,7 @@ class TierFrames:
 
     def write(self) -> None:
         """Store every chunk."""
-        self._all(self._tier.submit_store)
+        self._all(lambda chunk, buffer: self._tier.submit_store(chunk, Terms(), buffer))
 
     def read(self) -> None:
         """Load every chunk."""
@@ -272,7 +302,7 @@ class TierFrames:
 
     def rewrite(self, moved: int) -> float:
         """GB/s of storing every chunk into slots that were written before; making them free is not counted."""
-        self._tier.clear()
+        self._tier.invalidate(Scope(), lambda done: None)
         while self._tier.usage().chunks:
             self._tier.wait(0.1)
             self._tier.finished()

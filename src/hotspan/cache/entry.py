@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 
 
@@ -18,8 +19,11 @@ class State(Enum):
 class Entry:
     """A chunk in RAM.
 
+    terms:   whose it is, and until when.
     pins:    who needs it to stay: readers told HIT, loads and writes in flight. It may go when READY and unpinned.
     loads:   those of them in which the engine copies from its slot.
+    moving:  transfers of the tier below that use its slot.
+    held:    the engine uses its slot and will not say when that ends (after `clear`).
     doomed:  forgotten while its slot was in use; the slot comes free when that ends.
     readers: requests that wait for it.
     """
@@ -27,16 +31,33 @@ class Entry:
     chunk: Chunk
     slot: int
     state: State
+    terms: Terms
     pins: int = 0
     loads: int = 0
+    moving: int = 0
+    held: bool = False
     doomed: bool = False
     readers: "list[Reader]" = field(default_factory=list)
+
+    @property
+    def engine_copies(self) -> bool:
+        """Whether the engine reads or writes its slot, and will say when that ends."""
+        return self.state is State.STORING or self.loads > 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody reads or writes its slot."""
+        return self.engine_copies or self.moving > 0 or self.held
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
     """What a request holds and waits for between its first look-up and its load.
 
+    terms:      on which it stores and hits: its tenant, adapter, tags and expiry.
+    bare_terms: the same without tags, for the chunks before `tags_from`, an index.
+    inherited:  the terms of chunks, by index, that others had used under more than this request's own.
+    renews:     a hit begins its time to live anew.
     pins:       entries that may not go, because this request was told HIT or waits for them.
     waiting:    chunks on their way to RAM that it waits for.
     since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
@@ -44,8 +65,21 @@ class Reader:
     promoted:   where chunks that it waited for came from.
     """
 
+    terms: Terms = field(default_factory=Terms)
+    bare_terms: Terms = field(default_factory=Terms)
+    tags_from: int = 0
+    inherited: dict[int, Terms] = field(default_factory=dict)
+    renews: bool = False
     pins: dict[ChunkKey, Entry] = field(default_factory=dict)
     waiting: set[ChunkKey] = field(default_factory=set)
     since_s: float | None = None
     cut: bool = False
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)
+
+    def terms_at(self, index: int) -> Terms:
+        """On what terms it keeps the chunk at `index` of its text."""
+        return self.inherited.get(index) or self.own_terms_at(index)
+
+    def own_terms_at(self, index: int) -> Terms:
+        """The same, but for what it inherited."""
+        return self.terms if index >= self.tags_from else self.bare_terms

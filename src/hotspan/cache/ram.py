@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from hotspan.cache.entry import Entry, State
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.tiers.base import TierUsage
-from hotspan.tiers.eviction import LeafLru
+from hotspan.tiers.eviction import LeafArc
+from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
 
@@ -15,36 +17,36 @@ class RamTier:
     An entry that is `forget`-ed keeps its slot until somebody gives it back with `free`: a transfer may still use it.
     """
 
-    def __init__(self, slab: SharedSlab) -> None:
+    def __init__(self, slab: SharedSlab, shares: Shares | None = None) -> None:
         self.slab = slab
         self.entries: dict[ChunkKey, Entry] = {}
         self.evictions = 0
-        self._lru = LeafLru()
+        self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
 
-    def add(self, chunk: Chunk, state: State, is_kept_below: Callable[[ChunkKey], bool]) -> Entry | None:
+    def add(self, chunk: Chunk, terms: Terms, state: State, is_kept_below: Callable[[ChunkKey], bool]) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
 
         A chunk's own parent makes room for it only if `is_kept_below`.
         """
-        if self._free:
+        if self._free and self._lru.may_add(terms.tenant):
             slot = self._free.pop()
         else:
-            victim = self._lru.victim(lambda key: self._may_go(key) and (key != chunk.parent or is_kept_below(key)))
+            victim = self._lru.victim(
+                terms.tenant, lambda key: self._may_go(key) and (key != chunk.parent or is_kept_below(key))
+            )
             if victim is None:
                 return None
-            slot = self.forget(self.entries[victim])
+            slot = self._take(self.entries[victim], evicted=True)
             self.evictions += 1
-        entry = Entry(chunk, slot, state)
+        entry = Entry(chunk, slot, state, terms)
         self.entries[chunk.key] = entry
-        self._lru.add(chunk.key, chunk.parent)
+        self._lru.add(chunk.key, chunk.parent, terms.tenant)
         return entry
 
     def forget(self, entry: Entry) -> int:
         """Make a chunk unfindable; returns its slot, which the caller now has to `free`."""
-        del self.entries[entry.chunk.key]
-        self._lru.remove(entry.chunk.key)
-        return entry.slot
+        return self._take(entry, evicted=False)
 
     def free(self, slot: int) -> None:
         """A slot that nothing uses any more."""
@@ -54,6 +56,18 @@ class RamTier:
         """These chunks were used, leaf first."""
         self._lru.touch(keys)
 
+    def taken(self, scope: Scope, namespace: bytes) -> list[Entry]:
+        """The chunks that an invalidation takes, with what stands on them. Costs about 0.2 us a chunk."""
+        if scope.is_everything:
+            return list(self.entries.values())
+        keys = {key for key, entry in self.entries.items() if scope.takes(key, namespace, entry.terms)}
+        keys |= self._lru.descendants(keys if scope.keys is None else keys | scope.keys)
+        return [self.entries[key] for key in keys]
+
+    def above(self, entry: Entry) -> list[Entry]:
+        """The chunks here that stand on one."""
+        return [self.entries[key] for key in self._lru.descendants([entry.chunk.key])]
+
     @property
     def is_pinned(self) -> bool:
         """Whether any chunk may not go: a request holds it, or a transfer uses it."""
@@ -62,7 +76,7 @@ class RamTier:
     def usage(self) -> TierUsage:
         """How full it is."""
         used, size = self.slab.slots - len(self._free), self.slab.slot_bytes
-        return TierUsage(used, self.slab.slots, used * size, self.slab.bytes)
+        return TierUsage(used, self.slab.slots, used * size, self.slab.bytes, self._lru.tenants())
 
     def check(self, lent: Iterable[int]) -> None:
         """Raise AssertionError if the books do not agree; `lent` are the slots of forgotten entries still in use."""
@@ -74,6 +88,11 @@ class RamTier:
             raise AssertionError("the eviction order knows other chunks than RAM holds")
         if any(entry.pins < 0 for entry in self.entries.values()):
             raise AssertionError("a chunk was unpinned more often than pinned")
+
+    def _take(self, entry: Entry, *, evicted: bool) -> int:
+        del self.entries[entry.chunk.key]
+        self._lru.remove(entry.chunk.key, evicted=evicted)
+        return entry.slot
 
     def _may_go(self, key: ChunkKey) -> bool:
         entry = self.entries[key]

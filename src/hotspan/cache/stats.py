@@ -22,13 +22,23 @@ class CacheStats:
     faults: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     evictions: Counter[Tier] = field(default_factory=Counter)
     stores_refused: Counter[Tier] = field(default_factory=Counter)
+    expired: Counter[Tier] = field(default_factory=Counter)
+    invalidated: Counter[Tier] = field(default_factory=Counter)
     cuts: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
-        counts = (self.hit_tokens, self.load_bytes, self.store_bytes, self.faults, self.evictions, self.stores_refused)
-        return not (self.lookup_tokens or self.cuts or any(counts))
+        return self == CacheStats()
+
+    def take(self) -> "CacheStats":
+        """The counts so far; they begin anew."""
+        taken = CacheStats()
+        for name in CacheStats.__slots__:
+            fresh = getattr(taken, name)
+            setattr(taken, name, getattr(self, name))
+            setattr(self, name, fresh)
+        return taken
 
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""

@@ -3,9 +3,14 @@
 import typer
 
 from hotspan.cli import bench
+from hotspan.cli.bench_eviction import eviction
+from hotspan.cli.bench_index import index
 from hotspan.cli.bench_storage import storage
+from hotspan.cli.cache import cache
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
+from hotspan.cli.keys import keys
+from hotspan.cli.prove import prove
 from hotspan.cli.serve import serve
 
 app = typer.Typer(
@@ -19,7 +24,12 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(bench.app, name="bench")
+bench.app.command("index")(index)
 bench.app.command("storage")(storage)
+bench.app.command("eviction")(eviction)
+app.command("prove")(prove)
+app.add_typer(keys, name="keys")
+app.add_typer(cache, name="cache")
 
 
 @app.callback()

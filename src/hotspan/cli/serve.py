@@ -14,6 +14,13 @@ OWN_OPTIONS = (
     "--chunk-tokens",
     "--no-cache",
     "--model-digest",
+    "--persistence",
+    "--kek",
+    "--key-store",
+    "--tenants",
+    "--share-across-tenants",
+    "--admin-token-file",
+    "--insecure",
     "--host",
     "--port",
 )
@@ -30,6 +37,30 @@ def serve(
         str, typer.Option(help="How weights are told apart: sampled (fast) or full (reads all of them).")
     ] = "sampled",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Serve without hotspan's tiers.")] = False,
+    persistence: Annotated[
+        str, typer.Option(help="tiers, or none: nothing leaves memory, and a disk tier is refused.")
+    ] = "tiers",
+    kek: Annotated[
+        str | None,
+        typer.Option(help="Encrypt what leaves RAM under this key: file:PATH, env:NAME or aws-kms:KEY."),
+    ] = None,
+    key_store: Annotated[
+        Path | None, typer.Option(help="The tenants' wrapped keys: a directory that `hotspan keys init` made.")
+    ] = None,
+    tenants: Annotated[
+        Path | None,
+        typer.Option(help="YAML with API keys, shares and times to live by tenant; then every client needs a key."),
+    ] = None,
+    share_across_tenants: Annotated[
+        bool, typer.Option("--share-across-tenants", help="Let tenants hit each other's texts: they can tell.")
+    ] = False,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File (0600) with the admin token; else HOTSPAN_ADMIN_TOKEN, else one is made for this run."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in without keys (a --host beyond 127.0.0.1).")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
 ) -> None:
@@ -39,12 +70,36 @@ def serve(
     """
     with explained():
         from hotspan.config.settings import cache_settings
+        from hotspan.config.tenants import Tenants, load_tenants
         from hotspan.server.options import ServeOptions
         from hotspan.server.run import run_server
 
+        known = Tenants() if tenants is None else load_tenants(tenants)
         settings = None
         if not no_cache:
             settings = cache_settings(
-                ram_gib=ram_gib, disk=disk, disk_gib=disk_gib, chunk_tokens=chunk_tokens, model_digest=model_digest
+                ram_gib=ram_gib,
+                disk=disk,
+                disk_gib=disk_gib,
+                chunk_tokens=chunk_tokens,
+                model_digest=model_digest,
+                persistence=persistence,
+                kek=kek,
+                key_store=key_store,
+                is_isolated=not share_across_tenants,
+                is_strict=known.has_keys,
+                tenants=known.shares,
+                retention=known.retention,
             )
-        run_server(ServeOptions(model, host, port, settings, tuple(context.args)), OWN_OPTIONS)
+        options = ServeOptions(
+            model,
+            host,
+            port,
+            settings,
+            tuple(context.args),
+            tenants=known,
+            is_isolated=not share_across_tenants,
+            admin_token_file=admin_token_file,
+            is_insecure=insecure,
+        )
+        run_server(options, OWN_OPTIONS)

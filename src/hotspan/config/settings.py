@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 
 ModelDigest = Literal["sampled", "full"]
+Persistence = Literal["tiers", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,39 @@ class DiskSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EncryptionSettings:
+    """Encryption of all that leaves RAM.
+
+    kek:   the key-encryption key, by reference: file:PATH, env:NAME or aws-kms:KEY.
+    store: the directory with the tenants' wrapped keys.
+    """
+
+    kek: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """A tenant that is known by name, and its part of each tier as a fraction (tiers/eviction.py)."""
+
+    tenant: str
+    floor: float | None = None
+    quota: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSettings:
     """What the tiers of one engine are.
 
     ram_bytes:    the RAM tier, of /dev/shm.
     chunk_tokens: tokens of a chunk, raised to a whole number of the engine's blocks.
     model_digest: "sampled" reads headers and samples of the weights, "full" all of them.
+    persistence:  "none" keeps everything in memory: no disk, no remote tier.
+    encryption:   None writes plain frames.
+    is_isolated:  tenants never hit each other's chunks.
+    is_strict:    only requests that the server has named a tenant for are cached.
+    tenants:      those known at the start; others may come.
+    retention:    rules over every request's own time to live.
     drain_s:      how long a stopping engine goes on writing to disk.
     patience_s:   how long a request waits for a lower tier while nothing lands (docs/architecture.md, Load).
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
@@ -36,6 +65,12 @@ class CacheSettings:
     disk: DiskSettings | None = None
     chunk_tokens: int = 256
     model_digest: ModelDigest = "sampled"
+    persistence: Persistence = "tiers"
+    encryption: EncryptionSettings | None = None
+    is_isolated: bool = True
+    is_strict: bool = False
+    tenants: tuple[TenantShare, ...] = ()
+    retention: tuple[RetentionRule, ...] = ()
     drain_s: float = 10.0
     patience_s: float = 0.050
     error_file: str | None = None
@@ -50,6 +85,10 @@ class CacheSettings:
         fields = dict(data)
         if fields.get("disk") is not None:
             fields["disk"] = DiskSettings(**fields["disk"])
+        if fields.get("encryption") is not None:
+            fields["encryption"] = EncryptionSettings(**fields["encryption"])
+        fields["tenants"] = tuple(TenantShare(**share) for share in fields.get("tenants", ()))
+        fields["retention"] = tuple(RetentionRule(**rule) for rule in fields.get("retention", ()))
         return cls(**fields)
 
 
@@ -60,9 +99,16 @@ def cache_settings(
     disk_gib: float | None = None,
     chunk_tokens: int = 256,
     model_digest: str = "sampled",
+    persistence: str = "tiers",
+    kek: str | None = None,
+    key_store: Path | None = None,
+    is_isolated: bool = True,
+    is_strict: bool = False,
+    tenants: tuple[TenantShare, ...] = (),
+    retention: tuple[RetentionRule, ...] = (),
     error_file: Path | None = None,
 ) -> CacheSettings:
-    """Settings from what the command line gave.
+    """Settings from what the command line and the file of tenants gave.
 
     Raises: ConfigError that says which option is wrong and what would do.
     """
@@ -80,6 +126,15 @@ def cache_settings(
         raise ConfigError(f"--chunk-tokens is {chunk_tokens}: give a positive number of tokens (256 is the default)")
     if model_digest not in ("sampled", "full"):
         raise ConfigError(f"--model-digest is {model_digest!r}: give sampled or full")
+    if persistence not in ("tiers", "none"):
+        raise ConfigError(f"--persistence is {persistence!r}: give tiers (the default) or none")
+    if persistence == "none" and disk is not None:
+        raise ConfigError(
+            "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
+        )
+    if (kek is None) != (key_store is None):
+        missing, given = ("--key-store", "--kek") if key_store is None else ("--kek", "--key-store")
+        raise ConfigError(f"{given} is given without {missing}: `hotspan keys init` makes a key store for a KEK")
     disk_settings = None
     if disk is not None and disk_gib is not None:
         disk_settings = DiskSettings(str(disk.expanduser().absolute()), int(disk_gib * GIB))
@@ -88,5 +143,19 @@ def cache_settings(
         disk=disk_settings,
         chunk_tokens=chunk_tokens,
         model_digest=cast(ModelDigest, model_digest),
+        persistence=cast(Persistence, persistence),
+        encryption=_encryption(kek, key_store),
+        is_isolated=is_isolated,
+        is_strict=is_strict,
+        tenants=tenants,
+        retention=retention,
         error_file=str(error_file) if error_file is not None else None,
     )
+
+
+def _encryption(kek: str | None, key_store: Path | None) -> EncryptionSettings | None:
+    if kek is None or key_store is None:
+        return None
+    if kek.startswith("file:"):  # the engine's processes may run in another directory
+        kek = f"file:{Path(kek.removeprefix('file:')).expanduser().absolute()}"
+    return EncryptionSettings(kek, str(key_store.expanduser().absolute()))

@@ -4,6 +4,7 @@
      +-- ConfigError            what the user wrote can't work; the message says what to write instead
      |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
      +-- EngineError            the engine could not be started or is not what was expected
+     +-- KeyUnavailable         an encryption key can't be had: KMS out of reach, wrapped by another KEK, damaged
 
 A miss is a value and not an error (`core.types.Lookup`), and so is a fault of a tier: it becomes a miss in one place,
 `cache.tiered`, which counts it.
@@ -24,3 +25,7 @@ class DirectoryError(ConfigError):
 
 class EngineError(HotspanError):
     """The engine could not be started, or its interface is not the one hotspan was built for."""
+
+
+class KeyUnavailable(HotspanError):
+    """An encryption key can't be had; what needs it is a miss until it can. The message never holds a secret."""

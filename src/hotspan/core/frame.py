@@ -6,26 +6,34 @@
       +--------+-------------------------+-------+-----------------------------+
 
 The check covers all fields and tags, each tag its segment of the payload: a frame is whole and this key's, or a fault.
+Plain frames have xxh3 tags, which detect accidents. Sealed frames are encrypted, and their tags are AES-GCM's over the
+segment, its number and all fields: nobody without the key can make, change, swap or cut one.
 """
 
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple, Protocol
 
 import xxhash
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey, round_up
 
 HEADER_BYTES = PAGE_BYTES
+TAG_BYTES = 16
 MAGIC = b"HOTSPAN\0"
-VERSION = 1
+VERSION = 2
 ALGORITHM_XXH3 = 0
+ALGORITHM_AES_256_GCM = 1
 
-_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s12s")
-_TAGS_AT = 256
-_TAG_BYTES = 16
+_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8s")
+_FIELDS_BYTES = 256
 _CHECK_AT = HEADER_BYTES - 16
-_MOST_SEGMENTS = (_CHECK_AT - _TAGS_AT) // _TAG_BYTES
+_MOST_SEGMENTS = (_CHECK_AT - _FIELDS_BYTES) // TAG_BYTES
+_UNSEALED = (bytes(16), bytes(16), bytes(8))
 
 
 class FrameFault(Enum):
@@ -35,10 +43,13 @@ class FrameFault(Enum):
     MAGIC = "magic"
     VERSION = "version"
     HEADER = "header"
+    ALGORITHM = "algorithm"
     KEY = "key"
     NAMESPACE = "namespace"
     LENGTH = "length"
+    GENERATION = "generation"
     EXPIRED = "expired"
+    SHREDDED = "shredded"
     PAYLOAD = "payload"
 
 
@@ -46,8 +57,8 @@ class FrameFault(Enum):
 class FrameIdentity:
     """What a frame must say of itself to be a hit.
 
-    generation: counts invalidations; a frame of an older one is stale.
-    expires_s:  Unix time in seconds after which it is a miss; 0 for never.
+    generation: the cache's when the chunk was stored; a frame of another one is an older one left in the slot.
+    expires_s:  Unix time in seconds after which it is a miss; 0 for never. Written, and not compared: see `EXPIRED`.
     """
 
     key: ChunkKey
@@ -56,77 +67,195 @@ class FrameIdentity:
     expires_s: int = 0
 
 
+class FrameSealing(Protocol):
+    """What a writer seals with: a key of its own, and a nonce for each frame that it never gives twice."""
+
+    key_id: bytes  # 16 bytes: the tenant's root key
+    writer: bytes  # 16 bytes: with which the writer's key was derived from it
+    aead: AESGCM
+
+    def next_nonce(self) -> bytes:
+        """8 bytes."""
+        ...
+
+
+FrameOpening = Callable[[bytes, bytes], AESGCM | None]
+"""From a frame's key id and writer to its key; None if the key was shredded or can't be had."""
+
+
+class Segment(NamedTuple):
+    """One tag's part of the payload, `[start, end)`."""
+
+    number: int
+    start: int
+    end: int
+
+
+class _Fields(NamedTuple):
+    magic: bytes
+    version: int
+    algorithm: int
+    segment_bytes: int
+    payload_bytes: int
+    generation: int
+    expires_s: int
+    key: bytes
+    namespace: bytes
+    key_id: bytes
+    writer: bytes
+    nonce: bytes
+
+
 def segment_bytes_for(payload_bytes: int) -> int:
     """Bytes under one tag: 1 MiB, more only where the header could not hold all tags (payloads over 239 MiB)."""
     return max(MIB, round_up(-(-payload_bytes // _MOST_SEGMENTS), MIB))
 
 
+def segments(payload_bytes: int) -> Iterator[Segment]:
+    """The segments of a payload, in order; the last may be shorter."""
+    step = segment_bytes_for(payload_bytes)
+    for number, start in enumerate(range(0, payload_bytes, step)):
+        yield Segment(number, start, min(start + step, payload_bytes))
+
+
+class Cipher:
+    """Encrypts or decrypts the segments of one frame, in any order, with the GIL released."""
+
+    __slots__ = ("_aead", "_fields", "_nonce")
+
+    def __init__(self, aead: AESGCM, header: memoryview) -> None:
+        self._aead = aead
+        self._fields = bytes(header[:_FIELDS_BYTES])
+        self._nonce = _Fields._make(_FIELDS.unpack_from(header, 0)).nonce
+
+    def encrypt(self, index: int, segment: memoryview, into: memoryview) -> None:
+        """Shape: into uint8[len(segment) + 16]: the bytes, then the tag."""
+        number = index.to_bytes(4, "little")
+        self._aead.encrypt_into(self._nonce + number, segment, self._fields + number, into)
+
+    def decrypt(self, index: int, sealed: memoryview, into: memoryview) -> bool:
+        """Whether the segment is authentic; if not, `into` is undefined. Shape: sealed uint8[len(into) + 16]."""
+        number = index.to_bytes(4, "little")
+        try:
+            self._aead.decrypt_into(self._nonce + number, sealed, self._fields + number, into)
+        except InvalidTag:
+            return False
+        return True
+
+
+def begin_sealed(header: memoryview, payload_bytes: int, identity: FrameIdentity, sealing: FrameSealing) -> Cipher:
+    """Write the fields of a sealed frame; the cipher encrypts its segments, `put_tag` keeps their tags, `end` ends it.
+
+    Shape: header uint8[4096]. Mutates: `header`.
+    """
+    secrets = (sealing.key_id, sealing.writer, sealing.next_nonce())
+    _put_fields(header, payload_bytes, identity, ALGORITHM_AES_256_GCM, secrets)
+    return Cipher(sealing.aead, header)
+
+
+def put_tag(header: memoryview, index: int, tag: bytes | memoryview) -> None:
+    """Keep the 16-byte tag of segment `index`."""
+    at = _FIELDS_BYTES + index * TAG_BYTES
+    header[at : at + TAG_BYTES] = tag
+
+
+def tag_of(header: memoryview, index: int) -> memoryview:
+    """The 16-byte tag of segment `index`; no copy."""
+    at = _FIELDS_BYTES + index * TAG_BYTES
+    return header[at : at + TAG_BYTES]
+
+
+def end(header: memoryview) -> None:
+    """Write the check over all fields and tags; from here on the header is whole."""
+    header[_CHECK_AT:] = xxhash.xxh3_128_digest(header[:_CHECK_AT])
+
+
 def seal(header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
-    """Write into `header` what makes it and `payload` a frame.
+    """Write into `header` what makes it and `payload` a plain frame.
 
     Shape:   header uint8[4096], payload uint8[n], contiguous.
     Mutates: `header` only.
     Blocks:  for one pass over the payload (xxh3, with the GIL released).
     """
-    segment = segment_bytes_for(len(payload))
+    _put_fields(header, len(payload), identity, ALGORITHM_XXH3, _UNSEALED)
+    for index, start, stop in segments(len(payload)):
+        put_tag(header, index, xxhash.xxh3_128_digest(payload[start:stop]))
+    end(header)
+
+
+def verify_header(
+    header: memoryview, payload_bytes: int, identity: FrameIdentity, now_s: float, *, sealed: bool = False
+) -> FrameFault | None:
+    """None if the header is whole and is that of `identity` with `payload_bytes` of payload, else why not.
+
+    sealed: a reader with keys takes sealed frames only: a plain one could have been made by anybody.
+    """
+    if len(header) != HEADER_BYTES:
+        return FrameFault.SHORT
+    fields = _Fields._make(_FIELDS.unpack_from(header, 0))
+    if fields.magic != MAGIC:
+        return FrameFault.MAGIC
+    if fields.version != VERSION:
+        return FrameFault.VERSION
+    if xxhash.xxh3_128_digest(header[:_CHECK_AT]) != header[_CHECK_AT:]:
+        return FrameFault.HEADER
+    if fields.algorithm != (ALGORITHM_AES_256_GCM if sealed else ALGORITHM_XXH3):
+        return FrameFault.ALGORITHM
+    if fields.key != identity.key:
+        return FrameFault.KEY
+    if fields.namespace != identity.namespace:
+        return FrameFault.NAMESPACE
+    if fields.payload_bytes != payload_bytes or fields.segment_bytes != segment_bytes_for(payload_bytes):
+        return FrameFault.LENGTH
+    if fields.generation != identity.generation:
+        return FrameFault.GENERATION
+    if fields.expires_s and now_s >= fields.expires_s:
+        return FrameFault.EXPIRED
+    return None
+
+
+def open_sealed(header: memoryview, opening: FrameOpening) -> Cipher | None:
+    """The cipher of a frame whose header was verified; None if its key is not to be had."""
+    fields = _Fields._make(_FIELDS.unpack_from(header, 0))
+    aead = opening(fields.key_id, fields.writer)
+    return None if aead is None else Cipher(aead, header)
+
+
+def verify_payload(header: memoryview, payload: memoryview) -> FrameFault | None:
+    """None if every tag of a plain frame holds.
+
+    Blocks: for one pass over the payload (xxh3, with the GIL released).
+    """
+    for index, start, stop in segments(len(payload)):
+        if xxhash.xxh3_128_digest(payload[start:stop]) != tag_of(header, index):
+            return FrameFault.PAYLOAD
+    return None
+
+
+def verify(header: memoryview, payload: memoryview, identity: FrameIdentity, now_s: float = 0.0) -> FrameFault | None:
+    """None if header and payload are the whole plain frame of `identity`, else why not."""
+    return verify_header(header, len(payload), identity, now_s) or verify_payload(header, payload)
+
+
+def _put_fields(
+    header: memoryview,
+    payload_bytes: int,
+    identity: FrameIdentity,
+    algorithm: int,
+    secrets: tuple[bytes, bytes, bytes],
+) -> None:
     header[:] = bytes(HEADER_BYTES)
     _FIELDS.pack_into(
         header,
         0,
         MAGIC,
         VERSION,
-        ALGORITHM_XXH3,
-        segment,
-        len(payload),
+        algorithm,
+        segment_bytes_for(payload_bytes),
+        payload_bytes,
         identity.generation,
         identity.expires_s,
         identity.key,
         identity.namespace,
-        bytes(16),
-        bytes(12),
+        *secrets,
     )
-    for index, start in enumerate(range(0, len(payload), segment)):
-        at = _TAGS_AT + index * _TAG_BYTES
-        header[at : at + _TAG_BYTES] = xxhash.xxh3_128_digest(payload[start : start + segment])
-    header[_CHECK_AT:] = xxhash.xxh3_128_digest(header[:_CHECK_AT])
-
-
-def verify_header(header: memoryview, payload_bytes: int, identity: FrameIdentity, now_s: float) -> FrameFault | None:
-    """None if the header is whole and is that of `identity` with `payload_bytes` of payload, else why not.
-
-    `identity.generation` and `identity.expires_s` are not compared with the frame's: the index knows them.
-    """
-    if len(header) != HEADER_BYTES:
-        return FrameFault.SHORT
-    magic, version, algorithm, segment, length, _, expires_s, key, namespace, _, _ = _FIELDS.unpack_from(header, 0)
-    if magic != MAGIC:
-        return FrameFault.MAGIC
-    if version != VERSION or algorithm != ALGORITHM_XXH3:
-        return FrameFault.VERSION
-    if xxhash.xxh3_128_digest(header[:_CHECK_AT]) != header[_CHECK_AT:]:
-        return FrameFault.HEADER
-    if key != identity.key:
-        return FrameFault.KEY
-    if namespace != identity.namespace:
-        return FrameFault.NAMESPACE
-    if length != payload_bytes or segment != segment_bytes_for(payload_bytes):
-        return FrameFault.LENGTH
-    if expires_s and now_s >= expires_s:
-        return FrameFault.EXPIRED
-    return None
-
-
-def verify(header: memoryview, payload: memoryview, identity: FrameIdentity, now_s: float = 0.0) -> FrameFault | None:
-    """None if header and payload are the whole frame of `identity`, else why not.
-
-    Blocks: for one pass over the payload (xxh3, with the GIL released).
-    """
-    fault = verify_header(header, len(payload), identity, now_s)
-    if fault is not None:
-        return fault
-    segment = segment_bytes_for(len(payload))
-    for index, start in enumerate(range(0, len(payload), segment)):
-        at = _TAGS_AT + index * _TAG_BYTES
-        if xxhash.xxh3_128_digest(payload[start : start + segment]) != header[at : at + _TAG_BYTES]:
-            return FrameFault.PAYLOAD
-    return None

@@ -1,7 +1,7 @@
 """Names for KV: everything that changes a chunk's bytes is folded into its key.
 
     namespace digest = sha256( tagged, length-prefixed fields: model, dtypes, layout, parallelism, chunk size, ... )
-    chunk key        = sha256( "hotspan-chunk-1" | namespace digest | adapter digest | group | engine's chained hash )
+    chunk key        = sha256( namespace digest | tenant's secret | adapter digest | group | engine's chained hash )
 
 The engine's chained hash covers the tokens, all tokens before them, the salt, the adapter's name and the multimodal
 inputs; what it leaves out (docs/architecture.md, Identity) is in the namespace and the adapter digest.
@@ -14,6 +14,14 @@ from hotspan.core.types import ChunkKey
 
 NO_ADAPTER = bytes(32)
 """The adapter digest of the base model."""
+
+NO_TENANT = bytes(32)
+"""The tenant's secret where tenants share what they compute."""
+
+
+def tenant_digest(tenant: str) -> bytes:
+    """What stands for a tenant where there is no keyring to give it a secret."""
+    return hashlib.sha256(b"hotspan-tenant-1" + tenant.encode()).digest()
 
 
 def namespace_digest(fields: Mapping[str, str | int | bytes]) -> bytes:
@@ -41,14 +49,14 @@ def namespace_digest(fields: Mapping[str, str | int | bytes]) -> bytes:
 
 
 class ChunkKeyer:
-    """Chunk keys of one namespace and one adapter; about a microsecond each."""
+    """Chunk keys of one namespace, tenant and adapter; about a microsecond each."""
 
     __slots__ = ("_prefix",)
 
-    def __init__(self, namespace: bytes, adapter: bytes = NO_ADAPTER) -> None:
-        if len(namespace) != 32 or len(adapter) != 32:
-            raise ValueError("a namespace and an adapter digest are 32 bytes each")
-        self._prefix = hashlib.sha256(b"hotspan-chunk-1" + namespace + adapter)
+    def __init__(self, namespace: bytes, adapter: bytes = NO_ADAPTER, tenant: bytes = NO_TENANT) -> None:
+        if not len(namespace) == len(adapter) == len(tenant) == 32:
+            raise ValueError("a namespace, an adapter digest and a tenant's secret are 32 bytes each")
+        self._prefix = hashlib.sha256(b"hotspan-chunk-2" + namespace + tenant + adapter)
 
     def key(self, engine_hash: bytes, group: int) -> ChunkKey:
         """The key of the chunk that ends at `engine_hash` in KV cache group `group`."""

@@ -5,12 +5,18 @@
 """
 
 import inspect
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
@@ -63,12 +69,14 @@ __all__ = [
     "ReqContext",
     "RequestOffloadingContext",
     "TransferResult",
+    "block_hasher",
     "build_offloading_config",
     "check_engine",
     "engine_version",
     "get_offload_block_hash",
     "get_offload_group_idx",
     "make_offload_key",
+    "offer_utility",
 ]
 
 SUPPORTED = ((0, 32), (0, 34))
@@ -98,6 +106,20 @@ CONTRACT: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (ReqContext, "get_state", ("cls",)),
 )
 """The methods that hotspan overrides or calls, with the parameters it relies on."""
+
+
+def offer_utility(name: str, function: Callable[..., Any]) -> None:
+    """Let the engine's clients call `function(core, *arguments)` on the scheduler's thread, between two steps.
+
+    vLLM looks utility methods up by name on its core; a Future is answered when it is done.
+    """
+    setattr(EngineCore, name, function)
+
+
+def block_hasher(vllm_config: VllmConfig, hash_tokens: int) -> Callable[..., Any]:
+    """What the engine names blocks with: for texts that are not about to run."""
+    function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    return get_request_block_hasher(hash_tokens, function)
 
 
 def engine_version() -> str:

@@ -1,11 +1,16 @@
 """HotspanConnector: vLLM's offloading connector with hotspan's spec, its namespace and its tiers."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
@@ -13,25 +18,41 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from hotspan.cache.tiered import TieredCache
-from hotspan.config.settings import CacheSettings
+from hotspan.config.environment import environment
+from hotspan.config.settings import CacheSettings, DiskSettings
+from hotspan.core.clock import SystemClock
 from hotspan.core.errors import HotspanError
+from hotspan.core.terms import DEFAULT_TENANT, Terms, tenant_label
+from hotspan.engine.admin import Administrator, Answer
+from hotspan.engine.admission import Admission
 from hotspan.engine.compat import (
     OffloadingConnector,
     OffloadingConnectorMetadata,
     OffloadingWorker,
+    block_hasher,
     build_offloading_config,
     check_engine,
+    offer_utility,
 )
 from hotspan.engine.identity import namespace_of
+from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
+from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import ChunkGroup
 from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.worker import HostWorker
+from hotspan.keyring.keyring import open_keyring
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
 
 _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
+
+
+_KEYS_S = 10.0
+"""How long a start waits for the keys of the tenants that are known; the others' come later."""
 
 
 class IdleMetadata(OffloadingConnectorMetadata):
@@ -44,6 +65,8 @@ class HotspanConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
         settings = CacheSettings.from_json(extra["hotspan"])
+        self._prefixes = GpuPrefixes()
+        self._keys: TenantKeys | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
@@ -64,18 +87,57 @@ class HotspanConnector(OffloadingConnector):
             raise RuntimeError(f"the connector was given {type(manager).__name__} for a manager")
         return manager
 
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._prefixes.bind(gpu_block_pool)
+
     def on_new_request(self, request: Request) -> None:
-        self.manager.admit(request)
+        self._prefixes.expire(self._clock.unix())
+        state = self.manager.admit(request)
+        self._prefixes.arrive(request, state.reader.terms)
         super().on_new_request(request)
 
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._retire(request)
+        return super().request_finished(request, block_ids)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._retire(request)
+        return super().request_finished_all_groups(request, block_ids)
+
+    def _retire(self, request: Request) -> None:
+        """What the request left in the engine's prefix cache is known from now on; or goes, if it asked for that."""
+        state = self.manager.state(request.request_id)
+        if state is None:
+            self._prefixes.end(request, lambda index: Terms())
+            return
+        self._prefixes.end(request, state.reader.terms_at)
+        if not state.may_store:
+            self._prefixes.forget(request, state.kept_tokens // self._hash_tokens)
+
+    def administer(self, command: dict[str, Any]) -> "Answer | Future[Answer]":
+        """Carry out one command of cache administration (engine/admin.py), between two steps."""
+        return self._administrator.do(command)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._keys is not None:
+            self._keys.keyring.close()
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        self.manager.note_hit(request.request_id, num_computed_tokens)
         if self.manager.is_waiting(request.request_id):
             return None, False  # saves a scan of all its keys, once a millisecond
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        self.manager.count_lookup(request)
+        known = partial(self._prefixes.terms, request)
+        state = self.manager.begin(request, num_external_tokens, known)
+        if state is not None:
+            self._prefixes.keep(request, state.reader.terms_at)
 
     def reset_cache(self) -> bool | None:
         # vLLM forgets its jobs here and lets the workers finish them in the next step: until they say so, their slots
@@ -121,26 +183,47 @@ class HotspanConnector(OffloadingConnector):
         config = self._vllm_config
         spec = HotspanSpec(build_offloading_config(config, self._kv_cache_config))
         chunk_tokens = min(group.tokens_per_block for group in spec.config.groups) * spec.blocks_per_chunk
+        largest = max(group.tokens_per_block for group in spec.config.groups) * spec.blocks_per_chunk
         namespace = namespace_of(config, self._kv_cache_config, chunk_tokens, full=settings.model_digest == "full")
+        self._hash_tokens = spec.tokens_per_hash
+        self._clock = SystemClock()
+        self._prefixes = GpuPrefixes(len(self._kv_cache_config.kv_cache_groups), largest // spec.tokens_per_hash)
+        self._keys = _keys(settings)
         sweep_dead_slabs()
         slab = spec.open_slab()
-        below = None
+        guard = None
         try:
             if settings.disk is not None:
-                directory = Path(settings.disk.directory)
-                if config.parallel_config.data_parallel_size > 1:
-                    directory /= f"replica-{config.parallel_config.data_parallel_index}"
-                options = DiskOptions(
-                    directory, settings.disk.bytes, settings.disk.threads, store_depth=max(8, spec.slots // 2)
-                )
-                below = DiskTier(options, namespace, spec.slot_bytes)
+                guard = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
         except BaseException:
             slab.close()
             raise
         finally:
             slab.unlink()  # every worker has mapped it by now
-        cache = TieredCache(slab, below, patience_s=settings.patience_s)
-        self.manager.open(cache, namespace, self._groups(spec), chunk_tokens, settings.drain_s)
+        cache = TieredCache(slab, guard, namespace=namespace, shares=_shares(settings), patience_s=settings.patience_s)
+        admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
+        self.manager.open(cache, admission, chunk_tokens, settings.drain_s)
+        self._administrator = Administrator(
+            self.manager, self._prefixes, guard, self._keys, lambda: block_hasher(config, spec.tokens_per_hash)
+        )
+        offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
+
+    def _disk_opener(
+        self, settings: CacheSettings, disk: DiskSettings, namespace: bytes, spec: HotspanSpec
+    ) -> Callable[[bool], DiskTier]:
+        """What opens the disk tier, and opens it again after trouble."""
+        directory, parallel = Path(disk.directory), self._vllm_config.parallel_config
+        if parallel.data_parallel_size > 1:
+            directory /= f"replica-{parallel.data_parallel_index}"
+        options = DiskOptions(
+            directory,
+            disk.bytes,
+            disk.threads,
+            store_depth=max(8, spec.slots // 2),
+            keys=self._keys,
+            shares=_shares(settings),
+        )
+        return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes)
 
     def _groups(self, spec: HotspanSpec) -> list[ChunkGroup]:
         return [
@@ -157,3 +240,17 @@ def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
     """Blocks that make at least `chunk_tokens` tokens of the group with the largest blocks."""
     largest = max(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
     return max(1, -(-chunk_tokens // largest))
+
+
+def _shares(settings: CacheSettings) -> Shares:
+    return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
+
+
+def _keys(settings: CacheSettings) -> TenantKeys | None:
+    """The tenants' keys, those of the known tenants unwrapped."""
+    if settings.encryption is None:
+        return None
+    tenants = {DEFAULT_TENANT, *(share.tenant for share in settings.tenants)}
+    keyring = open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment())
+    keyring.prepare(tenants, _KEYS_S)
+    return TenantKeys(keyring, tenants)

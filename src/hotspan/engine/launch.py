@@ -1,11 +1,12 @@
 """From arguments to a running engine and its app: what `server/` serves."""
 
+import asyncio
 import contextlib
 import logging
 import signal
 import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -14,14 +15,14 @@ from typing import Any
 from fastapi import FastAPI
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.inputs import TokensPrompt
+from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.errors import ConfigError, EngineError
+from hotspan.engine.door import Door
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,11 @@ _WARM_SALT = "hotspan-warm-up"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine and the app that answers from it."""
+    """A running engine, the app that answers from it, and the door between them."""
 
     app: FastAPI
-    client: EngineClient
+    client: AsyncLLM
+    door: Door
 
     @property
     def is_dead(self) -> bool:
@@ -57,21 +59,50 @@ class Engine:
             await self.client.reset_prefix_cache()
         return cached
 
+    async def administer(self, command: Mapping[str, Any], timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Carry out one command of cache administration (engine/admin.py); the answer of each engine core.
+
+        Raises: TimeoutError; what was begun goes on. EngineError with what the engine said.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return list(await self.client.engine_core.call_utility_all_async("hotspan", dict(command)))
+        except TimeoutError:
+            raise
+        except Exception as error:  # the engine's answer is of no type
+            raise EngineError(f"the engine did not carry it out: {_first_line(error)}") from error
+
+    def salt(self, tenant: str, salt: str | None) -> str | None:
+        """What the engine salts a tenant's prefixes with, given the client's own salt."""
+        return self.door.salt(tenant, salt)
+
+    async def tokens(self, prompt: str) -> list[int]:
+        """A text's tokens, as /v1/completions makes them."""
+        (rendered,) = await self.client.renderer.render_cmpl_async([TextPrompt(prompt=prompt)])
+        return list(rendered["prompt_token_ids"])
+
+    def adapter_path(self, name: str) -> str | None:
+        """Where the files of a registered adapter are; None if there is no such adapter."""
+        adapter = self.app.state.openai_serving_models.lora_requests.get(name)
+        return None if adapter is None else str(adapter.lora_path)
+
 
 @asynccontextmanager
-async def launch(arguments: Namespace) -> AsyncIterator[Engine]:
-    """An engine for `arguments` (engine/arguments.py), stopped on exit after its requests have ended.
+async def launch(arguments: Namespace, door: Door) -> AsyncIterator[Engine]:
+    """An engine for `arguments` (engine/arguments.py) behind `door`, stopped on exit after its requests have ended.
 
     Blocks: while the model loads.
     Raises: ConfigError where vLLM refuses the configuration; EngineError where the engine does not come up.
     """
     client = _start(arguments)
     try:
+        door.guard(client)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
+        door.guard_routes(app)
         await client.reset_mm_cache()
-        yield Engine(app, client)
+        yield Engine(app, client, door)
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
 

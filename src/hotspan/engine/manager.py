@@ -1,15 +1,16 @@
 """The scheduler's half: answers vLLM's questions about chunks from the TieredCache. One thread calls it."""
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from hotspan.cache.tiered import TieredCache
-from hotspan.core.namespace import NO_ADAPTER, ChunkKeyer
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
+from hotspan.engine.admission import Admission
 from hotspan.engine.compat import (
     CacheHitSource,
     CPULoadStoreSpec,
@@ -22,11 +23,8 @@ from hotspan.engine.compat import (
     RequestOffloadingContext,
     get_offload_group_idx,
 )
-from hotspan.engine.fingerprint import AdapterDigests
 from hotspan.engine.metrics import report
-from hotspan.engine.requests import ChunkGroup, RequestState
-
-logger = logging.getLogger(__name__)
+from hotspan.engine.requests import RequestState
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
@@ -40,20 +38,17 @@ class HotspanManager(OffloadingManager):
 
     def __init__(self) -> None:
         self._cache: TieredCache | None = None
-        self._adapters = AdapterDigests()
         self._arriving: dict[str, RequestState] = {}
         self._states: dict[str, RequestState] = {}
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
 
-    def open(
-        self, cache: TieredCache, namespace: bytes, groups: Sequence[ChunkGroup], chunk_tokens: int, drain_s: float
-    ) -> None:
+    def open(self, cache: TieredCache, admission: Admission, chunk_tokens: int, drain_s: float) -> None:
         """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`."""
         self._cache = cache
-        self._namespace = namespace
-        self._groups = tuple(groups)
-        self._chunk_tokens = chunk_tokens
+        self._admission = admission
+        self.namespace = admission.namespace
+        self.chunk_tokens = chunk_tokens
         self._drain_s = drain_s
 
     @property
@@ -63,17 +58,25 @@ class HotspanManager(OffloadingManager):
             raise RuntimeError("the manager is not open")
         return self._cache
 
-    def admit(self, request: Request) -> None:
-        """A request is about to come: learn what its chunks' names depend on."""
-        adapter: bytes | None = NO_ADAPTER
-        if request.lora_request is not None:
-            adapter = self._adapters.of(request.lora_request.lora_path)
-            if adapter is None:
-                logger.warning(
-                    "adapter_unreadable name=%s: its requests are not cached", request.lora_request.lora_name
-                )
-        keyer = ChunkKeyer(self._namespace, adapter) if adapter is not None else None
-        self._arriving[request.request_id] = RequestState(request, keyer, self._groups)
+    def admit(self, request: Request) -> RequestState:
+        """A request is about to come: learn what its chunks' names and terms depend on."""
+        state = self._admission.admit(request)
+        self._arriving[request.request_id] = state
+        return state
+
+    def named(self, request: Request, tenant: str, lora: LoRARequest | None) -> RequestState:
+        """The chunks of a text that is not about to run."""
+        return RequestState(request, self._admission.keyer(tenant, lora), self._admission.groups)
+
+    def disown(self, scope: Scope, request_ids: Collection[str]) -> int:
+        """Keep nothing that these requests, and those that `scope` takes, still compute; returns how many there are."""
+        disowned = 0
+        for states in (self._arriving, self._states):
+            for request_id, state in states.items():
+                if request_id in request_ids or state.is_taken(scope, self.namespace):
+                    state.may_store = False
+                    disowned += 1
+        return disowned
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether looking this request up again would only defer it again."""
@@ -81,12 +84,35 @@ class HotspanManager(OffloadingManager):
         state = self._states.get(request_id)
         return state is not None and self.cache.is_waiting(state.reader)
 
-    def count_lookup(self, request: Request) -> None:
-        """A request begins to run: count its tokens as looked up, once."""
+    def note_hit(self, request_id: str, tokens: int) -> None:
+        """The engine has that many of a request's tokens in its own prefix cache."""
+        state = self._states.get(request_id)
+        if state is not None:
+            state.kept_tokens = tokens
+
+    def begin(self, request: Request, loaded_tokens: int, known: Callable[[int], Terms | None]) -> RequestState | None:
+        """A request begins to run: its state, or None if that was said before.
+
+        known: the terms of the chunk at an index, in the engine's own cache.
+        """
         state = self._states.get(request.request_id)
-        if state is not None and not state.is_counted:
-            state.is_counted = True
-            self.cache.stats.lookup_tokens += request.num_prompt_tokens
+        if state is None or state.is_begun:
+            return None
+        state.is_begun = True
+        state.kept_tokens += loaded_tokens
+        self.cache.stats.lookup_tokens += request.num_prompt_tokens
+        chunks = state.all_chunks()
+        carried: Terms | None = None
+        for chunk in chunks:
+            carried = carried if chunk.index else None  # the next group's chunks begin
+            carried = state.inherit(chunk.index, (carried, self.cache.terms(chunk.key), known(chunk.index)))
+        if state.reader.terms.labels or state.reader.terms.expires_s or state.reader.inherited:
+            self.cache.join(chunks, state.reader)
+        return state
+
+    def state(self, request_id: str) -> RequestState | None:
+        """What is known of a request that has not ended."""
+        return self._states.get(request_id)
 
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""
@@ -128,7 +154,7 @@ class HotspanManager(OffloadingManager):
         hits: Counter[Tier] = Counter()
         for key, chunk in zip(keys, chunks, strict=True):
             if get_offload_group_idx(key) == first:
-                hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self._chunk_tokens
+                hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self.chunk_tokens
         self.cache.stats.hit_tokens.update(hits)
         state.load_began_s = time.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state.reader))
@@ -140,8 +166,10 @@ class HotspanManager(OffloadingManager):
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         state = req_context.get_state(RequestState)
-        named = {chunk.key: key for key in keys if state is not None and (chunk := state.chunk(key)) is not None}
-        placements = self.cache.begin_store([state.chunks[key] for key in named.values()] if state is not None else [])
+        if state is None or not state.may_store:
+            return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
+        named = {chunk.key: key for key in keys if (chunk := state.chunk(key)) is not None}
+        placements = self.cache.begin_store([state.chunks[key] for key in named.values()], state.reader)
         return PrepareStoreOutput(
             keys_to_store=[named[placement.chunk.key] for placement in placements],
             store_spec=CPULoadStoreSpec([placement.slot for placement in placements]),

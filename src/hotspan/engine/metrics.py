@@ -28,6 +28,9 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     "hotspan_cache_evictions": OffloadingCounterMetadata("Chunks evicted for room, by tier.", _TIER),
     "hotspan_cache_stores_refused": OffloadingCounterMetadata("Chunks that a tier did not take.", _TIER),
+    "hotspan_cache_invalidated": OffloadingCounterMetadata("Chunks that their owner took back, by tier.", _TIER),
+    "hotspan_cache_expired": OffloadingCounterMetadata("Chunks whose time was over, by tier.", _TIER),
+    "hotspan_cache_tier_up": OffloadingGaugeMetadata("1 while a tier takes part, 0 while it is given up.", _TIER),
     "hotspan_cache_cuts": OffloadingCounterMetadata(
         "Requests whose prefix was cut: a promotion was late or found no room."
     ),
@@ -58,6 +61,8 @@ def report(cache: TieredCache) -> OffloadingConnectorStats | None:
         "hotspan_cache_store_bytes": counts.store_bytes,
         "hotspan_cache_evictions": counts.evictions,
         "hotspan_cache_stores_refused": counts.stores_refused,
+        "hotspan_cache_invalidated": counts.invalidated,
+        "hotspan_cache_expired": counts.expired,
     }
     for name, values in by_tier.items():
         for tier, value in values.items():
@@ -74,4 +79,5 @@ def report(cache: TieredCache) -> OffloadingConnectorStats | None:
     for tier, usage in cache.usage().items():
         out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
         out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
+        out.set_gauge("hotspan_cache_tier_up", float(usage.is_up), (tier.value,))
     return out

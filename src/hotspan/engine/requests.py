@@ -1,14 +1,18 @@
 """One request as the manager sees it: the engine's keys turned into chunks, once."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vllm.v1.request import Request
 
 from hotspan.cache.entry import Reader
 from hotspan.core.namespace import ChunkKeyer
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.engine.compat import OffloadKey, get_offload_block_hash, get_offload_group_idx, make_offload_key
+
+_NO_KEY = ChunkKey(bytes(32))
 
 
 class ChunkGroup(NamedTuple):
@@ -28,15 +32,21 @@ class ChunkGroup(NamedTuple):
 class RequestState:
     """A request's chunks by the engine's keys, and what it holds in the cache.
 
-    keyer: None when nothing of this request may be cached (its adapter's files can't be read).
+    keyer:     None when nothing of this request may be cached (its adapter's files can't be read).
+    may_store: False when nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
+    tags_from: the token from which on it carries its tags.
+    kept_tokens: of its prompt, those that were cached when it came.
     """
 
     request: Request
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
     reader: Reader = field(default_factory=Reader)
+    may_store: bool = True
+    tags_from: int = 0
+    kept_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
-    is_counted: bool = False
+    is_begun: bool = False
     load_began_s: float = 0.0
     _hashes_done: int = 0
     _last: dict[int, ChunkKey] = field(default_factory=dict)
@@ -51,6 +61,35 @@ class RequestState:
                 found = Chunk(self.keyer.key(get_offload_block_hash(key), get_offload_group_idx(key)), None)
                 self.chunks[key] = found
         return found
+
+    def is_taken(self, scope: Scope, namespace: bytes) -> bool:
+        """Whether an invalidation takes what this request stores."""
+        terms = self.reader.terms
+        if scope.keys is None:
+            return scope.takes(_NO_KEY, namespace, terms)
+        return any(scope.takes(chunk.key, namespace, terms) for chunk in self.chunks.values())
+
+    def inherit(self, index: int, known: Iterable[Terms | None]) -> Terms:
+        """Others use the chunk at `index`, or what it stands on, on `known` terms; returns those that hold from now on.
+
+        Labels go on to what stands on it, so that an invalidation finds it also where a chunk in between is gone.
+        """
+        own = joined = self.reader.terms_at(index)
+        for terms in known:
+            if terms is not None and (terms.labels or terms.expires_s or terms.is_wild):
+                joined = joined.joined(terms)
+        if self.reader.renews:
+            joined = replace(joined, expires_s=own.expires_s)
+        if joined != own:
+            self.reader.inherited[index] = joined
+        return joined
+
+    def all_chunks(self) -> list[Chunk]:
+        """The chunks of all its tokens so far, in every group."""
+        if self.keyer is None:
+            return []
+        self._extend(self.keyer)
+        return list(self.chunks.values())
 
     def _extend(self, keyer: ChunkKeyer) -> None:
         """Derive the chunks of block hashes that came since the last call."""

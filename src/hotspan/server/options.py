@@ -1,12 +1,16 @@
 """What `hotspan serve` was asked for, and the checks that need no engine."""
 
 import errno
+import ipaddress
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.config.settings import CacheSettings
+from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
+from hotspan.keyring.keyring import open_keyring
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.slab import check_room
 
@@ -15,9 +19,13 @@ from hotspan.tiers.slab import check_room
 class ServeOptions:
     """One replica.
 
-    cache:   None serves with the engine's own prefix cache only.
-    engine:  options for vLLM, as the user wrote them.
-    drain_s: how long requests in flight may go on after a signal to stop.
+    cache:            None serves with the engine's own prefix cache only.
+    engine:           options for vLLM, as the user wrote them.
+    drain_s:          how long requests in flight may go on after a signal to stop.
+    tenants:          who may use it, if not everybody as one tenant.
+    is_isolated:      tenants never hit each other's texts.
+    admin_token_file: None takes the token from the environment, or makes one.
+    is_insecure:      other machines may reach it without a key.
     """
 
     model: str
@@ -26,6 +34,15 @@ class ServeOptions:
     cache: CacheSettings | None
     engine: tuple[str, ...] = ()
     drain_s: int = 30
+    tenants: Tenants = field(default_factory=Tenants)
+    is_isolated: bool = True
+    admin_token_file: Path | None = None
+    is_insecure: bool = False
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients must show a key."""
+        return self.tenants.has_keys
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,8 +69,31 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def check_tiers(settings: CacheSettings) -> None:
+def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
+    """Raise ConfigError if other machines could use this server without a key, and nobody said that they may."""
+    host = listener.getsockname()[0]
+    if options.has_keys or options.is_insecure or _is_loopback(host):
+        return
+    raise ConfigError(
+        f"--host {options.host} lets other machines in, and nobody needs a key: give the clients keys with --tenants "
+        "FILE, listen on 127.0.0.1, or say --insecure if something else keeps strangers out"
+    )
+
+
+def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None:
     """Raise ConfigError now for what would fail in the engine's process minutes later."""
+    if settings.persistence == "none" and settings.disk is not None:
+        raise ConfigError(
+            "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
+        )
     check_room(settings.ram_bytes)
+    if settings.encryption is not None:
+        open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment).close()
     if settings.disk is not None:
         check_directory(Path(settings.disk.directory), settings.disk.bytes)
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

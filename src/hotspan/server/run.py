@@ -10,14 +10,22 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
+from hotspan.config.admin_token import VARIABLE
+from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.core.types import GIB
-from hotspan.server.options import ServeOptions, bind, check_tiers
+from hotspan.server.admin import CacheAdmin, admin_router
+from hotspan.server.admin_token import admin_token
+from hotspan.server.options import ServeOptions, bind, check_exposure, check_tiers
+from hotspan.server.policy import Access, Gate, access_table, unlisted
+from hotspan.server.principal import Credentials, current_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +37,19 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
 
     Raises: ConfigError or EngineError with what to do, before the port answers.
     """
+    surroundings = environment()
     listener = bind(options.host, options.port)
-    with contextlib.closing(listener), _error_file() as error_file:
+    with contextlib.closing(listener), contextlib.ExitStack() as stack:
+        check_exposure(listener, options)
+        error_file = stack.enter_context(_error_file())
         if options.cache is not None:
-            check_tiers(options.cache)
+            check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
+        token = stack.enter_context(admin_token(listener.getsockname()[1], options.admin_token_file, surroundings))
+        policy = _Policy(Credentials(options.tenants, token), _access(options, surroundings))
         _prepare_environment()
         try:
-            asyncio.run(_serve(options, listener, own_options))
+            asyncio.run(_serve(options, listener, own_options, policy))
         except HotspanError as error:
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause
@@ -45,22 +58,45 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
             gc.collect()  # the engine's client is in cycles, and says so loudly if Python's own end finds it
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, own_options: tuple[str, ...]) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Policy:
+    """Who may do what on this server."""
+
+    credentials: Credentials
+    access: Mapping[str, Access]
+
+    def gate(self, app: FastAPI) -> Gate:
+        """The app behind it."""
+        for path in unlisted(app.routes, self.access):
+            logger.warning("route_without_policy path=%s: only the administrator reaches it", path)
+        return Gate(app, self.access, self.credentials)
+
+
+def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[str, Access]:
+    has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
+    return access_table(has_keys=options.has_keys, has_given_token=has_given_token)
+
+
+async def _serve(options: ServeOptions, listener: socket.socket, own_options: tuple[str, ...], policy: _Policy) -> None:
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
+    from hotspan.engine.door import Door
     from hotspan.engine.launch import launch
 
     started = time.monotonic()
     arguments = parse_engine_arguments(options.model, options.engine, own_options)
+    _refuse_engine_keys(arguments.api_key)
     arguments.host, arguments.port = options.host, options.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
     add_cache(arguments, options.cache)
-    async with launch(arguments) as engine:
+    door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
+    async with launch(arguments, door) as engine:
+        engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants)))
         if options.cache is not None:
             loaded = await engine.warm(options.cache.chunk_tokens)
             logger.info("load_path_warmed tokens=%d", loaded)
         server = _Server(
             uvicorn.Config(
-                engine.app,
+                policy.gate(engine.app),
                 log_level=arguments.uvicorn_log_level,
                 access_log=not arguments.disable_uvicorn_access_log,
                 timeout_graceful_shutdown=arguments.shutdown_timeout,
@@ -76,6 +112,16 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
             await server.serve(sockets=[listener])
         finally:
             watch.cancel()
+
+
+def _refuse_engine_keys(given: Any) -> None:
+    """vLLM's own keys guard some routes and not others (/invocations, /metrics), and know no tenants."""
+    option = "--api-key" if given else "VLLM_API_KEY"
+    if given or environment().get("VLLM_API_KEY"):
+        raise ConfigError(
+            f"{option} is vLLM's and leaves routes open: leave it out, and give keys with --tenants FILE, as in "
+            'tenants: {default: {keys: ["..."]}}'
+        )
 
 
 class _Server(uvicorn.Server):

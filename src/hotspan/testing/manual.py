@@ -1,11 +1,13 @@
 """A tier in memory whose transfers end when the test says so, as the test says, or never."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
 
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
-from hotspan.tiers.base import Fault, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, TierUsage, Transfer
 
 _UNDEFINED = 0xA5
 """What a load leaves in its buffer until it has ended well: nobody may take it for a chunk."""
@@ -18,12 +20,17 @@ class Flight:
     before: what the buffer held at the start. data: what a load brings, as it was when it began.
     """
 
-    key: ChunkKey
+    chunk: Chunk
+    terms: Terms
     is_load: bool
     buffer: memoryview
     before: bytes
     data: bytes
     doomed: bool = False
+
+    @property
+    def key(self) -> ChunkKey:
+        return self.chunk.key
 
 
 class ManualTier:
@@ -33,22 +40,48 @@ class ManualTier:
 
     store_depth: stores in flight; more are refused.
     auto:        transfers end by themselves, at the next `finished`.
+
+    held, kept_on: bytes and terms by key; a chunk that a test puts into `held` alone is kept on no terms.
+    durables:      with `holds_durables`, those that were not told yet: the test does.
     """
 
     tier = Tier.DISK
 
-    def __init__(self, slots: int, payload_bytes: int, *, store_depth: int = 32, auto: bool = False) -> None:
+    def __init__(
+        self,
+        slots: int,
+        payload_bytes: int,
+        *,
+        store_depth: int = 32,
+        auto: bool = False,
+        namespace: bytes = bytes(32),
+        clock: Clock | None = None,
+    ) -> None:
         self._slots = slots
         self._payload_bytes = payload_bytes
         self._store_depth = store_depth
         self._auto = auto
+        self._namespace = namespace
+        self._clock = clock or SystemClock()
         self._ended: deque[Transfer] = deque()
         self._closed = False
+        self._parents: dict[ChunkKey, ChunkKey | None] = {}
         self.held: dict[ChunkKey, bytes] = {}
+        self.kept_on: dict[ChunkKey, Terms] = {}
         self.flights: list[Flight] = []
         self.refusals: list[ChunkKey] = []
+        self.invalidations: list[Scope] = []
+        self.holds_durables = False
+        self.durables: list[Durable] = []
+        self.lates = 0
 
     # -- what a test does ------------------------------------------------------------------------------------------
+
+    def put(self, chunk: Chunk, terms: Terms, data: bytes) -> None:
+        """Let it hold a chunk, as a former process left it."""
+        self.held[chunk.key] = data
+        self.kept_on[chunk.key] = terms
+        self._parents[chunk.key] = chunk.parent
 
     def finish(self, flight: Flight, fault: Fault | None = None) -> None:
         """End one transfer, well or with a fault."""
@@ -57,10 +90,10 @@ class ManualTier:
         self.flights.remove(flight)
         if flight.is_load and fault is None:
             flight.buffer[:] = flight.data
-        elif flight.is_load and not flight.doomed:
-            self.held.pop(flight.key, None)  # quarantined
-        elif not flight.is_load and fault is None and not flight.doomed:
-            self.held[flight.key] = flight.data
+        elif fault is not None and not flight.doomed:
+            self.discard(flight.key)  # quarantined, or never here
+        elif not flight.is_load and not flight.doomed:
+            self.put(flight.chunk, flight.terms, flight.data)
         self._ended.append(Transfer(flight.key, flight.is_load, fault, self._payload_bytes, 0.001))
 
     def finish_all(self) -> None:
@@ -71,36 +104,52 @@ class ManualTier:
     # -- StorageTier -----------------------------------------------------------------------------------------------
 
     def lookup(self, key: ChunkKey) -> bool:
-        return key in self.held
+        if key not in self.held:
+            return False
+        expires_s = self.terms(key).expires_s
+        return not expires_s or self._clock.unix() < expires_s
+
+    def terms(self, key: ChunkKey) -> Terms:
+        if key not in self.held:
+            raise KeyError(key)
+        return self.kept_on.get(key, Terms())
 
     def can_store(self) -> bool:
         return sum(not flight.is_load for flight in self.flights) < self._store_depth
 
-    def submit_store(self, chunk: Chunk, payload: memoryview) -> bool:
+    def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         self._check_size(payload)
-        storing = [flight.key for flight in self.flights if not flight.is_load and not flight.doomed]
-        if chunk.key in self.held or chunk.key in storing or not self.can_store():
+        storing = [flight.key for flight in self._storing()]
+        here = self._parents_here()
+        if chunk.key in here or not self.can_store() or (chunk.parent is not None and chunk.parent not in here):
             return False
         if len(self.held) + len(storing) >= self._slots:
             self.refusals.append(chunk.key)
             return False
-        self.flights.append(Flight(chunk.key, False, payload, bytes(payload), bytes(payload)))
+        terms = replace(terms, generation=len(self.invalidations))
+        self.flights.append(Flight(chunk, terms, False, payload, bytes(payload), bytes(payload)))
         return True
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
         self._check_size(into)
-        if key not in self.held:
+        if not self.lookup(key):
             return False
         into[:] = bytes([_UNDEFINED]) * len(into)
-        self.flights.append(Flight(key, True, into, bytes(into), self.held[key]))
+        chunk = Chunk(key, self._parents.get(key))
+        self.flights.append(Flight(chunk, self.terms(key), True, into, bytes(into), self.held[key]))
         return True
 
     def finished(self) -> list[Transfer]:
         if self._auto:
             self.finish_all()
+        for key in [key for key in self.held if not self.lookup(key)]:
+            self.discard(key)  # its time is over
         ended = list(self._ended)
         self._ended.clear()
         return ended
+
+    def late(self) -> None:
+        self.lates += 1
 
     def wait(self, timeout_s: float) -> None:
         return
@@ -108,28 +157,74 @@ class ManualTier:
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         return
 
-    def discard(self, key: ChunkKey) -> None:
-        self.held.pop(key, None)
-        for flight in self.flights:
-            flight.doomed |= flight.key == key
+    def join(self, key: ChunkKey, terms: Terms) -> None:
+        if key in self.held:
+            self.kept_on[key] = self.terms(key).joined(terms)
+        for flight in self._storing():
+            if flight.key == key:
+                flight.terms = flight.terms.joined(terms)
 
-    def clear(self) -> int:
-        keys = set(self.held) | {flight.key for flight in self.flights if not flight.is_load and not flight.doomed}
-        for key in keys:
-            self.discard(key)
-        return len(keys)
+    def discard(self, key: ChunkKey) -> None:
+        self._forget({key} | self._standing_on({key}))
+
+    def invalidate(self, scope: Scope, durable: Durable) -> int:
+        self.invalidations.append(scope)
+        terms = {key: self.terms(key) for key in self.held}
+        terms |= {flight.key: flight.terms for flight in self._storing()}
+        taken = {key for key in terms if scope.takes(key, self._namespace, terms[key])}
+        taken |= self._standing_on(taken | (scope.keys or frozenset()))
+        self._forget(taken)
+        if self.holds_durables and not self._closed:
+            self.durables.append(durable)
+        else:
+            durable(not self._closed)
+        return len(taken)
 
     def usage(self) -> TierUsage:
         size = self._payload_bytes
-        return TierUsage(len(self.held), self._slots, len(self.held) * size, self._slots * size)
+        tenants: dict[int, int] = {}
+        for key in self.held:
+            tenant = self.terms(key).tenant
+            tenants[tenant] = tenants.get(tenant, 0) + 1
+        return TierUsage(len(self.held), self._slots, len(self.held) * size, self._slots * size, tenants)
 
     def close(self, timeout_s: float) -> None:
         self._closed = True
 
     def check(self) -> None:
-        """Raise AssertionError if it holds more than it has room for."""
+        """Raise AssertionError if it holds more than it has room for, or knows terms of what it does not hold."""
         if len(self.held) > self._slots:
             raise AssertionError("more chunks than slots")
+        if not self.kept_on.keys() <= self.held.keys():
+            raise AssertionError("terms without a chunk")
+        here = self._parents_here()
+        if not {parent for parent in here.values() if parent is not None} <= here.keys():
+            raise AssertionError("a chunk stands behind a gap")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _storing(self) -> list[Flight]:
+        return [flight for flight in self.flights if not flight.is_load and not flight.doomed]
+
+    def _parents_here(self) -> dict[ChunkKey, ChunkKey | None]:
+        """What is here or being written, and what each stands on."""
+        held = {key: self._parents.get(key) for key in self.held}
+        return held | {flight.key: flight.chunk.parent for flight in self._storing()}
+
+    def _standing_on(self, keys: Set[ChunkKey]) -> set[ChunkKey]:
+        parents = self._parents_here()
+        found: set[ChunkKey] = set()
+        while fallen := {key for key, parent in parents.items() if parent in keys or parent in found} - found:
+            found |= fallen
+        return found
+
+    def _forget(self, keys: Set[ChunkKey]) -> None:
+        for key in keys:
+            self.held.pop(key, None)
+            self.kept_on.pop(key, None)
+            self._parents.pop(key, None)
+        for flight in self.flights:
+            flight.doomed |= flight.key in keys
 
     def _check_size(self, buffer: memoryview) -> None:
         if len(buffer) != self._payload_bytes:

@@ -4,20 +4,29 @@ The shape is that of vLLM's secondary tiers. All calls come from one thread (the
 bytes move on the tier's own threads. A tier never raises for I/O: a transfer ends as done or with its fault.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from hotspan.core.frame import FrameSealing
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 
 
 class Fault(Enum):
-    """Why a transfer did not do what was asked. A load's is a miss, a store's means the chunk is not in the tier."""
+    """Why a transfer did not do what was asked. A load's is a miss, a store's means the chunk is not in the tier.
+
+    IO:      the medium failed. CORRUPT: the bytes are not the chunk's; it was quarantined.
+    GONE:    expired, shredded or without a key. DROPPED: the tier was given up while the transfer was queued.
+    """
 
     IO = "io"
     CORRUPT = "corrupt"
     GONE = "gone"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,33 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """How full a tier is, in chunks and bytes."""
+    """How full a tier is, in chunks and bytes; `tenants` says who holds how many chunks.
+
+    is_up: False while it is given up and takes no part.
+    """
 
     chunks: int
     capacity_chunks: int
     bytes: int
     capacity_bytes: int
+    tenants: dict[int, int]
+    is_up: bool = True
+
+
+class FrameKeys(Protocol):
+    """Where a tier gets its keys when what it writes is encrypted. Calls return at once."""
+
+    def sealing(self, tenant: int) -> FrameSealing | None:
+        """What this process seals a tenant's frames with; None if it can't be had: the chunk is not written."""
+        ...
+
+    def opening(self, key_id: bytes, writer: bytes) -> AESGCM | None:
+        """The key of a frame; None if it was shredded or can't be had: the load is a miss."""
+        ...
+
+
+Durable = Callable[[bool], None]
+"""Called once, from any thread: whether an invalidation is on the medium for good."""
 
 
 class StorageTier(Protocol):
@@ -53,13 +83,18 @@ class StorageTier(Protocol):
         """Whether the chunk is here and readable. Changes nothing."""
         ...
 
+    def terms(self, key: ChunkKey) -> Terms:
+        """The terms of a chunk that is here. Raises: KeyError if it is not."""
+        ...
+
     def can_store(self) -> bool:
         """Whether its queue has room for a store; if not, ask again when transfers have ended."""
         ...
 
-    def submit_store(self, chunk: Chunk, payload: memoryview) -> bool:
+    def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         """Start to write `payload` (uint8[n], page-aligned); False if the tier does not want it or can't take it now.
 
+        A chunk whose parent is not here, or on its way, is not wanted: behind a gap no invalidation would reach it.
         The caller keeps the bytes unchanged until the transfer is reported.
         """
         ...
@@ -75,6 +110,10 @@ class StorageTier(Protocol):
         """Transfers that ended since the last call."""
         ...
 
+    def late(self) -> None:
+        """A request gave up waiting for a load."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Sleep until a transfer ends, at most `timeout_s`; returns at once if one is unreported."""
         ...
@@ -83,12 +122,19 @@ class StorageTier(Protocol):
         """These chunks were used, leaf first."""
         ...
 
-    def discard(self, key: ChunkKey) -> None:
-        """Forget one chunk."""
+    def join(self, key: ChunkKey, terms: Terms) -> None:
+        """A request under `terms` hit the chunk: keep it on the joined terms. Nothing if it is not here."""
         ...
 
-    def clear(self) -> int:
-        """Forget all chunks; returns how many."""
+    def discard(self, key: ChunkKey) -> None:
+        """Forget a chunk and what stands on it, whose owner did not ask for it: it may come back after a crash."""
+        ...
+
+    def invalidate(self, scope: Scope, durable: Durable) -> int:
+        """Forget all that `scope` takes and what stands on it, at once; returns how many chunks.
+
+        `durable` is called when not even a crash can bring them back, or when that can't be had.
+        """
         ...
 
     def usage(self) -> TierUsage:

@@ -1,23 +1,39 @@
 """The disk tier: one preallocated slab of equal slots, O_DIRECT, a record a slot, every read verified."""
 
+import contextlib
+import gc
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, verify
+from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
-from hotspan.tiers.base import Fault, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
+from hotspan.tiers.check import FrameCheck
 from hotspan.tiers.directory import open_directory
-from hotspan.tiers.eviction import LeafLru
-from hotspan.tiers.io import IoThreads, read_frame, write_frame
+from hotspan.tiers.eviction import LeafArc
+from hotspan.tiers.files import Files
+from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, staging_bytes
+from hotspan.tiers.log import Invalidation
+from hotspan.tiers.shares import Shares
 from hotspan.tiers.table import Record
 
 logger = logging.getLogger(__name__)
+
+_PURGE_S = 1.0
+"""How often chunks whose time is over are looked for (a look-up refuses them at once in any case), and how often the
+table is flushed."""
+
+_LONGEST_LOG = 64
+"""Entries after which the log begins anew: each costs the next start some milliseconds."""
+
+_GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +42,9 @@ class DiskOptions:
 
     threads:     I/O threads; each has one I/O in flight.
     store_depth: chunks that may wait to be written; more are refused, and stay in RAM only.
+    is_new:      whether the directory may have to be made (tiers/directory.py).
+    keys:        with keys, frames are encrypted, and plain ones are misses.
+    files, queue: the system calls and the threads; tests put others in their place.
     """
 
     directory: Path
@@ -33,6 +52,11 @@ class DiskOptions:
     threads: int = 4
     store_depth: int = 32
     allow_direct: bool = True
+    is_new: bool = True
+    keys: FrameKeys | None = None
+    shares: Shares = field(default_factory=Shares)
+    files: Files = field(default_factory=Files)
+    queue: Callable[[str, int, int], IoQueue] = IoThreads
 
 
 @dataclass(slots=True)
@@ -40,8 +64,11 @@ class _Entry:
     """A chunk on disk. Not readable while `writing`; its slot is not reused while `readers` or after `doomed`."""
 
     slot: int
-    record: Record
+    key: ChunkKey
+    is_own: bool  # of this tier's namespace
+    expires_s: int
     writing: bool
+    joined: bool = False  # its terms changed meanwhile
     readers: int = 0
     doomed: bool = False
 
@@ -69,44 +96,64 @@ class DiskTier:
         self._namespace = namespace
         self._payload_bytes = payload_bytes
         self._store_depth = options.store_depth
+        self._keys = options.keys
         self._clock = clock or SystemClock()
-        self._directory = open_directory(
+        self.directory = open_directory(
             options.directory,
             round_up(HEADER_BYTES + payload_bytes, PAGE_BYTES),
             options.bytes,
             allow_direct=options.allow_direct,
+            is_new=options.is_new,
+            files=options.files,
         )
-        self.direct = self._directory.direct
+        self._table = self.directory.table
+        self._frames = FrameFile(options.files, self.directory.slab_fd)
+        self._next_generation = self._generation = self.directory.generation
         self._entries: dict[ChunkKey, _Entry] = {}
-        self._lru = LeafLru()
+        self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._refused: OrderedDict[ChunkKey, None] = OrderedDict()
         self._storing = 0
+        self._purged_s = self._clock.monotonic()
         self._done: deque[_Done] = deque()
         self._landed = threading.Event()
-        self._threads = IoThreads("disk", options.threads)
+        self._suspects: deque[tuple[int, ChunkKey]] = deque()
+        self._flushing = False
+        self._unlogged: set[int] = set()  # generations whose invalidations are on their way to the log
+        scratch = HEADER_BYTES + (staging_bytes(payload_bytes) if self._keys is not None else 0)
+        self._queue = options.queue("disk", options.threads, scratch)
+        self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
         self._closed = False
-        self._adopt(self._directory.records)
+        self._adopt()
 
     def lookup(self, key: ChunkKey) -> bool:
         return self._readable(key) is not None
 
-    def can_store(self) -> bool:
-        return self._storing < self._store_depth
+    def terms(self, key: ChunkKey) -> Terms:
+        return self._table.record(self._entries[key].slot).terms
 
-    def submit_store(self, chunk: Chunk, payload: memoryview) -> bool:
+    def can_store(self) -> bool:
+        # A chunk that comes back while its invalidation is not logged would have the old bytes' generation, perhaps in
+        # their slot: a power loss that drops its frame and keeps its record would bring them back.
+        return self._storing < self._store_depth and not self._unlogged
+
+    def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         if len(payload) != self._payload_bytes:
             raise ValueError(f"the payload has {len(payload)} bytes, not {self._payload_bytes}")
         if chunk.key in self._entries or not self.can_store():
             return False
-        slot = self._take_slot(chunk)
+        slot = self._take_slot(chunk, terms.tenant)
         if slot is None:
             return False
-        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes)
-        entry = _Entry(slot, record, writing=True)
+        terms = replace(terms, generation=self._generation)
+        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms)
+        self._table.put(slot, record)
+        entry = _Entry(slot, chunk.key, True, terms.expires_s, writing=True)
         self._entries[chunk.key] = entry
-        self._lru.add(chunk.key, chunk.parent)
+        self._lru.add(chunk.key, chunk.parent, terms.tenant)
         self._storing += 1
-        self._threads.submit(lambda header: self._store(entry, header, payload), urgent=False)
+        self._queue.submit(
+            lambda scratch: self._store(entry, record, scratch, payload), lambda: self._drop(entry, False), urgent=False
+        )
         return True
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
@@ -116,7 +163,10 @@ class DiskTier:
         if entry is None:
             return False
         entry.readers += 1
-        self._threads.submit(lambda header: self._load(entry, header, into), urgent=True)
+        terms = self._table.record(entry.slot).terms
+        self._queue.submit(
+            lambda scratch: self._load(entry, terms, scratch, into), lambda: self._drop(entry, True), urgent=True
+        )
         return True
 
     def finished(self) -> list[Transfer]:
@@ -129,7 +179,21 @@ class DiskTier:
                 continue
             self._settle(done.entry, done.transfer)
             transfers.append(done.transfer)
+        while self._suspects:
+            slot, key = self._suspects.popleft()
+            if (entry := self._entries.get(key)) is not None and entry.slot == slot:
+                self._doom(entry)
+        now = self._clock.monotonic()
+        if now - self._purged_s >= _PURGE_S:
+            self._purged_s = now
+            self._purge()
+            if self._table.is_dirty and not self._flushing:
+                self._flushing = True  # a slow disk has one of them to do, not one a second
+                self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
         return transfers
+
+    def late(self) -> None:
+        return
 
     def wait(self, timeout_s: float) -> None:
         self._landed.wait(timeout_s)
@@ -137,156 +201,317 @@ class DiskTier:
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         self._lru.touch(keys)
 
+    def join(self, key: ChunkKey, terms: Terms) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        record = self._table.record(entry.slot)
+        joined = record.terms.joined(terms)
+        if joined is not record.terms:
+            self._table.put(entry.slot, record._replace(terms=joined))
+            entry.expires_s = joined.expires_s
+            if entry.writing:
+                entry.joined = True
+            else:
+                self._submit_record(entry.slot)
+
     def discard(self, key: ChunkKey) -> None:
         entry = self._entries.get(key)
         if entry is not None:
             self._doom(entry)
 
-    def clear(self) -> int:
-        keys = list(self._entries)
+    def invalidate(self, scope: Scope, durable: Durable) -> int:
+        keys = {self._table.key(slot) for slot in self._table.taken(scope)}
+        keys |= self._lru.descendants(keys if scope.keys is None else keys | scope.keys)
         for key in keys:
-            self.discard(key)
+            self._doom_one(self._entries[key])
+        self._next_generation += 1
+        entry = Invalidation(self._next_generation, scope, self._clock.unix())
+        self._unlogged.add(entry.generation)
+        self._log_queue.submit(
+            lambda scratch: self._log(entry, durable), lambda: self._logged(entry, durable, False), urgent=True
+        )
         return len(keys)
 
     def usage(self) -> TierUsage:
-        slot_bytes, slots = self._directory.geometry.slot_bytes, self._directory.geometry.slots
+        slot_bytes, slots = self.directory.geometry.slot_bytes, self.directory.geometry.slots
         used = slots - len(self._free)
-        return TierUsage(used, slots, used * slot_bytes, slots * slot_bytes)
+        return TierUsage(used, slots, used * slot_bytes, slots * slot_bytes, self._lru.tenants())
+
+    def verification(self) -> FrameCheck:
+        """A check of all that is stored here, to be run on another thread; what is corrupt will be quarantined."""
+        return FrameCheck(
+            self.directory,
+            self._keys,
+            self._stored,
+            lambda slot, key: self._suspects.append((slot, key)),
+            self._clock,
+        )
+
+    def give_up(self) -> None:
+        """Begin no I/O that has not begun; what is dropped is reported as such."""
+        self._queue.drop()
+        self._log_queue.drop()
 
     def close(self, timeout_s: float) -> None:
         if self._closed:
             return
         deadline = time.monotonic() + timeout_s
-        if self._threads.drain(timeout_s):
+        if self._queue.drain(timeout_s):
             self.finished()  # what was forgotten while it was written has a record now, and loses it here
-        if self._threads.close(max(0.0, deadline - time.monotonic())):
+        ended = [queue.close(max(0.0, deadline - time.monotonic())) for queue in (self._queue, self._log_queue)]
+        if all(ended):
             self._closed = True
             try:
-                self._directory.table.sync()
+                self._table.flush()
             except OSError as error:
-                logger.warning("disk_sync_failed path=%s error=%s", self._directory.path, error)
-            self._directory.close()
+                logger.warning("disk_sync_failed path=%s error=%s", self.directory.path, str(error))
+            self.directory.close()
         else:
             # An I/O that hangs still uses the descriptors: the process's end closes them, and frees the lock.
-            logger.warning("disk_close_timed_out path=%s timeout_s=%g", self._directory.path, timeout_s)
+            logger.warning("disk_close_timed_out path=%s timeout_s=%g", self.directory.path, timeout_s)
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree (for tests; call with no transfer unreported)."""
-        if not self._threads.drain(5.0) or self.finished():
+        if not self._queue.drain(5.0) or self.finished() or not self._queue.drain(5.0) or self.finished():
             raise AssertionError("called with a transfer in flight")
         self._lru.check()
         slots = [entry.slot for entry in self._entries.values()]
-        if sorted(slots + self._free) != list(range(self._directory.geometry.slots)):
+        if sorted(slots + self._free) != list(range(self.directory.geometry.slots)):
             raise AssertionError("a slot is lost or has two owners")
+        if sorted(slots) != self._table.slots():
+            raise AssertionError("the table says other slots are in use")
         if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
             raise AssertionError("the eviction order knows other chunks than there are")
+        parents = {self._table.record(slot).parent for slot in slots} - {None}
+        if not parents <= self._entries.keys():
+            raise AssertionError("a chunk stands behind a gap: no invalidation of what is before it would take it")
         if self._storing or any(entry.writing or entry.readers for entry in self._entries.values()):
             raise AssertionError("a transfer is counted that has ended")
 
     # -- the scheduler's thread ------------------------------------------------------------------------------------
 
-    def _adopt(self, records: dict[int, Record]) -> None:
+    def _adopt(self) -> None:
         """Take over what a former process left; slots of other namespaces count as used until they are evicted."""
-        self._free = [slot for slot in range(self._directory.geometry.slots - 1, -1, -1) if slot not in records]
-        for slot, record in records.items():
-            if record.key in self._entries:
-                self._free_record(slot)  # stored twice around a crash: forgetting one must not bring back the other
-                continue
-            self._entries[record.key] = _Entry(slot, record, writing=False)
-            self._lru.add(record.key, record.parent)
+        entries, namespace = self._entries, self._namespace
+        twice: list[int] = []
+        named: list[tuple[ChunkKey, ChunkKey | None, int]] = []
+        with _no_collection():
+            for slot, key, parent, of, tenant, expires_s in self._table.summaries():
+                if key in entries:
+                    twice.append(slot)
+                    continue
+                entries[key] = _Entry(slot, key, of == namespace, expires_s, False)
+                named.append((key, parent, tenant))
+            self._lru.adopt(named)
+        live = set(self._table.slots())
+        self._free = [slot for slot in range(self.directory.geometry.slots - 1, -1, -1) if slot not in live]
+        for slot in twice:  # stored twice around a crash: forgetting one must not bring back the other
+            record = self._table.record(slot)
+            self.join(record.key, record.terms)
+            self._free_record(slot)
+        lost = [key for key, parent, _ in named if parent is not None and parent not in entries]
+        for key in self._lru.descendants(lost) | set(lost):  # behind a gap, as a torn record leaves one
+            self._doom_one(entries[key])
+        self._purge()
 
     def _readable(self, key: ChunkKey) -> _Entry | None:
         """The entry of a chunk that can be loaded by this namespace now."""
         entry = self._entries.get(key)
-        if entry is None or entry.writing or entry.doomed or entry.record.namespace != self._namespace:
+        if entry is None or entry.writing or not entry.is_own:
+            return None
+        if entry.expires_s and self._clock.unix() >= entry.expires_s:
             return None
         return entry
 
-    def _take_slot(self, chunk: Chunk) -> int | None:
-        """A free slot; once there is none, one of an evicted leaf, for chunks that are offered a second time."""
-        if self._free:
+    def _stored(self, slot: int, key: ChunkKey) -> _Entry | None:
+        """The chunk's stay in a slot, if it is there whole."""
+        entry = self._entries.get(key)
+        return entry if entry is not None and entry.slot == slot and not entry.writing else None
+
+    def _take_slot(self, chunk: Chunk, tenant: int) -> int | None:
+        """A free slot; once there is none, one of an evicted leaf, for chunks that are offered a second time.
+
+        None for a chunk whose parent is not here: nothing stands behind a gap.
+        """
+        has_parent = chunk.parent is None or chunk.parent in self._entries
+        if has_parent and self._free and self._lru.may_add(tenant):
             return self._free.pop()
         if chunk.key not in self._refused:
             self._refused[chunk.key] = None
-            if len(self._refused) > self._directory.geometry.slots + 1024:
+            if len(self._refused) > self.directory.geometry.slots + 1024:
                 self._refused.popitem(last=False)
             return None
-        victim = self._lru.victim(lambda key: key != chunk.parent and self._is_idle(key))
+        if not has_parent:
+            return None
+        victim = self._lru.victim(tenant, lambda key: key != chunk.parent and self._is_idle(key))
         if victim is None:
             return None
         del self._refused[chunk.key]
-        self._lru.remove(victim)
+        self._lru.remove(victim, evicted=True)
         return self._entries.pop(victim).slot
 
     def _is_idle(self, key: ChunkKey) -> bool:
         entry = self._entries[key]
         return not entry.writing and not entry.readers
 
+    def _purge(self) -> None:
+        for slot in self._table.expired(self._clock.unix()):
+            self.discard(self._table.key(slot))
+
     def _settle(self, entry: _Entry, transfer: Transfer) -> None:
+        """Bring the books in line with a transfer that ended."""
         if transfer.is_load:
             entry.readers -= 1
+            if transfer.fault is Fault.CORRUPT and not entry.doomed:
+                self._doom(entry)
+                return
         else:
-            entry.writing = False
             self._storing -= 1
-        if transfer.fault is not None and not entry.doomed:
-            self._doom(entry)  # quarantined: the next store of this chunk heals it
-        elif entry.doomed and not entry.readers and not entry.writing:
+            entry.writing = False
+            if transfer.fault is not None and not entry.doomed:
+                self._doom(entry)
+                return
+            if entry.joined and not entry.doomed:
+                self._submit_record(entry.slot)
+        if entry.doomed and not entry.readers and not entry.writing:
             self._free_record(entry.slot)
 
     def _doom(self, entry: _Entry) -> None:
-        """Make a chunk unfindable now, and free its slot once no transfer uses it."""
+        """Make a chunk unfindable now, and what stands on it: behind a gap no invalidation would reach it."""
+        for key in self._lru.descendants([entry.key]) | {entry.key}:
+            self._doom_one(self._entries[key])
+
+    def _doom_one(self, entry: _Entry) -> None:
+        """Make one chunk unfindable, and free its slot once no transfer uses it."""
         entry.doomed = True
-        if self._entries.get(entry.record.key) is entry:
-            del self._entries[entry.record.key]
-            self._lru.remove(entry.record.key)
+        self._table.put(entry.slot, None)
+        del self._entries[entry.key]
+        self._lru.remove(entry.key)
         if not entry.readers and not entry.writing:
             self._free_record(entry.slot)
 
     def _free_record(self, slot: int) -> None:
-        self._threads.submit(lambda header: self._free_slot(slot), urgent=False)
+        self._table.put(slot, None)
+        self._queue.submit(lambda scratch: self._free_slot(slot), lambda: self._freed(slot), urgent=False)
+
+    def _submit_record(self, slot: int) -> None:
+        self._queue.submit(lambda scratch: self._write_record(slot), lambda: None, urgent=False)
 
     # -- the I/O threads: touch only what they were given -----------------------------------------------------------
+    # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
 
-    def _store(self, entry: _Entry, header: memoryview, payload: memoryview) -> None:
+    def _store(self, entry: _Entry, record: Record, scratch: memoryview, payload: memoryview) -> None:
         started = time.perf_counter()
         fault: Fault | None = None
+        identity = FrameIdentity(record.key, self._namespace, record.terms.generation, record.terms.expires_s)
         try:
-            seal(header, payload, FrameIdentity(entry.record.key, self._namespace))
-            write_frame(self._directory.slab_fd, self._at(entry.slot), header, payload)
-            self._directory.table.write(entry.slot, entry.record)
+            if self._keys is None:
+                self._frames.write(self._at(entry.slot), scratch[:HEADER_BYTES], payload, identity)
+                self._table.write(entry.slot)
+            elif (sealing := self._keys.sealing(record.terms.tenant)) is None:
+                fault = Fault.GONE
+            else:
+                self._frames.write_sealed(self._at(entry.slot), scratch, payload, identity, sealing)
+                self._table.write(entry.slot)
         except OSError as error:
             fault = Fault.IO
-            logger.warning("disk_store_failed slot=%d error=%s", entry.slot, error)
-        self._report(entry, False, fault, len(payload), started)
+            logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
+        self._end(entry, False, fault, len(payload), started)
 
-    def _load(self, entry: _Entry, header: memoryview, into: memoryview) -> None:
+    def _load(self, entry: _Entry, terms: Terms, scratch: memoryview, into: memoryview) -> None:
         started = time.perf_counter()
         fault: Fault | None = None
+        identity = FrameIdentity(entry.key, self._namespace, terms.generation)
+        at, now_s = self._at(entry.slot), self._clock.unix()
         try:
-            read_frame(self._directory.slab_fd, self._at(entry.slot), header, into)
+            if self._keys is None:
+                found = self._frames.read(at, scratch[:HEADER_BYTES], into, identity, now_s)
+            else:
+                found = self._frames.read_sealed(at, scratch, into, identity, now_s, self._keys.opening)
         except OSError as error:
             fault = Fault.IO
-            logger.warning("disk_load_failed slot=%d error=%s", entry.slot, error)
+            logger.warning("disk_load_failed slot=%d error=%s", entry.slot, str(error))
         else:
-            identity = FrameIdentity(entry.record.key, self._namespace)
-            found = verify(header, into, identity, self._clock.unix())
             if found is not None:
-                fault = Fault.GONE if found is FrameFault.EXPIRED else Fault.CORRUPT
+                fault = Fault.GONE if found in _GONE else Fault.CORRUPT
                 logger.warning("disk_frame_quarantined slot=%d fault=%s", entry.slot, found.value)
-        self._report(entry, True, fault, len(into), started)
+        self._end(entry, True, fault, len(into), started)
 
     def _free_slot(self, slot: int) -> None:
-        try:
-            self._directory.table.free(slot)
-        except OSError as error:
-            logger.warning("disk_free_failed slot=%d error=%s", slot, error)  # the stale record costs a miss
+        self._write_record(slot)
+        self._freed(slot)
+
+    def _freed(self, slot: int) -> None:
         self._done.append(_Done(slot))
         self._landed.set()
 
-    def _report(self, entry: _Entry, is_load: bool, fault: Fault | None, size: int, started: float) -> None:
-        transfer = Transfer(entry.record.key, is_load, fault, size, time.perf_counter() - started)
+    def _drop(self, entry: _Entry, is_load: bool) -> None:
+        self._end(entry, is_load, Fault.DROPPED, 0, time.perf_counter())
+
+    def _write_record(self, slot: int) -> None:
+        try:
+            self._table.write(slot)
+        except OSError as error:
+            logger.warning("disk_record_failed slot=%d error=%s", slot, str(error))  # a stale record costs a miss
+
+    def _log(self, entry: Invalidation, durable: Durable) -> None:
+        """Make an invalidation durable.
+
+        The table first: what the log alone would take follows from labels that were joined and from chunks in between,
+        whose records may not be on the disk yet.
+        """
+        try:
+            self._table.flush()
+            self.directory.log.append(entry)
+        except OSError as error:
+            logger.warning("disk_log_failed path=%s error=%s", self.directory.path, str(error))
+            self._logged(entry, durable, False)
+        else:
+            self._generation = entry.generation
+            self._logged(entry, durable, True)
+            if self.directory.log.entries >= _LONGEST_LOG:
+                self._shorten_log(entry.generation)
+
+    def _shorten_log(self, generation: int) -> None:
+        """Begin the log anew: the table says by itself what was invalidated up to here."""
+        try:
+            self.directory.log.begin(generation)
+        except OSError as error:
+            logger.warning("disk_log_not_shortened path=%s error=%s", self.directory.path, str(error))
+
+    def _flush(self) -> None:
+        """Bound how long a tag or a shorter time to live, that a hit added, can be lost to a power failure."""
+        try:
+            self._table.flush()
+        except OSError as error:
+            logger.warning("disk_flush_failed path=%s error=%s", self.directory.path, str(error))
+        self._flushed()
+
+    def _flushed(self) -> None:
+        self._flushing = False
+
+    def _logged(self, entry: Invalidation, durable: Durable, done: bool) -> None:
+        self._unlogged.discard(entry.generation)
+        self._landed.set()  # stores may go on
+        durable(done)
+
+    def _end(self, entry: _Entry, is_load: bool, fault: Fault | None, size: int, started: float) -> None:
+        transfer = Transfer(entry.key, is_load, fault, size, time.perf_counter() - started)
         self._done.append(_Done(entry.slot, entry, transfer))
         self._landed.set()
 
     def _at(self, slot: int) -> int:
-        return slot * self._directory.geometry.slot_bytes
+        return slot * self.directory.geometry.slot_bytes
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Make many objects that stay, without the garbage collector looking through all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

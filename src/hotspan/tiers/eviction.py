@@ -1,29 +1,66 @@
-"""Which chunk goes when a tier is full: the least recently used among the leaves.
+"""Which chunk goes when a tier is full: ARC over the leaves, with a floor and a quota for each tenant.
 
 A chunk is useless without its ancestors, so only a chunk that no other chunk here stands on may go, and a use counts
 for all ancestors (leaf first, so that the root is the last to go).
+
+ARC (Megiddo and Modha, FAST '03) keeps two lists in the order of use, and remembers what went from each:
+
+    once     came, and was not used since (T1)              ghosts of once  (B1)
+    often    was used again, or came back as a ghost (T2)   ghosts of often (B2)
+
+A ghost that comes back says that its list was too short, and moves the target, how long `once` should be. What is
+never used a second time passes through `once` and leaves `often` alone. Two things differ from the paper, and were
+measured (benchmarks/results/eviction.json): the target begins in the middle and not at 0, which costs half a point
+where hardly any ghost comes back, and both lists have the same room for ghosts, while the paper leaves a long `once`
+hardly any.
+
+Each tenant has lists and a target of its own, for with common ones a flood by one would move the targets of all, and
+crowd out the others' ghosts and their `once`. Who pays for a chunk is decided between those above their floors: first
+tenants with a `once` that is too long, the oldest leaf of these, so that a flood pays for itself; if there are none,
+the oldest leaf of the others. Theirs comes first, too, once it was left unused for `_IDLE_TURNS`: a tenant that is gone
+gives way to one that can't show by its ghosts what it would do with more.
 """
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from hotspan.core.types import ChunkKey
+from hotspan.tiers.leaves import Children, Held, Leaf, Leaves
+from hotspan.tiers.shares import Share, Shares
+
+__all__ = ["LeafArc", "Share", "Shares"]
+
+_IDLE_TURNS = 16
+"""In uses and arrivals of as many chunks as the tier holds."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     parent: ChunkKey | None
+    held: Held
+    list: Leaves
     used: int
 
 
-class LeafLru:
-    """Chunks of one tier in the order in which they would go."""
+class LeafArc:
+    """Chunks of one tier in the order in which they would go.
 
-    def __init__(self) -> None:
+    capacity: how many chunks the tier holds; at most as many ghosts are remembered.
+
+    Costs, amortised: O(log n) a change or victim, O(tenants) more when a tenant comes; one step more for each older
+    leaf that may not go. A tenant at its floor is one step, however many old leaves it has.
+    """
+
+    def __init__(self, capacity: int, shares: Shares | None = None) -> None:
+        self._capacity = capacity
+        self._shares = shares or Shares()
         self._nodes: dict[ChunkKey, _Node] = {}
-        self._children: dict[ChunkKey, int] = {}  # also of parents that are not here: a child may come back first
-        self._heap: list[tuple[int, ChunkKey]] = []  # leaves; entries go stale, and are skipped when popped
+        self._children = Children()
+        self._tenants: dict[int, Held] = {}
+        self._sharing = 0  # tenants here that have the default floor
+        # (time of a tenant's first leaf, tenant), heaps by the tenant's rank; entries go stale as in `Leaves`.
+        self._payers: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._now = 0
 
     def __len__(self) -> int:
@@ -32,79 +69,240 @@ class LeafLru:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._nodes
 
-    def add(self, key: ChunkKey, parent: ChunkKey | None) -> None:
+    # -- what came, was used, went -----------------------------------------------------------------------------------
+
+    def add(self, key: ChunkKey, parent: ChunkKey | None, tenant: int = 0) -> None:
         """A chunk came, just used."""
         if key in self._nodes:
             raise ValueError("the chunk is here already")
         self._now += 1
-        self._nodes[key] = _Node(parent, self._now)
+        held = self._tenants.get(tenant) or self._arrive(tenant)
+        into = held.list_for(key)
+        into.chunks += 1
+        self._nodes[key] = _Node(parent, held, into, self._now)
+        if key not in self._children:
+            into.push((self._now, key))
         if parent is not None:
-            self._children[parent] = self._children.get(parent, 0) + 1
-        self._push(key)
+            self._children.put(parent, key)
+            above = self._nodes.get(parent)
+            if above is not None and above.held is not held:
+                self._post(above.held)
+        self._post(held)
+
+    def adopt(self, chunks: Iterable[tuple[ChunkKey, ChunkKey | None, int]]) -> None:
+        """Add many chunks at once (key, parent, tenant), before any other came."""
+        if self._now:
+            raise ValueError("chunks are adopted before any is added")
+        nodes, children, tenants = self._nodes, self._children, self._tenants
+        for now, (key, parent, tenant) in enumerate(chunks, 1):
+            held = tenants.get(tenant) or self._arrive(tenant)
+            held.once.chunks += 1
+            nodes[key] = _Node(parent, held, held.once, now)
+            if parent is not None:
+                if parent in children:
+                    children.put(parent, key)
+                else:
+                    children[parent] = key
+            self._now = now
+        if len(nodes) != self._now:
+            raise ValueError("a chunk came twice")
+        for key, node in nodes.items():
+            if key not in children:
+                node.list.heap.append((node.used, key))  # in order, so it is a heap
+        for held in tenants.values():
+            self._post(held)
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:
-        """These chunks were used, in this order: give a chain leaf first."""
+        """These chunks were used again, in this order: give a chain leaf first."""
+        touched: dict[int, Held] = {}
         for key in keys:
             node = self._nodes.get(key)
-            if node is not None:
-                self._now += 1
-                node.used = self._now
-                self._push(key)
-
-    def remove(self, key: ChunkKey) -> None:
-        """A chunk went, for whatever reason."""
-        node = self._nodes.pop(key, None)
-        if node is None or node.parent is None:
-            return
-        left = self._children[node.parent] - 1
-        if left:
-            self._children[node.parent] = left
-        else:
-            del self._children[node.parent]
-            self._push(node.parent)
-
-    def victim(self, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
-        """The leaf to evict, or None if no leaf may go. Removes nothing.
-
-        Costs O(log n), and one step more for each older leaf that may not go.
-        """
-        kept: list[tuple[int, ChunkKey]] = []
-        found: ChunkKey | None = None
-        while self._heap:
-            used, key = self._heap[0]
-            if not self._is_leaf_since(used, key):
-                heapq.heappop(self._heap)
+            if node is None:
                 continue
-            if may_go(key):
-                found = key
-                break
-            kept.append(heapq.heappop(self._heap))
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
+            self._now += 1
+            node.used = self._now
+            held = touched[node.held.tenant] = node.held
+            if node.list is held.once:
+                held.once.chunks -= 1
+                held.often.chunks += 1
+                node.list = held.often
+            if key not in self._children:
+                node.list.push((node.used, key))
+        for held in touched.values():
+            self._post(held)
+
+    def remove(self, key: ChunkKey, *, evicted: bool = False) -> None:
+        """A chunk went. One that was evicted is remembered as a ghost, one that was forgotten is not."""
+        node = self._nodes.pop(key, None)
+        if node is None:
+            return
+        node.list.chunks -= 1
+        if evicted:
+            node.list.ghosts[key] = None
+        node.held.forget_ghosts()
+        if node.parent is not None and self._children.drop(node.parent, key):
+            above = self._nodes.get(node.parent)
+            if above is not None:
+                above.list.push((above.used, node.parent))
+                self._post(above.held)
+        if node.held.chunks:
+            self._post(node.held)
+        else:
+            del self._tenants[node.held.tenant]
+            self._sharing -= not self._shares.has_floor(node.held.tenant)
+
+    # -- who makes room ------------------------------------------------------------------------------------------------
+
+    def victim(self, tenant: int, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
+        """The leaf to evict for a chunk of `tenant`, or None if no leaf may go. Removes nothing.
+
+        Tenants above their floors pay. If nothing of theirs may go, or the tenant is at its quota, it pays itself.
+        """
+        passed: list[tuple[Held, Leaves, Leaf]] = []
+        found = self._payers_first(may_go, passed) if self.may_add(tenant) else None
+        own = self._tenants.get(tenant)
+        while found is None and own is not None and (first := own.first()) is not None:
+            found = self._unless_pinned(own, *first, may_go, passed)
+        for held, leaves, leaf in passed:
+            leaves.push(leaf)
+            self._post(held)
+        return found
+
+    def may_add(self, tenant: int) -> bool:
+        """Whether a chunk of the tenant may come; at its quota only if one of its own goes."""
+        held = self._tenants.get(tenant)
+        return (held.chunks if held is not None else 0) < self._part(self._shares.quota(tenant))
+
+    def tenants(self) -> dict[int, int]:
+        """How many chunks each tenant holds."""
+        return {tenant: held.chunks for tenant, held in self._tenants.items()}
+
+    def descendants(self, keys: Iterable[ChunkKey]) -> set[ChunkKey]:
+        """The chunks here that stand on these, which need not be here; one of these only if it stands on another.
+
+        Where a chunk in between is missing, and is not given, the link is not known, and ends there.
+        """
+        found: set[ChunkKey] = set()
+        todo = list(keys)
+        while todo:
+            new = self._children.of(todo.pop()) - found
+            found |= new
+            todo.extend(new)
         return found
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        children: dict[ChunkKey, int] = {}
-        for node in self._nodes.values():
-            if node.parent is not None:
-                children[node.parent] = children.get(node.parent, 0) + 1
-        if children != self._children:
-            raise AssertionError("children are miscounted")
-        queued = set(self._heap)
+        children: dict[ChunkKey, set[ChunkKey]] = {}
+        chunks: dict[tuple[int, bool], int] = {}
         for key, node in self._nodes.items():
-            if key not in self._children and (node.used, key) not in queued:
+            of = (node.held.tenant, node.list is node.held.often)
+            chunks[of] = chunks.get(of, 0) + 1
+            if node.parent is not None:
+                children.setdefault(node.parent, set()).add(key)
+            if node.held is not self._tenants.get(node.held.tenant):
+                raise AssertionError("a chunk is held by nobody")
+        if children != {parent: self._children.of(parent) for parent in self._children}:
+            raise AssertionError("children are miscounted")
+        for key, node in self._nodes.items():
+            if key not in children and (node.used, key) not in node.list.heap:
                 raise AssertionError("a leaf is not up for eviction")
+        for tenant, held in self._tenants.items():
+            counted = chunks.get((tenant, False), 0), chunks.get((tenant, True), 0)
+            if not held.chunks or counted != (held.once.chunks, held.often.chunks):
+                raise AssertionError("a tenant's chunks are miscounted")
+            if max(len(held.once.ghosts), len(held.often.ghosts)) > held.chunks // 2 or not 0 <= held.target <= 1:
+                raise AssertionError("a tenant has too many ghosts, or no sound target")
+            if (held.rank, held.used) != self._place(held) and (held.used or self._may_pay(held)):
+                raise AssertionError("a tenant that may have to pay stands in a wrong place, or in none")
+            if held.used and (held.used, tenant) not in self._payers[held.rank]:
+                raise AssertionError("a tenant does not stand where it was posted")
+        if self._sharing != sum(not self._shares.has_floor(tenant) for tenant in self._tenants):
+            raise AssertionError("tenants with the default floor are miscounted")
 
-    def _is_leaf_since(self, used: int, key: ChunkKey) -> bool:
-        node = self._nodes.get(key)
-        return node is not None and node.used == used and key not in self._children
+    # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _push(self, key: ChunkKey) -> None:
-        node = self._nodes.get(key)
-        if node is None or key in self._children:
+    def _payers_first(
+        self, may_go: Callable[[ChunkKey], bool], passed: list[tuple[Held, Leaves, Leaf]]
+    ) -> ChunkKey | None:
+        """The first leaf of all tenants above their floors; what may not go is taken out of its list meanwhile."""
+        found: ChunkKey | None = None
+        while found is None and (held := self._payer()) is not None and (first := held.first()) is not None:
+            found = self._unless_pinned(held, *first, may_go, passed)
+        return found
+
+    def _payer(self) -> Held | None:
+        """Who pays for the next chunk, of the tenants above their floors."""
+        long, other = self._front(0), self._front(1)
+        if long is None or other is None:
+            return long or other
+        idle = self._now - _IDLE_TURNS * self._capacity
+        return other if other.used < min(idle, long.used) else long
+
+    def _front(self, rank: int) -> Held | None:
+        """Of the tenants above their floors and of this rank, the one whose first leaf is the oldest."""
+        payers = self._payers[rank]
+        while payers:
+            used, tenant = payers[0]
+            held = self._tenants.get(tenant)
+            if held is not None and (held.rank, held.used) == (rank, used):
+                if self._may_pay(held):
+                    return held
+                held.used = 0
+            heappop(payers)
+        return None
+
+    def _unless_pinned(
+        self,
+        held: Held,
+        leaves: Leaves,
+        leaf: Leaf,
+        may_go: Callable[[ChunkKey], bool],
+        passed: list[tuple[Held, Leaves, Leaf]],
+    ) -> ChunkKey | None:
+        if may_go(leaf[1]):
+            return leaf[1]
+        heappop(leaves.heap)
+        passed.append((held, leaves, leaf))
+        self._post(held)
+        return None
+
+    def _post(self, held: Held) -> None:
+        """Put a tenant where it stands among those who may have to pay; to be called after each change of it."""
+        rank, used = self._place(held)
+        if (rank, used) == (held.rank, held.used):
             return
-        heapq.heappush(self._heap, (node.used, key))
-        if len(self._heap) > 2 * len(self._nodes) + 64:
-            self._heap = [(n.used, k) for k, n in self._nodes.items() if k not in self._children]
-            heapq.heapify(self._heap)
+        held.rank, held.used = rank, used
+        if used:
+            payers = self._payers[rank]
+            heappush(payers, (used, held.tenant))
+            if len(payers) > 2 * len(self._tenants) + 64:
+                standing = (each for each in self._tenants.values() if each.used and each.rank == rank)
+                payers[:] = [(each.used, each.tenant) for each in standing]
+                heapify(payers)
+
+    def _place(self, held: Held) -> tuple[int, int]:
+        """Its rank, 0 if the first leaf is of a `once` that is too long, else 1; when that was used, 0 if none is."""
+        first = held.first()
+        if first is None:
+            return 1, 0
+        leaves, leaf = first
+        return (0 if leaves is held.once and held.is_once_long else 1), leaf[0]
+
+    def _arrive(self, tenant: int) -> Held:
+        """A tenant comes, which may lower the floors of others: these may have to pay again."""
+        held = self._tenants[tenant] = Held(tenant, Leaves(self._is_leaf), Leaves(self._is_leaf))
+        if not self._shares.has_floor(tenant):
+            self._sharing += 1
+            for each in self._tenants.values():
+                self._post(each)
+        return held
+
+    def _is_leaf(self, leaf: Leaf) -> bool:
+        node = self._nodes.get(leaf[1])
+        return node is not None and node.used == leaf[0] and leaf[1] not in self._children
+
+    def _may_pay(self, held: Held) -> bool:
+        return held.chunks > self._part(self._shares.floor(held.tenant, self._sharing))
+
+    def _part(self, fraction: float) -> int:
+        return int(fraction * self._capacity + 1e-9)  # 0.29 of 100 is 29

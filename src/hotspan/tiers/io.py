@@ -1,51 +1,182 @@
-"""Threads that move frames between memory and a file: whole, in I/Os of at most 4 MiB, loads before stores."""
+"""Frames between memory and a file, whole, in I/Os of about 4 MiB; and the threads that move them, loads first."""
 
 import mmap
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
-from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.types import MIB
+from hotspan.core.frame import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    FrameFault,
+    FrameIdentity,
+    FrameOpening,
+    FrameSealing,
+    begin_sealed,
+    end,
+    open_sealed,
+    put_tag,
+    seal,
+    segment_bytes_for,
+    segments,
+    tag_of,
+    verify_header,
+    verify_payload,
+)
+from hotspan.core.types import MIB, PAGE_BYTES, round_up
+from hotspan.tiers.files import Files, whole
 
 IO_BYTES = 4 * MIB
 
 
-def write_frame(fd: int, at: int, header: memoryview, payload: memoryview) -> None:
-    """Write header and payload as one frame at `at`. Raises: OSError, also for a short write."""
-    first = IO_BYTES - HEADER_BYTES
-    _whole(os.pwritev(fd, [header, payload[:first]], at), HEADER_BYTES + min(first, len(payload)))
-    for start in range(first, len(payload), IO_BYTES):
-        part = payload[start : start + IO_BYTES]
-        _whole(os.pwritev(fd, [part], at + HEADER_BYTES + start), len(part))
+def staging_bytes(payload_bytes: int) -> int:
+    """What an I/O thread needs beside the header to seal or open frames: one I/O and a page for the last tag."""
+    most = max(_part_bytes(payload_bytes), IO_BYTES)  # of smaller payloads, too
+    return min(most, round_up(payload_bytes, PAGE_BYTES)) + PAGE_BYTES
 
 
-def read_frame(fd: int, at: int, header: memoryview, payload: memoryview) -> None:
-    """Read the frame at `at` into header and payload. Raises: OSError, also for a short read."""
-    first = IO_BYTES - HEADER_BYTES
-    _whole(os.preadv(fd, [header, payload[:first]], at), HEADER_BYTES + min(first, len(payload)))
-    for start in range(first, len(payload), IO_BYTES):
-        part = payload[start : start + IO_BYTES]
-        _whole(os.preadv(fd, [part], at + HEADER_BYTES + start), len(part))
+class FrameFile:
+    """Frames in one file. Methods may be called from several threads, each with its own header and staging."""
+
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files = files
+        self._fd = fd
+
+    def write(self, at: int, header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
+        """Write a plain frame at `at`; `payload` as it is, without a copy. Raises: OSError."""
+        seal(header, payload, identity)
+        first = IO_BYTES - HEADER_BYTES
+        moved = self._files.pwritev(self._fd, [header, payload[:first]], at)
+        whole(moved, HEADER_BYTES + min(first, len(payload)))
+        for start in range(first, len(payload), IO_BYTES):
+            part = payload[start : start + IO_BYTES]
+            whole(self._files.pwritev(self._fd, [part], at + HEADER_BYTES + start), len(part))
+
+    def write_sealed(
+        self, at: int, scratch: memoryview, payload: memoryview, identity: FrameIdentity, sealing: FrameSealing
+    ) -> None:
+        """Write an encrypted frame at `at`, the header last. Raises: OSError.
+
+        Each segment is encrypted into the staging area, its tag behind it, where the next one will begin:
+
+            staging: [ segment 0 | tag 0 ]  ->  [ segment 0 | segment 1 | tag 1 ]  ->  ...
+        """
+        header, staging = scratch[:HEADER_BYTES], scratch[HEADER_BYTES:]
+        cipher = begin_sealed(header, len(payload), identity, sealing)
+        part_bytes = _part_bytes(len(payload))
+        filled = 0
+        for index, start, stop in segments(len(payload)):
+            size = stop - start
+            cipher.encrypt(index, payload[start:stop], staging[filled : filled + size + TAG_BYTES])
+            put_tag(header, index, staging[filled + size : filled + size + TAG_BYTES])
+            filled += size
+            if filled == part_bytes or stop == len(payload):
+                moved = self._files.pwritev(self._fd, [staging[:filled]], at + HEADER_BYTES + stop - filled)
+                whole(moved, filled)
+                filled = 0
+        end(header)
+        whole(self._files.pwritev(self._fd, [header], at), HEADER_BYTES)
+
+    def read(
+        self, at: int, header: memoryview, into: memoryview, identity: FrameIdentity, now_s: float
+    ) -> FrameFault | None:
+        """Read the plain frame at `at`; a fault if it is not that of `identity`. Raises: OSError."""
+        first = IO_BYTES - HEADER_BYTES
+        moved = self._files.preadv(self._fd, [header, into[:first]], at)
+        whole(moved, HEADER_BYTES + min(first, len(into)))
+        fault = verify_header(header, len(into), identity, now_s)
+        if fault is not None:
+            return fault
+        for start in range(first, len(into), IO_BYTES):
+            part = into[start : start + IO_BYTES]
+            whole(self._files.preadv(self._fd, [part], at + HEADER_BYTES + start), len(part))
+        return verify_payload(header, into)
+
+    def read_sealed(
+        self,
+        at: int,
+        scratch: memoryview,
+        into: memoryview,
+        identity: FrameIdentity,
+        now_s: float,
+        opening: FrameOpening,
+    ) -> FrameFault | None:
+        """Read the encrypted frame at `at`; a fault if it is not that of `identity`. Raises: OSError.
+
+        Ciphertext lands in the staging area and is decrypted from there; the last segment first, since a tag stands
+        where the segment behind it began.
+        """
+        header, staging = scratch[:HEADER_BYTES], scratch[HEADER_BYTES:]
+        part_bytes = _part_bytes(len(into))
+        cipher = None
+        for start in range(0, len(into), part_bytes):
+            size = min(part_bytes, len(into) - start)
+            if cipher is None:
+                whole(self._files.preadv(self._fd, [header, staging[:size]], at), HEADER_BYTES + size)
+                fault = verify_header(header, len(into), identity, now_s, sealed=True)
+                if fault is not None:
+                    return fault
+                cipher = open_sealed(header, opening)
+                if cipher is None:
+                    return FrameFault.SHREDDED
+            else:
+                whole(self._files.preadv(self._fd, [staging[:size]], at + HEADER_BYTES + start), size)
+            step = segment_bytes_for(len(into))
+            for first in reversed(range(start, start + size, step)):
+                last = min(first + step, start + size)
+                index = first // step
+                staging[last - start : last - start + TAG_BYTES] = tag_of(header, index)
+                sealed = staging[first - start : last - start + TAG_BYTES]
+                if not cipher.decrypt(index, sealed, into[first:last]):
+                    return FrameFault.PAYLOAD
+        return None
 
 
-def _whole(moved: int, wanted: int) -> None:
-    if moved != wanted:
-        raise OSError(f"short transfer: {moved} of {wanted} bytes")
+def _part_bytes(payload_bytes: int) -> int:
+    """Bytes of a sealed payload that one I/O moves: whole segments."""
+    step = segment_bytes_for(payload_bytes)
+    return max(IO_BYTES // step, 1) * step
 
 
 Job = Callable[[memoryview], None]
-"""Work for an I/O thread, given a page-aligned buffer for one frame header. Must not raise."""
+"""Work for an I/O thread, given its page-aligned scratch memory. Must not raise."""
+
+Dropped = Callable[[], None]
+"""What to do instead, if a job is never begun. Must not raise."""
+
+
+class IoQueue(Protocol):
+    """Where a tier hands its I/O: threads, or in a simulation whoever turns the crank."""
+
+    def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
+        """Queue a job; returns at once. After `close` it is dropped."""
+        ...
+
+    def drop(self) -> None:
+        """Drop the jobs that have not begun."""
+        ...
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is queued or running; False if that took longer than `timeout_s`."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is queued within `timeout_s`, drop the rest and stop; False if a thread is still in an I/O."""
+        ...
 
 
 class IoThreads:
-    """A few threads over two queues: what a request waits for goes first."""
+    """A few threads over two queues: what a request waits for goes first.
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._urgent: deque[Job] = deque()
-        self._background: deque[Job] = deque()
+    scratch_bytes: of page-aligned memory that each thread has for its jobs.
+    """
+
+    def __init__(self, name: str, threads: int, scratch_bytes: int = HEADER_BYTES) -> None:
+        self._urgent: deque[tuple[Job, Dropped]] = deque()
+        self._background: deque[tuple[Job, Dropped]] = deque()
+        self._scratch_bytes = scratch_bytes
         lock = threading.Lock()
         self._wake = threading.Condition(lock)
         self._idle = threading.Condition(lock)
@@ -57,15 +188,25 @@ class IoThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job, *, urgent: bool) -> None:
-        """Queue a job; returns at once. Jobs are dropped after `close`."""
+    def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
         with self._wake:
             if not self._closing:
-                (self._urgent if urgent else self._background).append(job)
+                (self._urgent if urgent else self._background).append((job, dropped))
                 self._wake.notify()
+                return
+        dropped()
+
+    def drop(self) -> None:
+        with self._wake:
+            jobs = [*self._urgent, *self._background]
+            self._urgent.clear()
+            self._background.clear()
+            if not self._busy:
+                self._idle.notify_all()
+        for _, dropped in jobs:
+            dropped()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is queued or running; False if that took longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._wake:
             while self._urgent or self._background or self._busy:
@@ -76,34 +217,34 @@ class IoThreads:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what is queued and stop, at most `timeout_s`; False if threads are still in an I/O."""
         done = self.drain(timeout_s)
         with self._wake:
             self._closing = True
-            self._urgent.clear()
-            self._background.clear()
+        self.drop()
+        with self._wake:
             self._wake.notify_all()
         for thread in self._threads:
             thread.join(0.1 if not done else None)
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        with mmap.mmap(-1, HEADER_BYTES) as page:
-            header = memoryview(page)
+        with mmap.mmap(-1, self._scratch_bytes) as pages:
+            scratch = memoryview(pages)
             while (job := self._next()) is not None:
-                job(header)
+                job(scratch)
+                del job  # it holds the buffers of its transfer
                 with self._idle:
                     self._busy -= 1
                     if not (self._busy or self._urgent or self._background):
                         self._idle.notify_all()
-            header.release()
+            scratch.release()
 
     def _next(self) -> Job | None:
         with self._wake:
             while True:
                 if self._urgent or self._background:
                     self._busy += 1
-                    return (self._urgent or self._background).popleft()
+                    return (self._urgent or self._background).popleft()[0]
                 if self._closing:
                     return None
                 self._wake.wait()

@@ -1,0 +1,67 @@
+"""The store controller: which chunks of RAM go to the tier below, in the background, and in which order."""
+
+from hotspan.cache.entry import Entry, State
+from hotspan.cache.ram import RamTier
+from hotspan.cache.stats import CacheStats
+from hotspan.core.types import ChunkKey
+from hotspan.tiers.base import StorageTier, Transfer
+
+
+class StoreController:
+    """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile."""
+
+    def __init__(self, ram: RamTier, below: StorageTier | None, stats: CacheStats) -> None:
+        self._ram = ram
+        self._below = below
+        self._stats = stats
+        self._offered: dict[ChunkKey, None] = {}  # in the order in which they came
+        self._writing: dict[ChunkKey, Entry] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether chunks wait for the tier, or are on their way to it."""
+        return bool(self._offered or self._writing)
+
+    def holds(self, key: ChunkKey) -> bool:
+        """Whether the tier has the chunk, or is being given it."""
+        if self._below is None:
+            return False
+        writing = self._writing.get(key)
+        return self._below.lookup(key) or (writing is not None and not writing.doomed)
+
+    def offer(self, key: ChunkKey) -> None:
+        """A chunk came to RAM, or was used there a second time."""
+        if self._below is not None and not self.holds(key):
+            self._offered[key] = None
+
+    def forget(self, key: ChunkKey) -> None:
+        """A chunk is not to be written any more."""
+        self._offered.pop(key, None)
+
+    def step(self) -> None:
+        """Hand over chunks until the tier takes no more."""
+        while self._below is not None and self._offered and self._below.can_store():
+            key = next(iter(self._offered))
+            del self._offered[key]
+            entry = self._ram.entries.get(key)
+            if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
+                continue
+            if self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
+                entry.pins += 1
+                entry.moving += 1
+                self._writing[key] = entry
+            else:
+                self._stats.stores_refused[self._below.tier] += 1
+
+    def ended(self, transfer: Transfer) -> Entry:
+        """A write ended: the chunk's entry, whose slot the tier uses no more."""
+        entry = self._writing.pop(transfer.key)
+        entry.pins -= 1
+        entry.moving -= 1
+        if entry.doomed and transfer.key in self._ram.entries:
+            self._offered[transfer.key] = None  # stored anew while the old write still ran
+        return entry
+
+    def in_flight(self) -> list[Entry]:
+        """Entries whose slots the tier reads."""
+        return list(self._writing.values())

@@ -1,0 +1,90 @@
+"""A running server's administration, as the command line calls it."""
+
+import ipaddress
+import json
+import urllib.error
+import urllib.request
+from email.message import Message
+from http.client import HTTPException
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from hotspan.config.admin_token import VARIABLE, find_token
+from hotspan.config.environment import environment
+from hotspan.config.secrets import is_token
+from hotspan.core.errors import ConfigError
+
+_EXAMPLE = "http://127.0.0.1:8080"
+
+
+class AdminClient:
+    """Calls one server with the admin token that is given, or that the server left on this host."""
+
+    def __init__(self, server: str, token: str | None = None) -> None:
+        try:
+            url = urlsplit(server if "://" in server else f"http://{server}")
+            self._port = url.port or (443 if url.scheme == "https" else 80)
+        except ValueError as error:
+            raise ConfigError(f"--server {server} is no URL ({error}): give one as in {_EXAMPLE}") from error
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(f"--server {server} is no URL of a server: give one as in {_EXAMPLE}")
+        self._url = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+        self._is_local = _is_local(url.hostname)
+        if token and not is_token(token):
+            raise ConfigError("the admin token holds what no header can carry: give visible ASCII without spaces")
+        # A token of this host is nothing that another one should see.
+        self._token = token or (find_token(self._port, environment()) if self._is_local else None)
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        if self._is_local:
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def get(self, path: str, timeout_s: float = 30) -> Any:
+        """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
+        return self._call("GET", path, None, timeout_s)
+
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 60) -> Any:
+        """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
+        return self._call("POST", path, body, timeout_s)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
+        headers = {"content-type": "application/json"}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=timeout_s) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise ConfigError(f"{self._url} refused: {self._reason(error)}") from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise ConfigError(f"{self._url} can't be asked ({reason}): does it run, and is --server right?") from error
+        except ValueError as error:
+            raise ConfigError(f"{self._url} does not answer as hotspan does: is --server right?") from error
+
+    def _reason(self, error: urllib.error.HTTPError) -> str:
+        if error.code == 401:
+            hint = f"give its admin token with --token or {VARIABLE}"
+            return f"it wants another admin token: {hint}" if self._token else f"no admin token is known: {hint}"
+        try:
+            return str(json.load(error)["error"]["message"])
+        except (ValueError, KeyError, TypeError, OSError):
+            return f"HTTP {error.code}; is it a hotspan server?"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to wherever it points."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> None:
+        return None
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

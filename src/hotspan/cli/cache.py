@@ -1,0 +1,221 @@
+"""`hotspan cache`: look at a running server's cache, verify it, forget parts of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotspan.cli.errors import explained
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+cache = typer.Typer(help="Look at a server's cache, verify it, forget parts of it.", no_args_is_help=True)
+
+Server = Annotated[str, typer.Option(help="The running server.")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOTSPAN_ADMIN_TOKEN",
+        show_default=False,
+        help="Its admin token; without one, what a server of this user on this host left is found.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
+
+_HERE = "http://127.0.0.1:8080"
+_CHECK_S = 24 * 3600.0
+
+
+@cache.command("stats")
+def stats(server: Server = _HERE, token: Token = None, as_json: Json = False) -> None:
+    """Show what each tier holds, and whose it is."""
+    from hotspan.cli.admin_client import AdminClient
+
+    with explained():
+        answer = AdminClient(server, token).get("/hotspan/cache")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    for replica in answer["replicas"]:
+        encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
+        _show(f"{replica['replica']}: {encrypted}", _usage(replica["tiers"]))
+
+
+@cache.command("check")
+def check(
+    server: Server = _HERE,
+    token: Token = None,
+    disk: Annotated[
+        Path | None, typer.Option(help="Check this directory, which no server uses, instead of a server's.")
+    ] = None,
+    kek: Annotated[str | None, typer.Option(help="With --disk: the key-encryption key of --key-store.")] = None,
+    key_store: Annotated[Path | None, typer.Option(help="With --disk: the tenants' wrapped keys.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read and verify everything on disk. Exit status 1 if something was corrupt; it is quarantined, and a miss."""
+    from hotspan.cli.admin_client import AdminClient
+    from hotspan.core.errors import ConfigError
+
+    with explained():
+        if disk is not None:
+            answer: dict[str, Any] = {
+                "replicas": [{"replica": str(disk), "tiers": {"disk": _check_offline(disk, kek, key_store)}}]
+            }
+        elif kek is not None or key_store is not None:
+            raise ConfigError("--kek and --key-store go with --disk: a running server has its own")
+        else:
+            answer = AdminClient(server, token).post("/hotspan/cache/check", {}, _CHECK_S)
+    reports: dict[str, dict[str, Any]] = {replica["replica"]: replica["tiers"] for replica in answer["replicas"]}
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        for name, tiers in reports.items():
+            _show(name, _findings(tiers))
+    if any(tier["corrupt"] for tiers in reports.values() for tier in tiers.values()):
+        raise typer.Exit(1)
+
+
+@cache.command("clear")
+def clear(
+    server: Server = _HERE,
+    token: Token = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget everything, of everybody, on every tier."""
+    from hotspan.cli.admin_client import AdminClient
+    from hotspan.core.errors import ConfigError
+
+    with explained():
+        client = AdminClient(server, token)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("clearing the cache can't be undone: confirm with --yes")
+            typer.confirm(f"Forget all that {server} has cached, of everybody?", abort=True)
+        receipt = client.post("/hotspan/cache/clear", {})
+    _show_receipt(receipt, as_json)
+
+
+@cache.command("invalidate")
+def invalidate(
+    server: Server = _HERE,
+    token: Token = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", "--tags", help="A document; given more than once, what was made of all."),
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="A conversation.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose; everybody's without it.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="An adapter, by its name.")] = None,
+    model: Annotated[bool, typer.Option("--model", help="Only what belongs to the model that is served.")] = False,
+    prompt_file: Annotated[Path | None, typer.Option(help="A text, tokenised as /v1/completions does.")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="A text, as a JSON list of its tokens.")] = None,
+    tokens_from: Annotated[
+        int | None, typer.Option(min=0, help="The text's first token to forget; what is before stays.")
+    ] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The salt that the text's requests gave.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Forget what matches all that is given, and what was computed on top of it, durably and on every tier."""
+    from hotspan.cli.admin_client import AdminClient
+
+    with explained():
+        body: dict[str, Any] = {"tags": tag, "session": session, "tenant": tenant, "adapter": adapter, "model": model}
+        body |= {"tokens_from": tokens_from, "cache_salt": cache_salt}
+        if prompt_file is not None:
+            body["prompt"] = _text(prompt_file)
+        if tokens_file is not None:
+            body["tokens"] = _tokens(tokens_file)
+        given = {name: value for name, value in body.items() if value not in (None, [], False)}
+        receipt = AdminClient(server, token).post("/hotspan/cache/invalidate", given)
+    _show_receipt(receipt, as_json)
+
+
+def _check_offline(disk: Path, kek: str | None, key_store: Path | None) -> dict[str, Any]:
+    from contextlib import ExitStack
+
+    from hotspan.config.environment import environment
+    from hotspan.core.errors import ConfigError
+    from hotspan.engine.keys import TenantKeys
+    from hotspan.keyring.keyring import open_keyring
+    from hotspan.keyring.store import KeyStore
+    from hotspan.tiers.check import check_offline
+
+    if (kek is None) != (key_store is None):
+        raise ConfigError("--kek and --key-store go together: give both for an encrypted directory")
+    if kek is None or key_store is None:
+        return check_offline(disk, None)
+    with ExitStack() as stack:
+        keyring = stack.enter_context(open_keyring(key_store, kek, environment()))
+        with KeyStore(key_store) as store:
+            tenants = store.tenants()
+        late = keyring.prepare(tenants, 30.0)
+        if late:
+            raise ConfigError(f"the keys of {', '.join(late)} can't be had: see to the key-encryption key, then again")
+        return check_offline(disk, TenantKeys(keyring, tenants))
+
+
+def _text(path: Path) -> str:
+    from hotspan.core.errors import ConfigError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
+
+
+def _tokens(path: Path) -> list[int]:
+    from hotspan.core.errors import ConfigError
+
+    try:
+        tokens = json.loads(_text(path))
+    except ValueError:
+        tokens = None
+    if not isinstance(tokens, list) or any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+        raise ConfigError(f"{path} is no JSON list of whole numbers: write [1, 2, 3]")
+    return tokens
+
+
+def _usage(tiers: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    from hotspan.core.types import GIB
+
+    table = Table("tier", "chunks", "of", "GiB", "of", "by tenant", "state")
+    for name, tier in tiers.items():
+        owners = ", ".join(f"{tenant} {chunks:,}" for tenant, chunks in sorted(tier["tenants"].items()))
+        counts = (f"{tier[part]:,}" for part in ("chunks", "capacity_chunks"))
+        sizes = (f"{tier[part] / GIB:.2f}" for part in ("bytes", "capacity_bytes"))
+        table.add_row(name, *counts, *sizes, owners, "up" if tier.get("is_up", True) else "DOWN")
+    return table
+
+
+def _findings(tiers: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    table = Table("tier", "chunks", "whole", "corrupt", "expired", "locked", "unreadable", "seconds")
+    for name, tier in tiers.items():
+        corrupt = ", ".join(f"{count} {fault}" for fault, count in tier["corrupt"].items()) or "0"
+        counts = (f"{tier[part]:,}" for part in ("expired", "locked", "unreadable"))
+        table.add_row(name, f"{tier['chunks']:,}", f"{tier['whole']:,}", corrupt, *counts, f"{tier['seconds']:.1f}")
+    return table
+
+
+def _show(title: str, table: "Table") -> None:
+    from hotspan.bench.terminal import stdout_console
+
+    console = stdout_console()
+    console.print(title, style="bold", markup=False, highlight=False)
+    console.print(table)
+
+
+def _show_receipt(receipt: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(receipt, indent=2))
+        return
+    removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
+    typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
+    typer.echo(f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}")

@@ -1,0 +1,85 @@
+"""`hotspan prove`: run what tries to break a promise of the cache, and see that it does not."""
+
+import dataclasses
+import importlib
+import logging
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotspan.cli.errors import explained
+
+NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "soak", "fuzz")
+
+
+def prove(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
+    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = 0,
+    only: Annotated[int | None, typer.Option(help="Run this one case of the seed again.")] = None,
+    cycles: Annotated[int | None, typer.Option(min=1, help="kill: how often the process is killed.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="power: power losses.")] = None,
+    flips: Annotated[int | None, typer.Option(min=1, help="flip: flipped bits of payloads.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="model: calls.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="simulate: simulations.")] = None,
+    cases: Annotated[int | None, typer.Option(min=1, help="fuzz: inputs.")] = None,
+    hours: Annotated[float | None, typer.Option(help="soak: how long.")] = None,
+    duty: Annotated[float | None, typer.Option(help="soak: part of one core to use.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="kill, soak: where to make the tier's directory, on a real disk.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the proof as JSON.")] = None,
+) -> None:
+    """Try to break one promise. Exit status 1 if it broke: the failing case is shown, and how to run it again."""
+    from hotspan.proofs.proof import print_proof, write_proof
+
+    sizes: dict[str, Any] = {
+        "cycles": cycles,
+        "images": images,
+        "flips": flips,
+        "steps": steps,
+        "seeds": seeds,
+        "cases": cases,
+        "hours": hours,
+        "duty": duty,
+        "directory": directory,
+        "only": only,
+    }
+    logging.getLogger("hotspan").setLevel(logging.ERROR)  # faults by the thousand are what it is about
+    with explained():
+        options, run = _proof(name, {"seed": seed} | {key: value for key, value in sizes.items() if value is not None})
+        proof = run(options, _Lines(name))
+    print_proof(proof, seed)
+    if output is not None:
+        write_proof(output, proof, dataclasses.asdict(options))
+        typer.echo(f"written: {output}")
+    if not proof.passed:
+        raise typer.Exit(1)
+
+
+def _proof(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """A proof's options and what runs it. Raises: ConfigError for a name or an option that it does not have."""
+    from hotspan.core.errors import ConfigError
+
+    if name not in NAMES:
+        raise ConfigError(f"there is no proof {name!r}: it may be {', '.join(NAMES)}")
+    module = importlib.import_module(f"hotspan.proofs.{name}")
+    known = {field.name for field in dataclasses.fields(module.Options)}
+    if foreign := given.keys() - known:
+        raise ConfigError(f"the proof {name} has no --{min(foreign)}: it takes {', '.join(sorted(known))}")
+    return module.Options(**given), module.run
+
+
+class _Lines:
+    """A line on stderr now and then."""
+
+    def __init__(self, name: str, every_s: float = 10.0) -> None:
+        self._name, self._every_s = name, every_s
+        self._started_s = self._said_s = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._said_s >= self._every_s:
+            self._said_s = now
+            typer.echo(f"{self._name}: {done:,} of {of:,} after {now - self._started_s:.0f} s", err=True)

@@ -1,0 +1,40 @@
+"""Files that hold secrets: read only if nobody else can."""
+
+import os
+import stat
+from pathlib import Path
+
+from hotspan.core.errors import ConfigError
+
+_MOST_BYTES = 4 << 20
+
+
+def read_private(path: Path, what: str) -> str:
+    """The text of a file that this user alone can read. `what` says in errors what it is: "the admin token".
+
+    Raises: ConfigError if it is not there, is no regular file, is open to other users, or is no text.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is no file: give a file with {what}")
+            if found.st_mode & 0o077:
+                raise ConfigError(
+                    f"{path} holds {what} and is open to other users (mode {stat.S_IMODE(found.st_mode):04o}): "
+                    "chmod 600 it, and replace what they may have read"
+                )
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} with {what} can't be read ({error.strerror}): give another file") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{path} has more than {_MOST_BYTES >> 20} MiB: give a file with {what}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: give a file with {what}") from error
+
+
+def is_token(text: str) -> bool:
+    """Whether an HTTP header can carry it as a credential: visible ASCII, no spaces."""
+    return bool(text) and all("!" <= letter <= "~" for letter in text)

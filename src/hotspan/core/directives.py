@@ -1,0 +1,154 @@
+"""What a request asks of the cache, and the retention rules that an operator lays down on top of it."""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_labels, tenant_label
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_MOST_TAGS, _MOST_TAG_LENGTH = 64, 512
+MOST_TTL_S = 100 * 365 * 86400
+
+CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew")
+"""What a client may put into `kv_transfer_params`."""
+
+
+def seconds(value: object) -> int:
+    """A time to live: a number of seconds, or a text such as "90", "15m", "12h", "7d".
+
+    Raises: ValueError that says what would do.
+    """
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        value = float(match[1]) * _SECONDS.get(match[2], 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_TTL_S:
+        raise ValueError(f"ttl is {value!r}: give whole seconds from 1 on, or a text such as 15m, 12h or 7d")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """One request's wishes.
+
+    tenant:    whose it is; the server says so, never the client.
+    tags:      documents it contains; "name@version" counts as "name" too.
+    tags_from: the token from which on the tags apply; what comes before (a system prompt) does not carry them.
+    session:   the conversation it belongs to.
+    ttl_s:     how long what it stores or hits may be used; None for ever.
+    no_store:  nothing that it computes is kept.
+    renew:     its hits begin the time to live anew.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    tags: tuple[str, ...] = ()
+    tags_from: int = 0
+    session: str | None = None
+    ttl_s: int | None = None
+    no_store: bool = False
+    renew: bool = False
+
+    def terms(self, adapter: str | None, now_s: float) -> Terms:
+        """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
+        return Terms(
+            tenant=tenant_label(self.tenant),
+            adapter=0 if adapter is None else adapter_label(adapter),
+            labels=tag_labels(with_documents(self.tags), self.session),
+            expires_s=NEVER if self.ttl_s is None else int(now_s) + self.ttl_s,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types for `from_json`."""
+        return {
+            "tenant": self.tenant,
+            "tags": list(self.tags),
+            "tags_from": self.tags_from,
+            "session": self.session,
+            "ttl": self.ttl_s,
+            "no_store": self.no_store,
+            "renew": self.renew,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Directives":
+        """The directives that `to_json` gave."""
+        fields = {name: value for name, value in data.items() if name != "tenant" and value is not None}
+        return replace(parse_directives(fields), tenant=str(data["tenant"]))
+
+
+def parse_directives(params: Mapping[str, Any]) -> Directives:
+    """The directives in a client's `kv_transfer_params`.
+
+    Raises: ValueError that names the parameter and says what would do.
+    """
+    for name in params:
+        if name not in CLIENT_DIRECTIVES:
+            near = difflib.get_close_matches(str(name), CLIENT_DIRECTIVES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(CLIENT_DIRECTIVES)}"
+            raise ValueError(f"kv_transfer_params has no {name!r}: {hint}")
+    tags = _names("tags", params.get("tags", ()))
+    session = params.get("session")
+    if session is not None:
+        (session,) = _names("session", [session])
+    tags_from = params.get("tags_from", 0)
+    if isinstance(tags_from, bool) or not isinstance(tags_from, int) or tags_from < 0:
+        raise ValueError(f"tags_from is {tags_from!r}: give the number of tokens that come before the tagged text")
+    flags = {name: params.get(name, False) for name in ("no_store", "renew")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}: give true or false")
+    ttl_s = None if params.get("ttl") is None else seconds(params["ttl"])
+    return Directives(tags=tags, tags_from=tags_from, session=session, ttl_s=ttl_s, **flags)
+
+
+def with_documents(tags: Iterable[str]) -> set[str]:
+    """These tags, and for each "name@version" also "name"."""
+    found = set(tags)
+    return found | {tag.rsplit("@", 1)[0] for tag in found if "@" in tag[1:]}
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRule:
+    """How long what belongs to a tenant and a tag may be kept; patterns as in a shell.
+
+    ttl_s: at most so long; None where only `no_store` speaks.
+    """
+
+    tenant: str = "*"
+    tag: str | None = None
+    ttl_s: int | None = None
+    no_store: bool = False
+
+    def applies(self, directives: Directives) -> bool:
+        """Whether a request falls under it."""
+        if not fnmatch.fnmatchcase(directives.tenant, self.tenant):
+            return False
+        return self.tag is None or any(fnmatch.fnmatchcase(tag, self.tag) for tag in with_documents(directives.tags))
+
+
+def governed(directives: Directives, rules: Iterable[RetentionRule]) -> Directives:
+    """The directives under all rules that apply: the shortest time to live wins, and no_store over all."""
+    for rule in rules:
+        if rule.applies(directives):
+            limits = [ttl for ttl in (directives.ttl_s, rule.ttl_s) if ttl is not None]
+            directives = replace(
+                directives, ttl_s=min(limits, default=None), no_store=directives.no_store or rule.no_store
+            )
+    return directives
+
+
+def _names(field: str, values: object) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{field} is {values!r}: give a list of texts")
+    names = tuple(values)
+    if len(names) > _MOST_TAGS:
+        raise ValueError(f"{field} has {len(names)} entries: give at most {_MOST_TAGS}")
+    for name in names:
+        if not isinstance(name, str) or not 0 < len(name) <= _MOST_TAG_LENGTH:
+            raise ValueError(f"{field} holds {name!r}: give texts of 1 to {_MOST_TAG_LENGTH} characters")
+        if any("\ud800" <= letter <= "\udfff" for letter in name):  # JSON can spell it, and UTF-8 can't
+            raise ValueError(f"{field} holds {name!r}: give texts of whole characters, without lone surrogates")
+    return names

@@ -1,0 +1,127 @@
+"""The terms on which a chunk is kept, and the scopes by which an owner takes them back.
+
+Names of tenants, tags, sessions and adapters are kept as 64-bit labels (the first bytes of a SHA-256): they fit into a
+record on disk and tell a thief no document's name. Two names that share a label are forgotten together, which costs a
+recomputation; identity never rests on a label (core/namespace.py has whole digests).
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotspan.core.types import ChunkKey
+
+DEFAULT_TENANT = "default"
+"""Whose requests are those that say no tenant."""
+
+MOST_LABELS = 64
+"""Labels that a chunk carries one by one; with more of them any tag takes it."""
+
+NEVER = 0
+"""The expiry of what is kept until it is evicted."""
+
+
+def label(kind: str, name: str) -> int:
+    """A name as 64 bits; never 0."""
+    data = f"hotspan-label-1:{len(kind)}:{kind}:{name}".encode()
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") or 1
+
+
+def tenant_label(name: str) -> int:
+    """The label of a tenant."""
+    return label("tenant", name)
+
+
+def adapter_label(name: str) -> int:
+    """The label of an adapter, by its name whatever its content."""
+    return label("adapter", name)
+
+
+def tag_labels(tags: Iterable[str] = (), session: str | None = None) -> frozenset[int]:
+    """The labels of a request's tags and session."""
+    named = {label("tag", tag) for tag in tags}
+    return frozenset(named if session is None else named | {label("session", session)})
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Whose a chunk is, what it was made of, and until when it may be used.
+
+    tenant, adapter: labels; 0 for the base model's adapter.
+    labels:          of the tags and sessions of all requests that stored or hit it.
+    generation:      the cache's when its store began: what was invalidated later takes it along.
+    expires_s:       Unix time in seconds from which on it is a miss; 0 for never.
+    is_wild:         it had more labels than a record holds: every tag and session takes it along.
+    """
+
+    tenant: int = 0
+    adapter: int = 0
+    labels: frozenset[int] = frozenset()
+    generation: int = 0
+    expires_s: int = NEVER
+    is_wild: bool = False
+
+    def joined(self, other: "Terms") -> "Terms":
+        """These terms after a request under `other` hit the chunk: all labels of both, and the earlier expiry."""
+        expires = min((at for at in (self.expires_s, other.expires_s) if at), default=NEVER)
+        covers = self.is_wild or (other.labels <= self.labels and not other.is_wild)
+        if expires == self.expires_s and covers:
+            return self
+        labels = self.labels | other.labels
+        is_wild = self.is_wild or other.is_wild or len(labels) > MOST_LABELS
+        return replace(self, labels=frozenset() if is_wild else labels, expires_s=expires, is_wild=is_wild)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which chunks an invalidation takes: those that match every part that is given, and what stands on them.
+
+    labels:    a chunk carries all of them.
+    keys:      chunks by name (of a text).
+    namespace: one model in one layout.
+    With nothing given it is everything.
+    """
+
+    tenant: int | None = None
+    adapter: int | None = None
+    labels: frozenset[int] = frozenset()
+    keys: frozenset[ChunkKey] | None = None
+    namespace: bytes | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing narrows it."""
+        return self == Scope()
+
+    def takes(self, key: ChunkKey, namespace: bytes, terms: Terms) -> bool:
+        """Whether a chunk under these terms goes, not counting what it stands on."""
+        return (
+            (self.tenant is None or terms.tenant == self.tenant)
+            and (self.adapter is None or terms.adapter == self.adapter)
+            and (self.labels <= terms.labels or terms.is_wild)
+            and (self.keys is None or key in self.keys)
+            and (self.namespace is None or namespace == self.namespace)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types that `from_json` takes."""
+        return {
+            "tenant": self.tenant,
+            "adapter": self.adapter,
+            "labels": sorted(self.labels),
+            "keys": None if self.keys is None else sorted(key.hex() for key in self.keys),
+            "namespace": None if self.namespace is None else self.namespace.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Scope":
+        """The scope that `to_json` gave. Raises: KeyError, TypeError or ValueError for anything else."""
+        keys, namespace = data["keys"], data["namespace"]
+        return cls(
+            tenant=data["tenant"],
+            adapter=data["adapter"],
+            labels=frozenset(map(int, data["labels"])),
+            keys=None if keys is None else frozenset(ChunkKey(bytes.fromhex(key)) for key in keys),
+            namespace=None if namespace is None else bytes.fromhex(namespace),
+        )

@@ -1,0 +1,130 @@
+"""The door: every request of every route goes through here on its way to the engine, and gets its tenant.
+
+    routes -> create_completion, ...            refuse wrong directives before any work
+           -> client.generate                   refuse what other routes made of theirs, before a stream begins
+           -> engine_core.add_request_async     salt and directives, for whatever comes this far
+
+What a client may say of its tenant is nothing: the salt that keeps tenants apart in the engine's prefix cache, and the
+directives that tell hotspan's tiers whose a request is, are set here from the authenticated principal.
+"""
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.serve import create_error_response
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hotspan.core.directives import Directives, parse_directives
+from hotspan.engine.admission import SERVER_DIRECTIVES
+
+_PARAMS = "kv_transfer_params"
+_CREATES = {
+    "openai_serving_completion": "create_completion",
+    "openai_serving_chat": "create_chat_completion",
+    "openai_serving_responses": "create_responses",
+    "anthropic_serving_messages": "create_messages",
+}
+"""Handlers that see the whole request, before its text is tokenised and the answer begins."""
+
+
+class Door:
+    """Gives each request its tenant.
+
+    tenant:      whose request the current task works for.
+    is_isolated: tenants never hit each other's prefixes.
+    is_cached:   the engine has hotspan's tiers and understands directives.
+    """
+
+    def __init__(self, tenant: Callable[[], str], *, is_isolated: bool = True, is_cached: bool = True) -> None:
+        self._tenant = tenant
+        self._is_isolated = is_isolated
+        self._is_cached = is_cached
+
+    def salt(self, tenant: str, salt: str | None) -> str | None:
+        """What the engine salts a tenant's prefixes with, given the client's own salt."""
+        if not self._is_isolated:
+            return salt
+        parts = [part.encode(errors="surrogatepass") for part in (tenant, salt or "")]
+        data = b"hotspan-salt-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return f"hotspan:{hashlib.sha256(data).hexdigest()}"
+
+    def admit(self, request: EngineCoreRequest) -> None:
+        """Give a request its salt and its directives.
+
+        Mutates: `request`, but not the parameters that it may share with others.
+        Raises:  VLLMValidationError if the client's directives are wrong.
+        """
+        request.cache_salt = self.salt(self._tenant(), request.cache_salt)
+        params = request.sampling_params
+        if params is None:
+            return  # pooling parameters carry no directives
+        extra = dict(params.extra_args or {})
+        directives = self.directives(extra.pop(_PARAMS, None))
+        if self._is_cached:
+            extra[_PARAMS] = {SERVER_DIRECTIVES: directives.to_json()}
+        if extra != (params.extra_args or {}):
+            request.sampling_params = copy.copy(params)
+            request.sampling_params.extra_args = extra
+
+    def directives(self, params: object) -> Directives:
+        """What a client asks for its request, as its tenant's. Raises: VLLMValidationError that says what would do."""
+        if params is not None and not isinstance(params, Mapping):
+            raise VLLMValidationError(f"{_PARAMS} is {params!r:.80}: give an object", parameter=_PARAMS)
+        try:
+            asked = parse_directives(params or {})
+            for name in (*asked.tags, asked.session or ""):
+                if not name.isascii():
+                    name.encode()  # JSON can hold half a character, which the engine's wire can't
+        except UnicodeEncodeError as error:
+            message = "tags and session must be Unicode text: one holds half a surrogate pair"
+            raise VLLMValidationError(message, parameter=_PARAMS) from error
+        except ValueError as error:
+            raise VLLMValidationError(str(error), parameter=_PARAMS) from error
+        return dataclasses.replace(asked, tenant=self._tenant())
+
+    def guard(self, client: AsyncLLM) -> None:
+        """Let nothing reach the engine but through here. Mutates: `client`."""
+        core = client.engine_core
+        add_request, generate = core.add_request_async, client.generate
+
+        async def admitted(request: EngineCoreRequest) -> None:
+            self.admit(request)
+            await add_request(request)
+
+        @wraps(generate)
+        def checked(prompt: Any, sampling_params: Any, *rest: Any, **options: Any) -> Any:
+            # Not a generator itself: it raises here and now, and not when a stream is first read.
+            self.directives((sampling_params.extra_args or {}).get(_PARAMS))
+            return generate(prompt, sampling_params, *rest, **options)
+
+        core.add_request_async = admitted  # type: ignore[method-assign]
+        client.generate = checked  # type: ignore[method-assign]
+
+    def guard_routes(self, app: FastAPI) -> None:
+        """Answer 400 to wrong directives before a route does any work. Mutates: the app's handlers."""
+        for handler, method in _CREATES.items():
+            serving = getattr(app.state, handler, None)
+            if serving is not None:
+                setattr(serving, method, self._checked(getattr(serving, method)))
+
+    def _checked(self, create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @wraps(create)
+        async def checked(request: Any, *rest: Any, **options: Any) -> Any:
+            asked = getattr(request, _PARAMS, None)
+            try:
+                self.directives(asked)
+                if asked and getattr(request, "use_beam_search", False):
+                    message = f"{_PARAMS} can't be kept in a beam search: leave one of them out"
+                    raise VLLMValidationError(message, parameter=_PARAMS)
+            except VLLMValidationError as error:
+                return create_error_response(error)
+            return await create(request, *rest, **options)
+
+        return checked

@@ -1,0 +1,241 @@
+"""Routes for those who own what is cached: look at it, verify it, forget it, destroy its keys."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from hotspan.config.settings import CacheSettings
+from hotspan.config.tenants import Tenants
+from hotspan.core.directives import parse_directives
+from hotspan.core.errors import EngineError
+from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.server.principal import Principal, current_principal
+
+DURABLE_S = 10.0
+"""How long an invalidation may take to be durable before its caller is told that it is not yet."""
+
+_SHRED_S = 40.0
+_MOST_ID = 2**31
+
+Answer = dict[str, Any]
+TokenId = Annotated[int, Field(ge=0, lt=_MOST_ID)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class AdministeredEngine(Protocol):
+    """What the routes need of an engine (engine/launch.py)."""
+
+    async def administer(self, command: Answer, timeout_s: float | None = None) -> list[Answer]: ...
+
+    def salt(self, tenant: str, salt: str | None) -> str | None: ...
+
+    async def tokens(self, prompt: str) -> list[int]: ...
+
+    def adapter_path(self, name: str) -> str | None: ...
+
+
+class Invalidation(BaseModel):
+    """What to forget: what matches all that is given, and whatever was computed on top of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tenant: Name | None = Field(None, description="Whose; a client's own if it shows an API key.")
+    tags: list[str] = Field([], description="Documents; what was made of all of them goes.")
+    session: str | None = Field(None, description="A conversation.")
+    adapter: Name | None = Field(None, description="An adapter, by its name.")
+    model: bool = Field(False, description="Only what belongs to the model that is served.")
+    tokens: list[TokenId] | None = Field(None, description="A text, by its tokens.")
+    prompt: str | None = Field(None, description="A text, tokenised as /v1/completions does.")
+    tokens_from: TokenId | None = Field(
+        None, description="The first token of the text to forget; what is before stays."
+    )
+    cache_salt: str | None = Field(None, description="The salt that the text's requests gave.")
+
+    @property
+    def names_text(self) -> bool:
+        """Whether it is about a text."""
+        return self.tokens is not None or self.prompt is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing narrows it."""
+        return not (self.tenant or self.tags or self.session or self.adapter or self.model or self.names_text)
+
+
+class WhichTenant(BaseModel):
+    """A tenant."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tenant: Name
+
+
+class CacheAdmin:
+    """What the routes do, on a server with `cache` (None: the engine's own prefix cache only)."""
+
+    def __init__(self, engine: AdministeredEngine, cache: CacheSettings | None, tenants: Tenants) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._has_keys = tenants.has_keys
+        names = {DEFAULT_TENANT, *tenants.names}
+        self._names = {f"{tenant_label(name):016x}": name for name in names}
+
+    async def stats(self) -> Answer:
+        """What each tier holds, and whose it is."""
+        self._need_cache()
+        replicas = await self._ask({"do": "stats"}, DURABLE_S)
+        for tier in (tier for replica in replicas for tier in replica["tiers"].values()):
+            tier["tenants"] = {self._names.get(label, label): chunks for label, chunks in tier["tenants"].items()}
+        return {"replicas": replicas}
+
+    async def check(self) -> Answer:
+        """Read and verify everything on disk; what is corrupt is quarantined. Takes as long as reading all of it."""
+        self._need_cache()
+        return {"replicas": await self._ask({"do": "check"}, None)}
+
+    async def clear(self) -> JSONResponse:
+        """Forget everything, of everybody."""
+        self._need_cache()
+        return await self._forget({"do": "invalidate"}, {"everything": True})
+
+    async def invalidate(self, asked: Invalidation) -> JSONResponse:
+        """Forget what matches all that is given. An API key reaches its own tenant's only."""
+        self._need_cache()
+        tenant = self._reach(current_principal(), asked)
+        _check(asked)
+        command: Answer = {"do": "invalidate", "tenant": tenant, "session": asked.session, "tags": asked.tags}
+        command |= {"adapter": asked.adapter, "model": asked.model}
+        scope = {name: value for name, value in command.items() if name != "do" and value}
+        if asked.names_text:
+            text = await self._text(asked, tenant)
+            command |= text
+            scope |= {"tenant": text["tenant"], "tokens": len(text["tokens"]), "tokens_from": text["tokens_from"]}
+        return await self._forget(command, scope)
+
+    async def shred(self, asked: WhichTenant) -> JSONResponse:
+        """Forget all of a tenant and destroy its keys: no copy of what is stored can ever be read again."""
+        self._need_keys()
+        scope = {"tenant": asked.tenant}
+        shredded = await self._forget({"do": "shred", "tenant": asked.tenant}, scope, _SHRED_S)
+        # What requests stored between the invalidation and the end of the keys goes too, before this is acknowledged.
+        again = await self._forget({"do": "invalidate", "tenant": asked.tenant}, scope)
+        return shredded if shredded.status_code != 200 or again.status_code == 200 else again
+
+    async def rotate(self, asked: WhichTenant) -> Answer:
+        """Give a tenant a new root key; what is stored stays readable."""
+        self._need_keys()
+        answers = await self._ask({"do": "rotate", "tenant": asked.tenant}, _SHRED_S)
+        return {"tenant": asked.tenant, "roots": [answer["root"] for answer in answers]}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _need_cache(self) -> None:
+        if self._cache is None:
+            raise HTTPException(
+                409,
+                "this server has no hotspan cache (--no-cache): restart it to empty the engine's own prefix cache, "
+                "or serve without --no-cache",
+            )
+
+    def _need_keys(self) -> None:
+        self._need_cache()
+        if self._cache is None or self._cache.encryption is None:
+            raise HTTPException(409, "this server has no keys: serve with --kek and --key-store")
+
+    def _reach(self, principal: Principal, asked: Invalidation) -> str | None:
+        """The tenant that an invalidation is confined to; None for all."""
+        if principal.is_admin:
+            if asked.is_empty:
+                raise HTTPException(400, "this names nothing to forget: to forget everything POST /hotspan/cache/clear")
+            return asked.tenant
+        if not principal.has_key:
+            raise HTTPException(401, "forgetting needs an API key or the admin token: send `Authorization: Bearer ...`")
+        if asked.tenant not in (None, principal.tenant):
+            raise HTTPException(403, f"this key belongs to another tenant than {asked.tenant!r}: leave tenant out")
+        if asked.is_empty:
+            raise HTTPException(
+                400,
+                f'this names nothing to forget: {{"tenant": "{principal.tenant}"}} is all of yours; everything of '
+                "everybody is the administrator's (POST /hotspan/cache/clear)",
+            )
+        return principal.tenant
+
+    async def _text(self, asked: Invalidation, tenant: str | None) -> Answer:
+        """What names a text to the engine."""
+        if tenant is None and self._has_keys:
+            raise HTTPException(400, "a text belongs to a tenant: say which")
+        owner = DEFAULT_TENANT if tenant is None else tenant
+        path = None
+        if asked.adapter is not None and (path := self._engine.adapter_path(asked.adapter)) is None:
+            raise HTTPException(
+                404, f"there is no adapter {asked.adapter!r} to name the text by: load it, or leave it out"
+            )
+        tokens = asked.tokens if asked.tokens is not None else await self._engine.tokens(asked.prompt or "")
+        return {
+            "tenant": owner,
+            "tokens": tokens,
+            "tokens_from": asked.tokens_from or 0,
+            "cache_salt": self._engine.salt(owner, asked.cache_salt),
+            "adapter_path": path,
+        }
+
+    async def _forget(self, command: Answer, scope: Answer, timeout_s: float = DURABLE_S) -> JSONResponse:
+        """The receipt; with status 503 if what was asked holds in memory only."""
+        try:
+            receipt = merged(await self._ask(command, timeout_s)) | {"scope": scope}
+        except TimeoutError:
+            return _unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
+        if receipt["is_durable"]:
+            return JSONResponse(receipt)
+        return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
+
+    async def _ask(self, command: Answer, timeout_s: float | None) -> list[Answer]:
+        try:
+            return await self._engine.administer(command, timeout_s)
+        except EngineError as error:
+            raise HTTPException(503, str(error)) from error
+
+
+def admin_router(admin: CacheAdmin) -> APIRouter:
+    """hotspan's own routes."""
+    router = APIRouter(tags=["hotspan"])
+    router.get("/hotspan/cache")(admin.stats)
+    router.post("/hotspan/cache/invalidate")(admin.invalidate)
+    router.post("/hotspan/cache/clear")(admin.clear)
+    router.post("/hotspan/cache/check")(admin.check)
+    router.post("/hotspan/keys/shred")(admin.shred)
+    router.post("/hotspan/keys/rotate")(admin.rotate)
+    return router
+
+
+def merged(answers: Sequence[Answer]) -> Answer:
+    """One receipt of those of several engine cores."""
+    first, *others = answers
+    result = dict(first)
+    for other in others:
+        result["receipt"] += "+" + other["receipt"]
+        result["replicas"] = result["replicas"] + other["replicas"]
+        result["requests_in_flight"] += other["requests_in_flight"]
+        result["is_durable"] = result["is_durable"] and other["is_durable"]
+        tiers = {**result["removed"], **other["removed"]}
+        result["removed"] = {tier: result["removed"].get(tier, 0) + other["removed"].get(tier, 0) for tier in tiers}
+    return result
+
+
+def _unfinished(message: str, receipt: Answer) -> JSONResponse:
+    error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
+    return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
+
+
+def _check(asked: Invalidation) -> None:
+    if asked.tokens is not None and asked.prompt is not None:
+        raise HTTPException(400, "both tokens and prompt name a text: give one of them")
+    if not asked.names_text and (asked.tokens_from is not None or asked.cache_salt is not None):
+        raise HTTPException(400, "tokens_from and cache_salt belong to a text: give tokens or prompt with them")
+    try:
+        parse_directives({"tags": asked.tags, "session": asked.session})
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error

@@ -1,0 +1,245 @@
+"""Who may call which route: every route of the app is in one table, and what is not is the administrator's."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    PUBLIC = "public"
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+PUBLIC = (
+    # Load balancers and kubelets ask without a key. They say that the engine lives, and nothing else.
+    "/health",
+    "/ping",
+)
+
+CLIENT = (
+    "/v1/models",
+    "/v1/completions",
+    "/v1/completions/render",
+    "/v1/completions/derender",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
+    "/v1/responses",
+    "/v1/responses/render",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
+    "/v1/systemone",
+    "/v1/realtime",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+    "/invocations",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    # What a router in front needs to know of a replica.
+    "/load",
+    "/version",
+    # The schema; a browser has no key to show, so that with keys it is for tools only.
+    "/openapi.json",
+    "/docs",
+    "/docs/oauth2-redirect",
+    "/redoc",
+    "/static",
+    # A tenant may forget what is its own (server/admin.py).
+    "/hotspan/cache/invalidate",
+)
+
+ADMIN = (
+    "/hotspan/cache",
+    "/hotspan/cache/clear",
+    "/hotspan/cache/check",
+    "/hotspan/keys/shred",
+    "/hotspan/keys/rotate",
+    # Adapters: loading one runs its files.
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/adapters",
+    "/adapters/{adapter_name}",
+    # Takes the digests of images as the client gives them: a forged one poisons what tenants share.
+    "/inference/v1/generate",
+    # Ends anybody's request, by its id.
+    "/inference/v1/abort_requests",
+    "/abort_requests",
+    "/kv_event_sources",
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/fault_tolerance/apply",
+    "/fault_tolerance/status",
+    "/start_profile",
+    "/stop_profile",
+    # vLLM's development mode.
+    "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/reset_encoder_cache",
+    "/collective_rpc",
+    "/server_info",
+    "/sleep",
+    "/release_kv_cache_memory",
+    "/wake_up",
+    "/is_sleeping",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine",
+    "/start_weight_update",
+    "/start_draft_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/update_weight_version",
+    "/weight_info",
+    "/weight_checker",
+    "/get_world_size",
+)
+
+UNLESS_SHARED = (
+    # Stored responses belong to no tenant: an id is all it takes to read one.
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel",
+)
+"""The client's on a server without keys, the administrator's where tenants share it."""
+
+METRICS = "/metrics"
+"""Public, as scrapers expect, on a server without keys whose operator gave no admin token; otherwise the
+administrator's: counts tell one tenant what the others do."""
+
+
+def access_table(*, has_keys: bool, has_given_token: bool) -> Mapping[str, Access]:
+    """Who may call each route, by its path in the app. What is missing is the administrator's."""
+    shared = Access.ADMIN if has_keys else Access.CLIENT
+    return {
+        **dict.fromkeys(PUBLIC, Access.PUBLIC),
+        **dict.fromkeys(CLIENT, Access.CLIENT),
+        **dict.fromkeys(ADMIN, Access.ADMIN),
+        **dict.fromkeys(UNLESS_SHARED, shared),
+        METRICS: Access.ADMIN if has_keys or has_given_token else Access.PUBLIC,
+    }
+
+
+class App(Protocol):
+    """What FastAPI and Starlette applications have."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Gate:
+    """The app behind its policy. Pure ASGI, outermost: nothing of a request that is refused reaches the app.
+
+    The route is found by the app's own routes, so that what is checked is what is called.
+    """
+
+    def __init__(self, app: App, access: Mapping[str, Access], credentials: Credentials) -> None:
+        self._app: ASGIApp = app
+        self._routes = app.routes
+        self._root_path: str = getattr(app, "root_path", "")
+        self._access = access
+        self._credentials = credentials
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        principal = self._credentials.identify(headers)
+        access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_of(scope)
+        if (refusal := _refusal(access, principal)) is not None:
+            await _refuse(refusal, scope, receive, send)
+            return
+        with asking(principal or ANYBODY):
+            await self._app(scope, receive, send)
+
+    def _access_of(self, scope: Scope) -> Access:
+        path = route_path(self._routes, {**scope, "root_path": self._root_path or scope.get("root_path", "")})
+        return Access.ADMIN if path is None else self._access.get(path, Access.ADMIN)
+
+
+def route_path(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
+    """The path, as it was registered, of the route that will answer; None if none will."""
+    partial = None
+    for route in routes:
+        match, _ = route.matches(scope)
+        path: str | None = getattr(route, "path", None)
+        if match is Match.FULL:
+            return path
+        if match is Match.PARTIAL and partial is None:
+            partial = path
+    return partial
+
+
+class Refusal(Enum):
+    """Why a request goes no further: status, OpenAI's code, and what to do."""
+
+    NO_KEY = (401, "invalid_api_key", "this server needs a valid API key: send `Authorization: Bearer KEY`")
+    NO_TOKEN = (401, "invalid_api_key", "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`")
+    NOT_YOURS = (
+        403,
+        "permission_denied",
+        "an API key does not reach this: it needs the admin token, or does not exist",
+    )
+
+
+def _refusal(access: Access, principal: Principal | None) -> Refusal | None:
+    if access is Access.PUBLIC or (principal is not None and principal.is_admin):
+        return None
+    if access is Access.CLIENT:
+        return Refusal.NO_KEY if principal is None else None
+    return Refusal.NOT_YOURS if principal is not None and principal.has_key else Refusal.NO_TOKEN
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """A browser's question whether it may ask, which carries no key and which the app answers by itself."""
+    return scope.get("method") == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    status, code, message = refusal.value
+    if scope["type"] == "websocket":  # closed before it opened: the server makes that a 403
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    kind = "permission_error" if status == HTTPStatus.FORBIDDEN else "invalid_request_error"
+    error = {"message": f"{HTTPStatus(status).phrase}: {message}", "type": kind, "param": None, "code": code}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="hotspan"'))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def unlisted(routes: Iterable[BaseRoute], access: Mapping[str, Access]) -> list[str]:
+    """The paths that the table does not name: they are the administrator's, but nobody decided so."""
+    return sorted({str(getattr(route, "path", route)) for route in routes} - access.keys())

@@ -1,0 +1,89 @@
+"""Whose a request is: from the credential in its headers to a tenant, and from there to wherever it is asked."""
+
+import contextlib
+import hmac
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from hotspan.config.tenants import Tenants, key_digest
+from hotspan.core.errors import ConfigError
+from hotspan.core.terms import DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks.
+
+    tenant:   whose cache it uses.
+    has_key:  it has shown that it is this tenant; without keys everybody is the default tenant, and nobody shows it.
+    is_admin: it has shown the admin token.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    has_key: bool = False
+    is_admin: bool = False
+
+
+ANYBODY = Principal()
+
+_asking: ContextVar[Principal] = ContextVar("hotspan_principal", default=ANYBODY)
+
+
+def current_principal() -> Principal:
+    """Whose request this task works for; outside of requests, the server itself as the default tenant."""
+    return _asking.get()
+
+
+def current_tenant() -> str:
+    """The tenant whose request this task works for."""
+    return _asking.get().tenant
+
+
+@contextlib.contextmanager
+def asking(principal: Principal) -> Iterator[None]:
+    """What runs inside, and every task started there, works for `principal`."""
+    token = _asking.set(principal)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+class Credentials:
+    """All keys of a server, as digests, and who shows which.
+
+    Raises: ConfigError if the admin token is some tenant's key.
+    """
+
+    def __init__(self, tenants: Tenants, admin_token: str) -> None:
+        self._holders = [(key_digest(admin_token), Principal(has_key=True, is_admin=True))]
+        for tenant in tenants.tenants:
+            self._holders += [(digest, Principal(tenant.name, has_key=True)) for digest in tenant.keys]
+        self._needs_key = tenants.has_keys
+        if self._holders[0][0] in [digest for digest, _ in self._holders[1:]]:
+            raise ConfigError("the admin token is also a tenant's API key: give the administrator one of its own")
+
+    def __repr__(self) -> str:
+        return f"Credentials(keys={len(self._holders)})"
+
+    def identify(self, headers: Mapping[str, str]) -> Principal | None:
+        """Who shows these credentials (`Authorization: Bearer`, `X-Api-Key`); None if a key is needed and this is none.
+
+        Takes as long for a wrong key as for a right one: all digests are compared, to their end.
+        """
+        found = None
+        for shown in _shown(headers):
+            digest = key_digest(shown)
+            for known, holder in self._holders:
+                if hmac.compare_digest(digest, known) and found is None:
+                    found = holder
+        return found if found is not None or self._needs_key else ANYBODY
+
+
+def _shown(headers: Mapping[str, str]) -> Iterator[str]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield token.strip()
+    if "x-api-key" in headers:
+        yield headers["x-api-key"].strip()

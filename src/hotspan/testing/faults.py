@@ -1,0 +1,224 @@
+"""Disks that fail, fall short, are slow, hang, or go away: stand in for hotspan.tiers.files.Files."""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hotspan.core.types import PAGE_BYTES
+from hotspan.tiers.files import Buffer, Files
+
+SHORT = 0
+"""In the place of an errno: a read or write moves too few bytes; other calls succeed."""
+
+DATA_CALLS = ("preadv", "pwritev")
+"""The calls that move frames."""
+
+_SECTOR = 512
+
+
+class HookedFiles(Files):
+    """System calls that ask `before` first. Derive from it.
+
+    calls:    how many of each kind there were; `open_fds` of them are open now.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.open_fds: set[int] = set()
+        self._lock = threading.Lock()
+
+    def before(self, kind: str) -> bool:
+        """Called with each call's kind; may wait, or raise OSError. Returns whether the call shall fall short."""
+        return False
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        self._count("open")
+        fd = super().open(path, flags, mode)
+        with self._lock:
+            self.open_fds.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        with self._lock:
+            self.open_fds.remove(fd)
+
+    def pread(self, fd: int, size: int, at: int) -> bytes:
+        return super().pread(fd, size // 2 if self._count("pread") else size, at)
+
+    def pwrite(self, fd: int, data: Buffer, at: int) -> int:
+        return super().pwrite(fd, data[: len(data) // 2] if self._count("pwrite") else data, at)
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        with _maybe_cut(buffers, self._count("preadv")) as moved:
+            return super().preadv(fd, moved, at) if moved else 0
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        with _maybe_cut(buffers, self._count("pwritev")) as moved:
+            return super().pwritev(fd, moved, at) if moved else 0
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._count("truncate")
+        super().truncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        self._count("allocate")
+        super().allocate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._count("sync")
+        super().sync(fd)
+
+    def stat(self, fd: int) -> os.stat_result:
+        self._count("stat")
+        return super().stat(fd)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count("replace")
+        super().replace(source, target)
+
+    def lock(self, fd: int) -> bool:
+        self._count("lock")
+        return super().lock(fd)
+
+    def _count(self, kind: str) -> bool:
+        with self._lock:
+            self.calls[kind] += 1
+        return self.before(kind)
+
+
+class FaultyFiles(HookedFiles):
+    """The nth call, counted from `arm` on, fails; or every call from it on.
+
+    error: an errno, or SHORT. kinds: which calls are counted and fail; None for all. hits: how many failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits = 0
+        self._kinds: Sequence[str] | None = None
+        self._disarm()
+
+    def arm(
+        self, nth: int, error: int = errno.EIO, *, kinds: Sequence[str] | None = None, lasting: bool = False
+    ) -> None:
+        """Let the nth call from now on fail (1 is the next). lasting: and all after it, until `disarm`."""
+        with self._lock:
+            self._nth, self._error, self._kinds, self._lasting, self._seen = nth, error, kinds, lasting, 0
+            self.hits = 0
+
+    def disarm(self) -> None:
+        """No call fails any more."""
+        with self._lock:
+            self._disarm()
+
+    def before(self, kind: str) -> bool:
+        with self._lock:
+            if not self._nth or (self._kinds is not None and kind not in self._kinds):
+                return False
+            self._seen += 1
+            if self._seen != self._nth and not (self._lasting and self._seen > self._nth):
+                return False
+            self.hits += 1
+            error = self._error
+        if error == SHORT:
+            return True
+        raise OSError(error, os.strerror(error))
+
+    def _disarm(self) -> None:
+        self._nth, self._error, self._lasting, self._seen = 0, errno.EIO, False, 0
+        self._kinds = None
+
+
+class VanishedFiles(HookedFiles):
+    """Between `go_away` and `come_back` every call fails with EIO, as on a drive that was pulled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_away = False
+
+    def go_away(self) -> None:
+        self._is_away = True
+
+    def come_back(self) -> None:
+        self._is_away = False
+
+    def before(self, kind: str) -> bool:
+        if self._is_away:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return False
+
+
+class SlowFiles(HookedFiles):
+    """Data calls take `delay_s` longer, or hang from `hang` until `release`.
+
+    kinds:   which calls are slow. hanging: how many hang now.
+    """
+
+    def __init__(
+        self,
+        delay_s: float = 0.0,
+        kinds: Sequence[str] = DATA_CALLS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__()
+        self.delay_s = delay_s
+        self.kinds = tuple(kinds)
+        self._sleep = sleep
+        self._moving = threading.Event()
+        self._moving.set()
+        self._change = threading.Condition(self._lock)
+        self.hanging = 0
+
+    def hang(self) -> None:
+        """From now on slow calls don't return."""
+        self._moving.clear()
+
+    def release(self) -> None:
+        """All that hangs goes on."""
+        self._moving.set()
+
+    def wait_hanging(self, calls: int = 1, timeout_s: float = 5.0) -> None:
+        """Wait until so many calls hang. Raises: AssertionError if they don't."""
+        with self._change:
+            if not self._change.wait_for(lambda: self.hanging >= calls, timeout_s):
+                raise AssertionError(f"{self.hanging} calls hang, not {calls}")
+
+    def before(self, kind: str) -> bool:
+        if kind not in self.kinds:
+            return False
+        if self.delay_s:
+            self._sleep(self.delay_s)
+        if not self._moving.is_set():
+            with self._change:
+                self.hanging += 1
+                self._change.notify_all()
+            self._moving.wait(60.0)
+            with self._change:
+                self.hanging -= 1
+        return False
+
+
+@contextlib.contextmanager
+def _maybe_cut(buffers: Sequence[memoryview], short: bool) -> Iterator[list[memoryview]]:
+    """The buffers, or about half of them: whole pages where there are several, so that direct I/O takes them."""
+    if not short:
+        yield list(buffers)
+        return
+    total = sum(map(len, buffers))
+    left = total // 2 // PAGE_BYTES * PAGE_BYTES or total // 2 // _SECTOR * _SECTOR
+    parts: list[memoryview] = []
+    for buffer in buffers:
+        if left:
+            parts.append(buffer[: min(left, len(buffer))])
+            left -= len(parts[-1])
+    try:
+        yield parts
+    finally:
+        for part in parts:
+            part.release()

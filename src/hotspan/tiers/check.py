@@ -1,0 +1,164 @@
+"""Verification of everything in a disk tier's directory, while it is served or while it is not."""
+
+import mmap
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import DirectoryError
+from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
+from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
+from hotspan.tiers.base import FrameKeys
+from hotspan.tiers.directory import OpenDirectory, explained, open_directory
+from hotspan.tiers.files import Files
+from hotspan.tiers.io import FrameFile, staging_bytes
+from hotspan.tiers.table import Record, read_geometry
+
+Quarantine = Callable[[int, ChunkKey], None]
+"""Told of a slot whose frame is not what its record says."""
+
+Stored = Callable[[int, ChunkKey], object | None]
+"""What a slot's chunk is known by as long as it stays there; None if it is not, or not yet whole."""
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What a check found, in chunks.
+
+    whole:   every byte is as it was stored. expired: its time is over. locked: its key is not to be had here.
+    corrupt: by fault; these were quarantined. unreadable: the disk failed.
+    """
+
+    chunks: int = 0
+    whole: int = 0
+    expired: int = 0
+    locked: int = 0
+    unreadable: int = 0
+    corrupt: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        return asdict(self) | {"corrupt": dict(self.corrupt)}
+
+
+class FrameCheck:
+    """Reads every frame once and holds it against its record. Runs on any thread, beside a tier that works."""
+
+    def __init__(
+        self,
+        directory: OpenDirectory,
+        keys: FrameKeys | None,
+        stored: Stored,
+        quarantine: Quarantine,
+        clock: Clock | None = None,
+    ) -> None:
+        self._directory = directory
+        self._keys = keys
+        self._stored = stored
+        self._quarantine = quarantine
+        self._clock = clock or SystemClock()
+        self._frames = FrameFile(directory.files, directory.slab_fd)
+
+    def run(self) -> dict[str, Any]:
+        """The report, as JSON types. Blocks: for one read of all that is stored."""
+        started = time.monotonic()
+        report = CheckReport()
+        slot_bytes = self._directory.geometry.slot_bytes
+        with (
+            mmap.mmap(-1, round_up(slot_bytes, PAGE_BYTES)) as room,
+            mmap.mmap(-1, HEADER_BYTES + staging_bytes(slot_bytes)) as pages,
+            memoryview(room) as payload,
+            memoryview(pages) as scratch,
+        ):
+            for slot in self._directory.table.slots():
+                self._look(slot, scratch, payload, report)
+        report.seconds = time.monotonic() - started
+        return report.to_json()
+
+    def _look(self, slot: int, scratch: memoryview, payload: memoryview, report: CheckReport) -> None:
+        record = self._record(slot)
+        stay = None if record is None else self._stored(slot, record.key)
+        if record is None or stay is None:
+            return  # evicted meanwhile, or still being written
+        report.chunks += 1
+        now_s = self._clock.unix()
+        if 0 < record.terms.expires_s <= now_s:
+            report.expired += 1
+            return
+        try:
+            with payload[: record.payload_bytes] as into:
+                fault = self._read(slot, record, scratch, into, now_s)
+        except OSError:
+            report.unreadable += 1
+            return
+        if self._stored(slot, record.key) is not stay:
+            report.chunks -= 1  # the slot was given to another chunk while it was read
+        elif fault is None:
+            report.whole += 1
+            report.bytes += record.payload_bytes
+        elif fault is FrameFault.EXPIRED:
+            report.expired += 1
+        elif fault is FrameFault.SHREDDED or (fault is FrameFault.ALGORITHM and self._keys is None):
+            report.locked += 1
+        else:
+            report.corrupt[fault.value] += 1
+            self._quarantine(slot, record.key)
+
+    def _read(
+        self, slot: int, record: Record, scratch: memoryview, into: memoryview, now_s: float
+    ) -> FrameFault | None:
+        identity = FrameIdentity(record.key, record.namespace, record.terms.generation)
+        at = slot * self._directory.geometry.slot_bytes
+        if self._keys is None:
+            return self._frames.read(at, scratch[:HEADER_BYTES], into, identity, now_s)
+        return self._frames.read_sealed(at, scratch, into, identity, now_s, self._keys.opening)
+
+    def _record(self, slot: int) -> Record | None:
+        try:
+            return self._directory.table.record(slot)
+        except KeyError:
+            return None
+
+
+def check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
+    """Verify a directory that no server uses, and quarantine what is corrupt; the report of `FrameCheck.run`.
+
+    Raises: DirectoryError if it is in use, no disk tier's, or can't be read or written.
+    """
+    try:
+        return _check_offline(path, keys)
+    except OSError as error:
+        raise explained(path, error) from error
+
+
+def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
+    files = Files()
+    table = path / "table"
+    if not table.exists():
+        raise DirectoryError(f"{path} is no disk tier's directory: it has no table")
+    fd = files.open(table, os.O_RDONLY)
+    try:
+        geometry = read_geometry(files, fd)
+    finally:
+        files.close(fd)
+    if geometry is None:
+        raise DirectoryError(f"{path} was made by another version of hotspan or is damaged: a server begins it anew")
+    directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False)
+
+    def quarantine(slot: int, key: ChunkKey) -> None:
+        directory.table.put(slot, None)
+        directory.table.write(slot)
+
+    try:
+        report = FrameCheck(directory, keys, lambda slot, key: directory, quarantine).run()
+        directory.table.sync()
+    finally:
+        directory.close()
+    return report

@@ -1,0 +1,90 @@
+"""The system calls that the disk tier makes, in one place, so that a test can make any one of them fail.
+
+    production: Files          tests: hotspan.testing.faults (the n-th call fails, or is slow, or the power goes)
+
+All raise OSError; whether a transfer was whole is the caller's to check (`whole`).
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Files:
+    """The machine's own system calls."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """A descriptor; O_CLOEXEC and O_NOFOLLOW are added."""
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pread(self, fd: int, size: int, at: int) -> bytes:
+        return os.pread(fd, size, at)
+
+    def pwrite(self, fd: int, data: Buffer, at: int) -> int:
+        return os.pwrite(fd, data, at)
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        return os.preadv(fd, buffers, at)
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        return os.pwritev(fd, buffers, at)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve `size` bytes, where the file system can."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+
+    def sync(self, fd: int) -> None:
+        """What was written is on the disk when this returns."""
+        os.fdatasync(fd)
+
+    def stat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over `target`, durably."""
+        os.replace(source, target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def lock(self, fd: int) -> bool:
+        """Take the exclusive lock of a file; False if another process has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def whole(moved: int, wanted: int) -> None:
+    """Raise OSError unless a transfer moved all it should."""
+    if moved != wanted:
+        raise OSError(errno.EIO, f"short transfer: {moved} of {wanted} bytes")
+
+
+def read_all(files: Files, fd: int, at: int, size: int) -> bytes:
+    """`size` bytes from `at`, fewer only where the file ends."""
+    parts: list[bytes] = []
+    while size:
+        part = files.pread(fd, min(size, 1 << 24), at)
+        if not part:
+            break
+        parts.append(part)
+        at, size = at + len(part), size - len(part)
+    return b"".join(parts)

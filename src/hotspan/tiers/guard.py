@@ -1,0 +1,247 @@
+"""A circuit breaker around a tier: given up while it fails or stalls, opened anew in the background.
+
+    working --faults, stall, late loads--> given up --its I/O has ended, a pause--> opening --> working
+                                              ^                                        |
+                                              +---------- could not be opened ---------+
+
+While it is given up every look-up is a miss, so that requests run as fast as without the tier.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import HotspanError
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.tiers.base import Durable, Fault, StorageTier, TierUsage, Transfer
+from hotspan.tiers.check import FrameCheck
+
+logger = logging.getLogger(__name__)
+
+MOST_FAULTS = 3
+"""I/O faults in a row, or requests in a row that gave up waiting, after which a tier is given up."""
+
+STALL_S = 1.0
+"""How long nothing of what is in flight may end."""
+
+_TIMELY_S = 0.050
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 10.0
+_MOST_JOINS = 1 << 16
+_STEADY_S = 30.0
+"""After so long without trouble, the next pause is the first again."""
+
+
+class OpenTier(StorageTier, Protocol):
+    """A tier that can be given up: jobs that have not begun are reported as dropped."""
+
+    def give_up(self) -> None: ...
+
+    def verification(self) -> FrameCheck: ...
+
+
+class GuardedTier:
+    """A StorageTier that is never in the way.
+
+    open_tier: makes the tier; called here with False, and with True on a thread of its own to open it again.
+    Raises:    from the constructor only, what `open_tier` raises.
+    """
+
+    def __init__(self, open_tier: Callable[[bool], OpenTier], clock: Clock | None = None) -> None:
+        self._open_tier = open_tier
+        self._clock = clock or SystemClock()
+        self._current: OpenTier = open_tier(False)
+        self.tier: Tier = self._current.tier
+        self.trips = 0
+        self._is_up = True
+        self._flying = 0
+        self._moved_s = 0.0  # when something in flight last ended, or the first went off
+        self._faults = self._lates = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._changed_s = self._clock.monotonic()
+        self._opening: threading.Thread | None = None
+        self._opened: OpenTier | None = None
+        self._unlogged: dict[int, Scope] = {}
+        self._logging: dict[int, float] = {}  # when those of them began that the tier is at
+        self._log_failed = False
+        self._joins: dict[ChunkKey, Terms] = {}  # while it was given up
+        self._invalidations = 0
+        self._closed = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the tier takes part."""
+        return self._is_up
+
+    def verification(self) -> FrameCheck | None:
+        """A check of all that is stored (tiers/check.py); None while the tier is given up."""
+        return self._current.verification() if self._is_up else None
+
+    def lookup(self, key: ChunkKey) -> bool:
+        return self._is_up and self._current.lookup(key)
+
+    def terms(self, key: ChunkKey) -> Terms:
+        return self._current.terms(key)
+
+    def can_store(self) -> bool:
+        return self._is_up and self._current.can_store()
+
+    def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
+        return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload))
+
+    def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
+        return self._is_up and self._took_off(self._current.submit_load(key, into))
+
+    def finished(self) -> list[Transfer]:
+        transfers = [] if self._opening is not None else self._current.finished()
+        now = self._clock.monotonic()
+        if transfers:
+            self._flying -= len(transfers)
+            self._moved_s = now
+            for transfer in transfers:
+                self._judge(transfer)
+        if not self._is_up:
+            self._heal(now)
+        elif self._faults >= MOST_FAULTS:
+            self._trip("faults")
+        elif self._lates >= MOST_FAULTS:
+            self._trip("late")
+        elif self._log_failed:
+            self._trip("log")
+        elif (self._flying and now - self._moved_s > STALL_S) or self._is_log_late(now):
+            self._trip("stall")
+        return transfers
+
+    def late(self) -> None:
+        self._lates += 1
+
+    def wait(self, timeout_s: float) -> None:
+        self._current.wait(timeout_s)
+
+    def touch(self, keys: Iterable[ChunkKey]) -> None:
+        if self._is_up:
+            self._current.touch(keys)
+
+    def join(self, key: ChunkKey, terms: Terms) -> None:
+        """As StorageTier says; while the tier is given up it may still hold the chunk, and is told when it is back."""
+        if self._is_up:
+            self._current.join(key, terms)
+        elif len(self._joins) < _MOST_JOINS or key in self._joins:
+            self._joins[key] = self._joins[key].joined(terms) if key in self._joins else terms
+        else:
+            self._remember(Scope())  # who hit what is too much to remember: nothing of it may stay
+            self._joins.clear()
+
+    def discard(self, key: ChunkKey) -> None:
+        if self._is_up:
+            self._current.discard(key)
+
+    def invalidate(self, scope: Scope, durable: Durable) -> int:
+        """As StorageTier says; what could not be made durable is done again when the tier comes back."""
+        number = self._remember(scope)
+        if not self._is_up:
+            durable(False)
+            return 0
+        self._logging[number] = self._clock.monotonic()
+
+        def logged(done: bool) -> None:
+            self._settle(number, done)
+            durable(done)
+
+        return self._current.invalidate(scope, logged)
+
+    def usage(self) -> TierUsage:
+        if self._is_up:
+            return self._current.usage()
+        return TierUsage(0, 0, 0, 0, {}, is_up=False)
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        if self._opening is not None:
+            self._opening.join(timeout_s)
+            if self._opened is not None:
+                self._opened.close(max(0.0, deadline - time.monotonic()))
+                return
+        self._current.close(max(0.0, deadline - time.monotonic()))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _took_off(self, submitted: bool) -> bool:
+        if submitted:
+            if not self._flying:
+                self._moved_s = self._clock.monotonic()
+            self._flying += 1
+        return submitted
+
+    def _judge(self, transfer: Transfer) -> None:
+        if transfer.fault is Fault.IO:
+            self._faults += 1
+        elif transfer.fault is None:
+            self._faults = 0
+            if transfer.is_load and transfer.seconds < _TIMELY_S:
+                self._lates = 0
+
+    def _trip(self, reason: str) -> None:
+        now = self._clock.monotonic()
+        steady = now - self._changed_s >= _STEADY_S
+        self._pause_s = _FIRST_PAUSE_S if steady or not self.trips else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._is_up = False
+        self._changed_s = now
+        self.trips += 1
+        logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._pause_s)
+        self._current.give_up()
+
+    def _heal(self, now: float) -> None:
+        """Open the tier anew once all its I/O has ended and the pause is over; take it when it is open."""
+        if self._opened is not None:
+            self._current, self._opened, self._opening = self._opened, None, None
+            self._is_up = True
+            self._flying = self._faults = self._lates = 0
+            self._log_failed = False
+            self._changed_s = now
+            for key, terms in self._joins.items():
+                self._current.join(key, terms)
+            self._joins.clear()
+            for number, scope in list(self._unlogged.items()):
+                self._logging[number] = now
+                self._current.invalidate(scope, partial(self._settle, number))
+            logger.warning("tier_is_back tier=%s", self.tier.value)
+        elif self._opening is None and not self._flying and now - self._changed_s >= self._pause_s and not self._closed:
+            self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
+            self._opening.start()
+        elif self._opening is not None and not self._opening.is_alive() and self._opened is None:
+            self._opening = None
+            self._changed_s = now
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _remember(self, scope: Scope) -> int:
+        self._invalidations += 1
+        self._unlogged[self._invalidations] = scope
+        return self._invalidations
+
+    def _settle(self, number: int, done: bool) -> None:
+        """From any thread: an invalidation is durable, or failed, after which the tier's log takes no other."""
+        self._logging.pop(number, None)
+        if done:
+            self._unlogged.pop(number, None)
+        else:
+            self._log_failed = True
+
+    def _is_log_late(self, now: float) -> bool:
+        return any(now - began_s > STALL_S for began_s in list(self._logging.values()))
+
+    def _reopen(self) -> None:
+        """On its own thread: the old tier lets go of its files, a new one takes them."""
+        try:
+            self._current.close(1.0)
+            self._opened = self._open_tier(True)
+        except (HotspanError, OSError) as error:
+            logger.warning("tier_not_back tier=%s error=%s", self.tier.value, error)

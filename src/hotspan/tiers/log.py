@@ -1,0 +1,142 @@
+"""The log of generations: what was invalidated, in order; durable before it is acknowledged.
+
+    log file: [ entry ][ entry ] ...        entry: [ "HSLG" | length 4 | xxh3-64 8 | JSON ]
+
+The first entry says from which generation on the log knows everything. At the next start the entries are applied to the
+table, and the log begins anew. Where the log can't be trusted (its file is gone, an entry is damaged, a record is newer
+than its end), nobody can tell what was invalidated: then everything in the directory is forgotten.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hotspan.core.terms import Scope
+from hotspan.tiers.files import Files, read_all, whole
+
+_HEAD = struct.Struct("<4sI8s")
+_MAGIC = b"HSLG"
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidation:
+    """One entry: chunks of generations below `generation` that `scope` takes are gone since `at_s` (Unix time)."""
+
+    generation: int
+    scope: Scope
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """What a log says. is_whole: whether it can be trusted to say everything."""
+
+    generation: int
+    entries: Sequence[Invalidation]
+    is_whole: bool
+
+
+class GenerationLog:
+    """The log file of one directory. Methods raise OSError; one thread at a time calls them."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path
+        self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
+        self._end = 0
+        self._is_sound = True
+        self.entries = 0
+
+    def read(self) -> LogContents:
+        """All entries, and whether that is all there ever was."""
+        data = read_all(self._files, self._fd, 0, self._files.stat(self._fd).st_size)
+        entries: list[Invalidation] = []
+        generation, at = -1, 0
+        while at < len(data):
+            entry = _entry(data, at)
+            if entry is None:
+                return LogContents(max(0, generation), entries, False)
+            body, at = entry
+            try:
+                said = int(body["generation"])
+                if "scope" in body:
+                    entries.append(Invalidation(said, Scope.from_json(body["scope"]), float(body["at_s"])))
+                generation = max(generation, said)
+            except (KeyError, TypeError, ValueError):
+                return LogContents(max(0, generation), entries, False)
+        self._end = at
+        return LogContents(max(0, generation), entries, generation >= 0)
+
+    def begin(self, generation: int) -> None:
+        """Begin anew: all up to `generation` is settled. Durable, and at no moment is there neither log.
+
+        If it fails, the old log goes on; unless the new one has its name already (the sync of the directory failed):
+        then nothing is appended any more, for the next start might not find it.
+        """
+        fresh = self._path.with_name(self._path.name + ".new")
+        fd = self._files.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            data = _packed({"generation": generation})
+            whole(self._files.pwrite(fd, data, 0), len(data))
+            self._files.sync(fd)
+            self._files.replace(fresh, self._path)
+        except BaseException:
+            if not fresh.exists():
+                self._is_sound = False
+            self._files.close(fd)
+            raise
+        self._files.close(self._fd)
+        self._fd, self._end, self.entries = fd, len(data), 0
+
+    def append(self, entry: Invalidation) -> None:
+        """Write an entry; on the disk when this returns.
+
+        After a failure nothing is appended any more, until the directory is opened anew: what a failed sync left
+        unwritten, the kernel would call written at the next one.
+        """
+        if not self._is_sound:
+            raise OSError(errno.EIO, "the log failed before")
+        body = {"generation": entry.generation, "at_s": entry.at_s, "scope": entry.scope.to_json()}
+        data = _packed(body)
+        try:
+            whole(self._files.pwrite(self._fd, data, self._end), len(data))
+            self._files.sync(self._fd)
+        except OSError:
+            self._is_sound = False
+            with contextlib.suppress(OSError):
+                self._files.truncate(self._fd, self._end)  # half an entry would cost all chunks at the next start
+            raise
+        self._end += len(data)
+        self.entries += 1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._files.close(self._fd)
+
+
+def _packed(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return _HEAD.pack(_MAGIC, len(data), xxhash.xxh3_64_digest(data)) + data
+
+
+def _entry(data: bytes, at: int) -> tuple[dict[str, Any], int] | None:
+    """The entry at `at` and where the next one begins; None if there is no whole one."""
+    if at + _HEAD.size > len(data):
+        return None
+    magic, size, check = _HEAD.unpack_from(data, at)
+    body = data[at + _HEAD.size : at + _HEAD.size + size]
+    if magic != _MAGIC or len(body) != size or xxhash.xxh3_64_digest(body) != check:
+        return None
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    return (found, at + _HEAD.size + size) if isinstance(found, dict) else None

@@ -1,0 +1,61 @@
+"""A KMS that listens on a real port, and key stores on a real disk."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.keyring.rig import Gate, make_kek, make_store
+
+
+@dataclass(frozen=True)
+class Kms:
+    """A KMS with one key, behind a line that can be cut."""
+
+    gate: Gate
+    key: str
+    other_key: str
+
+    def reference(self, key: str | None = None) -> str:
+        return f"aws-kms:{key or self.key}?region=eu-central-1&endpoint={self.gate.url}"
+
+
+@pytest.fixture(scope="session")
+def moto_address() -> Iterator[tuple[str, int]]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()
+    server.stop()
+
+
+@pytest.fixture
+def kms(moto_address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Kms]:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    host, port = moto_address
+    client = boto3.client("kms", region_name="eu-central-1", endpoint_url=f"http://{host}:{port}")
+    keys = [client.create_key()["KeyMetadata"]["Arn"] for _ in range(2)]
+    gate = Gate(moto_address)
+    yield Kms(gate, *keys)
+    gate.close()
+
+
+@pytest.fixture
+def kek(tmp_path: Path) -> str:
+    return make_kek(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path, kek: str) -> Path:
+    return make_store(tmp_path, kek)

@@ -1,0 +1,121 @@
+"""What the keyring's tests share: a key store on the disk, and a KMS whose line can be cut."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from hotspan.core.clock import Clock
+from hotspan.keyring.keyring import Keyring, open_keyring
+from hotspan.keyring.records import StoreHeader
+from hotspan.keyring.store import create_store
+from hotspan.keyring.wrap import create_kek, open_wrapper
+
+NONCE = bytes(12)
+
+
+def make_store(directory: Path, kek: str) -> Path:
+    """An empty key store in `directory`/store, for the KEK `kek`."""
+    path = directory / "store"
+    create_store(path, StoreHeader(open_wrapper(kek, {}).id, 1_700_000_000.0))
+    return path
+
+
+def make_kek(directory: Path, name: str = "kek") -> str:
+    """The reference of a fresh KEK file."""
+    create_kek(directory / name)
+    return f"file:{directory / name}"
+
+
+def opened(store: Path, kek: str, *tenants: str, clock: Clock | None = None) -> Keyring:
+    """A keyring that holds `tenants`."""
+    keyring = open_keyring(store, kek, {}, clock)
+    assert keyring.prepare(tenants, 10.0) == ()
+    keyring.check()
+    return keyring
+
+
+def sealed(keyring: Keyring, tenant: str, text: bytes = b"kv") -> tuple[bytes, bytes, bytes]:
+    """The key id, the writer and the ciphertext of `text` under what seals `tenant`'s frames now."""
+    sealing = keyring.sealing(tenant)
+    assert sealing is not None
+    return sealing.key_id, sealing.writer, sealing.aead.encrypt(NONCE, text, None)
+
+
+def reads(keyring: Keyring, frame: tuple[bytes, bytes, bytes], text: bytes = b"kv") -> bool:
+    """Whether `keyring` opens what `sealed` gave."""
+    key = keyring.opening(frame[0], frame[1])
+    return key is not None and key.decrypt(NONCE, frame[2], None) == text
+
+
+def at_once(keyring: Keyring, tenant: str) -> bytes | None:
+    """`names`, which must not have waited for anything (a KMS that hangs takes 10 s; a busy machine some ms)."""
+    start = time.perf_counter()
+    names = keyring.names(tenant)
+    assert time.perf_counter() - start < 0.5
+    return names
+
+
+def eventually(happens: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for background threads until `happens()`; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not happens():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+class Gate:
+    """A TCP relay to the KMS that can be cut: `refuse` closes every connection at once, `hang` never answers."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._mode: Literal["open", "refuse", "hang"] = "open"
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def set(self, mode: Literal["open", "refuse", "hang"]) -> None:
+        """From now on, for connections that exist too."""
+        self._mode = mode
+        self._cut()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._cut()
+
+    def _cut(self) -> None:
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                if self._mode == "refuse":
+                    client.close()
+                    continue
+                self._sockets.append(client)
+                if self._mode == "open":
+                    server = socket.create_connection(self._target)
+                    self._sockets.append(server)
+                    for source, sink in ((client, server), (server, client)):
+                        threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,125 @@
+"""`hotspan keys`: what an administrator does with the store at rest."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hotspan.cli.main import app
+from hotspan.keyring.keyring import open_keyring
+from tests.keyring.conftest import Kms
+from tests.keyring.rig import make_kek, opened, reads, sealed
+
+
+def keys(*arguments: object, status: int = 0) -> Result:
+    """Run `hotspan keys`, which must end with `status` and without a traceback."""
+    result = CliRunner().invoke(app, ["keys", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def test_init_makes_a_store_and_its_key(tmp_path: Path) -> None:
+    """`init --new-kek` leaves a private store and KEK that a keyring can use; again is an error."""
+    store, kek = tmp_path / "keys", f"file:{tmp_path / 'kek'}"
+    keys("init", "--store", store, "--kek", kek, status=2)
+    result = keys("init", "--store", store, "--kek", kek, "--new-kek")
+    assert "keep a copy" in result.output
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "kek").stat().st_mode) == 0o600
+    opened(store, kek, "a").close()
+    assert "exists already" in keys("init", "--store", store, "--kek", kek, "--new-kek", status=2).output
+    assert "already" in keys("init", "--store", store, "--kek", kek, status=2).output
+
+
+def test_init_takes_the_kek_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """env:NAME is read from the process's environment, and --new-kek makes files only."""
+    monkeypatch.setenv("A_KEK", os.urandom(32).hex())
+    assert "file:PATH" in keys("init", "--store", tmp_path / "s", "--kek", "env:A_KEK", "--new-kek", status=2).output
+    keys("init", "--store", tmp_path / "s", "--kek", "env:A_KEK")
+    keys("list", "--store", tmp_path / "s")
+
+
+def test_init_tries_the_kms(kms: Kms, tmp_path: Path) -> None:
+    """A KMS key that can't be used is found out before a store is made."""
+    store = tmp_path / "keys"
+    keys("init", "--store", store, "--kek", kms.reference("nope"), status=2)
+    assert not store.exists()
+    keys("init", "--store", store, "--kek", kms.reference())
+    assert store.exists()
+
+
+def test_list_shows_tenants_and_no_secret(store: Path, kek: str) -> None:
+    """Tenants, the number of their roots and their ages; nothing wrapped or in the clear."""
+    with opened(store, kek, "acme", "zeta") as keyring:
+        keyring.rotate("acme")
+        secrets = [root.secret.hex() for held in keyring._held.values() for root in held.secrets.roots]
+    output = keys("list", "--store", store).output
+    rows = [line.split() for line in output.splitlines()[1:]]
+    assert rows[0] == ["TENANT", "ROOTS", "OLDEST", "NEWEST"]
+    assert [(row[0], row[1]) for row in rows[1:]] == [("'acme'", "2"), ("'zeta'", "1")]
+    assert rows[1][2:4] == ["0.0", "d"]
+    assert not any(secret in output for secret in secrets)
+
+
+def test_rotate_gives_a_tenant_a_new_root(store: Path, kek: str) -> None:
+    """The root that is printed seals the next frame; older frames open."""
+    with opened(store, kek, "acme") as keyring:
+        frame = sealed(keyring, "acme")
+    output = keys("rotate", "--store", store, "--kek", kek, "--tenant", "acme").output
+    with opened(store, kek, "acme") as keyring:
+        assert sealed(keyring, "acme")[0].hex() in output
+        assert reads(keyring, frame)
+    assert "keys list" in keys("rotate", "--store", store, "--kek", kek, "--tenant", "other", status=2).output
+    assert "nothing to rotate" in keys("rotate", "--store", store, "--kek", kek, status=2).output
+
+
+def test_rotate_replaces_the_kek(store: Path, kek: str, tmp_path: Path) -> None:
+    """After --new-kek only the new one opens the store."""
+    with opened(store, kek, "acme") as keyring:
+        names = keyring.names("acme")
+    new = make_kek(tmp_path, "new")
+    assert "1 tenants" in keys("rotate", "--store", store, "--kek", kek, "--new-kek", new).output
+    keys("rotate", "--store", store, "--kek", kek, "--tenant", "acme", status=2)
+    with opened(store, new, "acme") as keyring:
+        assert keyring.names("acme") == names
+
+
+def test_shred_wants_a_yes_and_prints_a_receipt(store: Path, kek: str) -> None:
+    """Without a terminal --yes is needed; then the roots that are gone are named, and are gone."""
+    with opened(store, kek, "acme") as keyring:
+        frame = sealed(keyring, "acme")
+    arguments = ("shred", "--store", store, "--kek", kek, "--tenant", "acme")
+    assert "confirm with --yes" in keys(*arguments, status=2).output
+    output = keys(*arguments, "--yes").output
+    assert "shredded tenant 'acme' at 20" in output and frame[0].hex() in output
+    with opened(store, kek, "acme") as keyring:
+        assert not reads(keyring, frame)
+        keyring.shred("acme")
+    assert "no keys" in keys(*arguments, "--yes", status=2).output
+
+
+def test_a_store_in_use_is_not_changed(store: Path, kek: str) -> None:
+    """While a server uses the store, rotate and shred name its process; list works."""
+    with opened(store, kek, "acme"):
+        for command in ("rotate", "shred"):
+            output = keys(command, "--store", store, "--kek", kek, "--tenant", "acme", status=2).output
+            assert str(os.getpid()) in output and "--server" in output
+        assert "acme" in keys("list", "--store", store).output
+
+
+def test_what_the_disk_refuses_is_one_line(store: Path, kek: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error ends with status 2 and says that it is not sure."""
+    opened(store, kek, "acme").close()
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", fail)
+    output = keys("shred", "--store", store, "--kek", kek, "--tenant", "acme", "--yes", status=2).output
+    assert "Input/output error" in output
+    monkeypatch.undo()
+    with open_keyring(store, kek, {}) as keyring:
+        assert keyring.has("acme")

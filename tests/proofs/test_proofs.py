@@ -1,0 +1,180 @@
+"""R1 to R10, small: each proof passes, was about something, and fails when what it guards is taken away."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.cache.ram import RamTier
+from hotspan.core.directives import parse_directives
+from hotspan.proofs import fault, flip, fuzz, kill, model, power, simulate, soak
+from hotspan.proofs.proof import Proof
+from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.log import GenerationLog
+from hotspan.tiers.table import DiskTable
+
+
+def silent(done: int, of: int) -> None:
+    """Nobody watches."""
+
+
+def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plain frame is taken for the right one."""
+    monkeypatch.setattr("hotspan.tiers.io.verify_header", lambda *a, **k: None)
+    monkeypatch.setattr("hotspan.tiers.io.verify_payload", lambda *a, **k: None)
+
+
+def forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalidations are acknowledged and not written down."""
+    monkeypatch.setattr(GenerationLog, "append", lambda self, entry: None)
+    monkeypatch.setattr(DiskTable, "flush", lambda self: None)
+
+
+def keep_in_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalidations leave RAM alone."""
+    monkeypatch.setattr(RamTier, "taken", lambda self, scope, namespace: [])
+
+
+def passed(proof: Proof) -> dict[str, Any]:
+    """The figures of a proof that passed."""
+    assert proof.passed, (proof.failures, proof.figures)
+    return proof.figures
+
+
+def test_kill(tmp_path: Path) -> None:
+    """R1: 200 kills: no wrong byte, no failed opening, 99 % of what was acknowledged 1 s before, nothing back."""
+    found = passed(kill.run(kill.Options(cycles=200, table_chunks=20_000, directory=tmp_path), silent))
+    assert found["cycles"] == 200 and found["wrong_bytes"] == found["failed_opens"] == found["resurrected"] == 0
+    assert found["survival_of_chunks_acknowledged_over_1_s_before"] >= 0.99
+    assert found["stores_acknowledged"] > 1000 and found["invalidations_acknowledged"] > 50
+
+
+def test_kill_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frames that are not verified, what was half written is found."""
+    accept_all(monkeypatch)
+    proof = kill.run(kill.Options(cycles=120, table_chunks=100, directory=tmp_path), silent)
+    assert not proof.passed and proof.figures["wrong_bytes"] + proof.figures["resurrected"] > 0
+
+
+def test_power() -> None:
+    """R2: 1,000 power losses: no wrong byte, nothing resurrected."""
+    found = passed(power.run(power.Options(images=1000), silent))
+    assert found["images"] == 1000 and found["wrong_bytes"] == found["resurrected"] == found["failed_opens"] == 0
+    assert found["chunks_loaded"] > 500 and found["evictions"] > 0 and found["reopenings"] > 0
+
+
+@pytest.mark.parametrize("mutation", [accept_all, forget_nothing])
+def test_power_can_fail(mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frames that are not verified there are wrong bytes; without a log, forgotten chunks come back."""
+    mutation(monkeypatch)
+    proof = power.run(power.Options(images=400), silent)
+    assert not proof.passed and proof.failures
+    assert proof.figures["wrong_bytes" if mutation is accept_all else "resurrected"] > 0
+
+
+def test_a_failing_case_is_replayed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`only` repeats one case of a seed, and finds the same failures."""
+    forget_nothing(monkeypatch)
+    proof = power.run(power.Options(images=400, seed=1), silent)
+    case = proof.failures[0].case
+    again = power.run(power.Options(images=400, seed=1, only=case), silent)
+    assert again.failures == tuple(failure for failure in proof.failures if failure.case == case)
+
+
+def test_flip() -> None:
+    """R3: every header bit, 20,000 payload bits, cut, swapped and old frames: all are misses."""
+    found = passed(flip.run(flip.Options(flips=20_000), silent))
+    assert found["detected"] == found["injected"] > 80_000
+    assert found["plain_header_bits"] == found["sealed_header_bits"] == "32768 of 32768"
+
+
+def test_flip_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With payloads that are not verified, flipped bits are hits."""
+    monkeypatch.setattr("hotspan.tiers.io.verify_payload", lambda *a, **k: None)
+    proof = flip.run(flip.Options(flips=200), silent)
+    assert not proof.passed and proof.figures["detected"] < proof.figures["injected"]
+
+
+def test_fault() -> None:
+    """R4: each call fails once in each way, and from then on: all is right, nothing leaks, the tier comes back."""
+    found = passed(fault.run(fault.Options(), silent))
+    assert found["failures"] == found["leaked_descriptors"] == 0 and found["healed_after_s_max"] <= 30
+    assert found["runs"] == 8 * (found["calls_plain"] + found["calls_sealed"]) and found["trips"] > 0
+
+
+def test_fault_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard that never opens its tier again does not heal."""
+    monkeypatch.setattr(GuardedTier, "_heal", lambda self, now: None)
+    proof = fault.run(fault.Options(every=17), silent)
+    assert not proof.passed and any("not back" in failure.what for failure in proof.failures)
+    assert fault.ERRORS["EIO"] == errno.EIO
+
+
+def test_model() -> None:
+    """R6: 10,000 calls, with crashes: hits are what a dict would have said."""
+    found = passed(model.run(model.Options(steps=10_000), silent))
+    assert found["steps"] >= 10_000 and found["crashes"] > 0 and found["disk_hits"] > 100
+
+
+def test_model_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that keeps in RAM what was invalidated is found out."""
+    keep_in_ram(monkeypatch)
+    assert not model.run(model.Options(steps=4_000), silent).passed
+
+
+def test_simulate() -> None:
+    """R7: 150 simulations of everything at once; each promise holds after each step."""
+    found = passed(simulate.run(simulate.Options(seeds=150), silent))
+    assert found["simulations"] == 150 and found["failures"] == 0
+    assert found["power_losses"] > 20 and found["faults_armed"] > 50 and found["disk_hits"] > 100
+
+
+def test_simulate_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a log, power losses bring back what was invalidated."""
+    forget_nothing(monkeypatch)
+    assert not simulate.run(simulate.Options(seeds=100), silent).passed
+
+
+def test_simulations_follow_from_the_seed() -> None:
+    """The same seed gives the same figures, another one others."""
+    one, same = (simulate.run(simulate.Options(seeds=6, seed=5), silent).figures for _ in range(2))
+    assert one == same
+    assert one != simulate.run(simulate.Options(seeds=6, seed=6), silent).figures
+
+
+def test_fuzz() -> None:
+    """R8: 10,000 inputs of all kinds are refused in words, or taken for what they are."""
+    found = passed(fuzz.run(fuzz.Options(cases=10_000), silent))
+    assert found["failures"] == 0
+    for kind in fuzz.KINDS:
+        assert found[kind] > found[f"{kind}_taken"] > 0, f"{kind}: all were refused, or all taken"
+
+
+def test_fuzz_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verification that takes anything is found out."""
+    monkeypatch.setattr("hotspan.proofs.fuzz.verify", lambda *a: None)
+    assert not fuzz.run(fuzz.Options(cases=300), silent).passed
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    """JSON can spell half a character; a tag of it is refused in words, and not when its label is made."""
+    for params in ({"tags": ["\ud800"]}, {"session": "a\udfff"}):
+        with pytest.raises(ValueError, match="lone surrogates"):
+            parse_directives(params)
+
+
+def test_soak(tmp_path: Path) -> None:
+    """R10: ten seconds of churn: no wrong byte, and nothing grows."""
+    options = soak.Options(hours=10 / 3600, duty=0.9, slots=64, directory=tmp_path)
+    found = passed(soak.run(options, silent))
+    assert found["wrong_bytes"] == 0 and found["churn_over_capacity_plain"] > 10 < found["churn_over_capacity_sealed"]
+    assert found["of_them_from_disk"] > 0 and found["samples"] >= 40
+
+
+def test_soak_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is invalidated and stays is found; and what grows drifts."""
+    keep_in_ram(monkeypatch)
+    proof = soak.run(soak.Options(hours=10 / 3600, duty=0.9, slots=64, directory=tmp_path), silent)
+    assert not proof.passed and proof.figures["wrong_bytes"] > 0
+    assert soak.drift([100.0] * 10 + [102.0] * 10) > 0.01 > soak.drift([100.0, 99.0, 101.0] * 8)

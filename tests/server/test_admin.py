@@ -1,0 +1,420 @@
+"""One real server with two tenants, a disk and encryption: who hits what, and that what is forgotten is gone."""
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.bench.prose import prose
+
+from .conftest import Server, serving
+
+pytestmark = pytest.mark.engine
+
+KEYS = {"acme": "sk-acme-0123456789", "globex": "sk-globex-0123456789"}
+TENANTS = f"""
+tenants:
+  acme: {{keys: ["{KEYS["acme"]}"], floor: 0.2}}
+  globex: {{keys: ["{KEYS["globex"]}"], quota: 0.6}}
+retention:
+  - {{tag: "brief-*", ttl: 2s}}
+  - {{tenant: acme, tag: secret, no_store: true}}
+"""
+WORDS = 700
+
+
+@dataclass
+class House:
+    """The server and what lies around it."""
+
+    server: Server
+    directory: Path
+    environment: dict[str, str]
+
+    @property
+    def token(self) -> str:
+        return (self.directory / "run" / "hotspan" / f"{self.server.port}.token").read_text()
+
+    def hotspan(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """`hotspan ...` as the same user on the same host runs it."""
+        return subprocess.run(
+            [sys.executable, "-m", "hotspan", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | self.environment | variables,
+        )
+
+    def cache(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.hotspan("cache", *arguments, "--server", self.server.url, **variables)
+
+    def call(self, method: str, path: str, key: str | None = None, body: Any = None) -> tuple[int, Any]:
+        """Status and answer."""
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.server.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text, status = answer.read().decode(), answer.status
+        except urllib.error.HTTPError as error:
+            text, status = error.read().decode(), error.code
+        with contextlib.suppress(ValueError):
+            return status, json.loads(text)
+        return status, text
+
+    def ask(self, who: str, prompt: str, key: str | None = None, **directives: Any) -> int:
+        """How many of the prompt's tokens were cached."""
+        body: dict[str, Any] = {"model": self.server.model, "prompt": prompt, "max_tokens": 1}
+        if "cache_salt" in directives:
+            body["cache_salt"] = directives.pop("cache_salt")
+        if directives:
+            body["kv_transfer_params"] = directives
+        status, answer = self.call("POST", "/v1/completions", key or KEYS[who], body)
+        assert status == 200, answer
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"] or 0)
+
+    def settle(self) -> None:
+        """Wait until what was stored is on disk."""
+        counts: list[int] = []
+        while len(set(counts[-4:])) != 1 or len(counts) < 4:
+            counts.append(self.stats()["disk"]["chunks"])
+            time.sleep(0.1)
+
+    def stats(self) -> dict[str, Any]:
+        """What each tier holds."""
+        status, answer = self.call("GET", "/hotspan/cache", self.token)
+        assert status == 200
+        (replica,) = answer["replicas"]
+        assert replica["is_encrypted"]
+        return dict(replica["tiers"])
+
+    def invalidate(self, key: str, **scope: Any) -> dict[str, Any]:
+        status, receipt = self.call("POST", "/hotspan/cache/invalidate", key, scope)
+        assert status == 200, receipt
+        assert receipt["is_durable"] and set(receipt["removed"]) == {"gpu_blocks", "ram_chunks", "disk_chunks"}
+        return dict(receipt)
+
+
+@pytest.fixture(scope="module")
+def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    directory = tmp_path_factory.mktemp("house")
+    (directory / "run").mkdir(mode=0o700)
+    tenants = directory / "tenants.yaml"
+    tenants.write_text(TENANTS)
+    tenants.chmod(0o600)
+    environment = {"XDG_RUNTIME_DIR": str(directory / "run")}
+    kek = ("--kek", f"file:{directory / 'kek'}")
+    made = subprocess.run(
+        [sys.executable, "-m", "hotspan", "keys", "init", "--store", str(directory / "keys"), *kek, "--new-kek"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    options = ("--ram-gib", "0.1", "--disk", str(directory / "kv"), "--disk-gib", "0.25", "--tenants", str(tenants))
+    options += ("--key-store", str(directory / "keys"), *kek)
+    with serving(tiny_model, directory / "log", *options, variables=environment) as server:
+        yield House(server, directory, environment)
+
+
+def test_tenants_hit_their_own_only(house: House) -> None:
+    """A tenant's second request hits its first; another tenant's request of the same text does not."""
+    text = prose(100, WORDS)
+    assert house.ask("acme", text) == 0
+    assert house.ask("acme", text) > 256
+    assert house.ask("globex", text) == 0
+    assert house.ask("globex", text) > 256
+    assert house.ask("admin", text, key=house.token) == 0
+
+
+def test_a_clients_salt_stays_the_clients(house: House) -> None:
+    """Within a tenant, a salt still parts what the client wants parted; no salt of a client reaches another tenant."""
+    text = prose(101, WORDS)
+    assert house.ask("acme", text, cache_salt="one") == 0
+    assert house.ask("acme", text, cache_salt="two") == 0
+    assert house.ask("acme", text, cache_salt="one") > 256
+    assert house.ask("globex", text, cache_salt="one") == 0
+
+
+def test_invalidation_by_tag(house: House) -> None:
+    """What was made of a document is gone from every tier the receipt names, other documents stay."""
+    first, second = prose(102, WORDS), prose(103, WORDS)
+    for text, tag in ((first, "doc-1@3"), (second, "doc-2")):
+        assert house.ask("acme", text, tags=[tag]) == 0
+        assert house.ask("acme", text, tags=[tag]) > 256
+    house.settle()
+    receipt = house.invalidate(KEYS["acme"], tags=["doc-1"])
+    assert receipt["scope"] == {"tenant": "acme", "tags": ["doc-1"]}
+    assert all(count > 0 for count in receipt["removed"].values()), receipt
+    assert len(receipt["replicas"]) == 1 and receipt["receipt"]
+    assert house.ask("acme", first) == 0
+    assert house.ask("acme", second) > 256
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_invalidation_by_text(house: House, salt: str | None) -> None:
+    """A text is forgotten by its prompt and salt, and from a token on; what comes before stays."""
+    text = prose(104, WORDS)
+    salted = {} if salt is None else {"cache_salt": salt}
+    house.ask("acme", text, **salted)
+    assert (whole := house.ask("acme", text, **salted)) > 512
+    assert house.invalidate(KEYS["acme"], prompt=text, tokens_from=256, **salted)["removed"]["ram_chunks"] > 0
+    assert 0 < house.ask("acme", text, **salted) < whole
+    house.invalidate(KEYS["acme"], prompt=text, **salted)
+    assert house.ask("acme", text, **salted) == 0
+
+
+def test_invalidation_by_session_and_tenant(house: House) -> None:
+    """A client forgets a conversation, or all that is its own; the other tenant's hits stay."""
+    text = prose(105, WORDS)
+    for who in KEYS:
+        house.ask(who, text, session="s1")
+        assert house.ask(who, text, session="s1") > 256
+    house.invalidate(KEYS["acme"], session="s1")
+    assert house.ask("acme", text) == 0
+    assert house.ask("globex", text) > 256
+    house.invalidate(house.token, tenant="globex")
+    assert house.ask("globex", text) == 0
+    assert house.ask("acme", text) > 256
+
+
+def test_a_key_reaches_its_own_tenant_only(house: House) -> None:
+    """Naming another tenant is 403 and forgets nothing; naming nothing is 400 and says what would do."""
+    text = prose(106, WORDS)
+    house.ask("globex", text)
+    status, said = house.call("POST", "/hotspan/cache/invalidate", KEYS["acme"], {"tenant": "globex"})
+    assert status == 403 and "another tenant" in said["error"]["message"]
+    status, said = house.call("POST", "/hotspan/cache/invalidate", KEYS["acme"], {})
+    assert status == 400 and "all of yours" in said["error"]["message"]
+    status, said = house.call("POST", "/hotspan/cache/invalidate", house.token, {})
+    assert status == 400 and "/hotspan/cache/clear" in said["error"]["message"]
+    house.invalidate(KEYS["acme"], prompt=text)
+    assert house.ask("globex", text) > 256
+
+
+def test_time_to_live(house: House) -> None:
+    """A request's own ttl, and a rule's on its tag, end its hits; without either they stay."""
+    mine, ruled, kept = prose(107, WORDS), prose(108, WORDS), prose(109, WORDS)
+    began = time.monotonic()
+    house.ask("acme", mine, ttl="2s")
+    house.ask("acme", ruled, tags=["brief-1"])
+    house.ask("acme", kept)
+    if time.monotonic() - began < 1:
+        assert house.ask("acme", mine, ttl="2s") > 256 and house.ask("acme", ruled, tags=["brief-1"]) > 256
+    time.sleep(max(0.0, began + 4 - time.monotonic()))
+    assert house.ask("acme", mine) == 0
+    assert house.ask("acme", ruled) == 0
+    assert house.ask("acme", kept) > 256
+
+
+def test_no_store(house: House) -> None:
+    """What a request or a rule forbids to keep is not there the next time; the rule binds its own tenant only."""
+    text = prose(110, WORDS)
+    assert house.ask("acme", text, no_store=True) == house.ask("acme", text, tags=["secret"]) == 0
+    assert house.ask("acme", text) == 0
+    assert house.ask("globex", text, tags=["secret"]) == 0
+    assert house.ask("globex", text) > 256
+
+
+def bodies(model: str) -> dict[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {
+        "/v1/completions": {"model": model, "prompt": "hello", "max_tokens": 2},
+        "/v1/chat/completions": {"model": model, "messages": messages, "max_tokens": 2},
+        "/v1/responses": {"model": model, "input": "hello", "max_output_tokens": 2},
+        "/v1/messages": {"model": model, "messages": messages, "max_tokens": 2},
+        "/invocations": {"model": model, "messages": messages, "max_tokens": 2},
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", list(bodies("")))
+def test_wrong_directives_are_400_on_every_route(house: House, path: str, stream: bool) -> None:
+    """An unknown directive, one that is the server's, a wrong value: 400 with what would do, before it streams."""
+    for params, expected in (
+        ({"tag": ["x"]}, "did you mean tags?"),
+        ({"hotspan": {"tenant": "globex"}}, "kv_transfer_params has no 'hotspan'"),
+        ({"do_remote_prefill": True}, "it takes ttl, tags"),
+        ({"ttl": "soon"}, "such as 15m"),
+        ({"tags": ["\ud800"]}, "half a surrogate"),
+    ):
+        body = bodies(house.server.model)[path] | {"stream": stream, "kv_transfer_params": params}
+        status, said = house.call("POST", path, KEYS["acme"], body)
+        assert status == 400 and expected in said["error"]["message"], said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", list(bodies("")))
+def test_right_directives_are_taken_on_every_route(house: House, path: str, stream: bool) -> None:
+    """The same routes answer with directives, streaming or not."""
+    body = bodies(house.server.model)[path] | {"stream": stream, "kv_transfer_params": {"tags": ["d"], "ttl": "1h"}}
+    status, said = house.call("POST", path, KEYS["acme"], body)
+    assert status == 200, said
+
+
+def test_several_choices_and_beams(house: House) -> None:
+    """Every choice of a request has its tenant; a beam search, which can't carry directives, is refused with them."""
+    body = {"model": house.server.model, "prompt": prose(111, WORDS), "max_tokens": 2, "n": 3, "temperature": 1}
+    status, said = house.call("POST", "/v1/completions", KEYS["acme"], body | {"kv_transfer_params": {"tags": ["n"]}})
+    assert status == 200 and len(said["choices"]) == 3
+    assert house.ask("globex", body["prompt"]) == 0
+    assert house.ask("acme", body["prompt"]) > 256
+    beams = {"model": house.server.model, "prompt": prose(112, WORDS), "max_tokens": 2, "n": 2, "use_beam_search": True}
+    assert house.call("POST", "/v1/completions", KEYS["acme"], beams)[0] == 200
+    assert house.ask("globex", str(beams["prompt"])) == 0
+    status, said = house.call("POST", "/v1/completions", KEYS["acme"], beams | {"kv_transfer_params": {"ttl": 60}})
+    assert status == 400 and "beam search" in said["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "nobody", "client", "admin"),
+    [
+        ("GET", "/health", 200, 200, 200),
+        ("GET", "/ping", 200, 200, 200),
+        ("GET", "/v1/models", 401, 200, 200),
+        ("GET", "/metrics", 401, 403, 200),
+        ("GET", "/hotspan/cache", 401, 403, 200),
+        ("POST", "/hotspan/cache/check", 401, 403, 200),
+        ("POST", "/sleep", 401, 403, 404),
+        ("GET", "/nothing", 401, 403, 404),
+        ("POST", "/hotspan/cache/invalidate", 401, 400, 400),
+        ("POST", "/hotspan/keys/shred", 401, 403, 400),
+        ("GET", "/v1/realtime", 401, 403, 404),
+    ],
+)
+def test_who_reaches_what(house: House, method: str, path: str, nobody: int, client: int, admin: int) -> None:
+    """The table of routes, as it holds on the wire."""
+    body = {} if method == "POST" else None
+    assert house.call(method, path, None, body)[0] == nobody
+    assert house.call(method, path, "sk-wrong", body)[0] == nobody
+    assert house.call(method, path, KEYS["acme"], body)[0] == client
+    assert house.call(method, path, house.token, body)[0] == admin
+
+
+def test_websocket_without_a_key(house: House) -> None:
+    """A websocket is refused before it opens."""
+    connection = http.client.HTTPConnection("127.0.0.1", house.server.port, timeout=10)
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    connection.request("GET", "/v1/realtime", headers=upgrade | {"sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg=="})
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+def test_bodies_are_checked(house: House) -> None:
+    """An unknown field, a wrong type, a text named twice, a salt without a text: 400."""
+    for body in (
+        {"tag": "x"},
+        {"tags": "x"},
+        {"tokens": ["a"]},
+        {"tokens": [-1]},
+        {"tokens": [2**40]},
+        {"tokens": [1], "prompt": "x"},
+        {"tags": ["x"], "cache_salt": "y"},
+        {"tags": [""]},
+        {"session": ""},
+        [],
+    ):
+        status, said = house.call("POST", "/hotspan/cache/invalidate", KEYS["acme"], body)
+        assert status == 400, (body, said)
+    status, said = house.call("POST", "/hotspan/cache/invalidate", house.token, {"prompt": "x"})
+    assert status == 400 and "say which" in said["error"]["message"]
+    status, said = house.call("POST", "/hotspan/cache/invalidate", house.token, {"tenant": "acme", "adapter": "x"})
+    assert status == 200
+    body = {"tenant": "acme", "adapter": "x", "prompt": "y"}
+    assert house.call("POST", "/hotspan/cache/invalidate", house.token, body)[0] == 404
+
+
+def test_stats_name_the_tenants(house: House) -> None:
+    """The administrator sees what each tier holds, by tenant."""
+    house.ask("acme", prose(113, WORDS))
+    house.settle()
+    for tier in ("ram", "disk"):
+        assert house.stats()[tier]["tenants"]["acme"] > 0
+
+
+def test_shred_and_rotate(house: House) -> None:
+    """A shredded tenant starts over with nothing, others keep theirs; a rotated one keeps its hits."""
+    text = prose(114, WORDS)
+    for who in KEYS:
+        house.ask(who, text)
+    server = ("--server", house.server.url)
+    rotated = house.hotspan("keys", "rotate", *server, "--tenant", "globex")
+    assert rotated.returncode == 0 and "new root" in rotated.stdout, rotated.stderr
+    unsure = house.hotspan("keys", "shred", *server, "--tenant", "acme")
+    assert unsure.returncode == 2 and "--yes" in unsure.stderr
+    status, receipt = house.call("POST", "/hotspan/keys/rotate", house.token, {"tenant": "globex"})
+    assert status == 200 and len(receipt["roots"]) == 1
+    status, receipt = house.call("POST", "/hotspan/keys/shred", house.token, {"tenant": "acme"})
+    assert status == 200 and receipt["is_durable"] and receipt["shredded"]["roots"], receipt
+    shredded = house.hotspan("keys", "shred", *server, "--tenant", "acme", "--yes")
+    assert shredded.returncode == 0 and "shredded tenant 'acme'" in shredded.stdout, shredded.stderr
+    assert house.ask("acme", text) == 0
+    assert house.ask("globex", text) > 256
+
+
+def test_command_line(house: House) -> None:
+    """`hotspan cache` finds the server's token; what can't work is one line and exit status 2."""
+    text = prose(115, WORDS)
+    house.ask("acme", text, tags=["cli"])
+    house.settle()
+    shown = house.cache("stats")
+    assert shown.returncode == 0 and "acme" in shown.stdout and "disk" in shown.stdout, shown.stderr
+    assert json.loads(house.cache("stats", "--json").stdout)["replicas"]
+    assert house.cache("check").returncode == 0
+    done = house.cache("invalidate", "--tenant", "acme", "--tag", "cli")
+    assert done.returncode == 0 and "durable on" in done.stdout and "ram chunks" in done.stdout, done.stderr
+    assert house.ask("acme", text) == 0
+    (house.directory / "prompt").write_text(text)
+    done = house.cache("invalidate", "--tenant", "acme", "--prompt-file", str(house.directory / "prompt"), "--json")
+    assert json.loads(done.stdout)["removed"]["ram_chunks"] > 0
+    for arguments, expected in (
+        (("clear",), "--yes"),
+        (("invalidate",), "names nothing to forget"),
+        (("check", "--kek", "file:x"), "go with --disk"),
+    ):
+        refused = house.cache(*arguments)
+        assert refused.returncode == 2 and expected in refused.stderr and len(refused.stderr.splitlines()) == 1, refused
+    elsewhere = house.cache("stats", XDG_RUNTIME_DIR=str(house.directory))
+    assert elsewhere.returncode == 2 and "--token" in elsewhere.stderr
+    wrong = house.cache("stats", "--token", "wrong-token-of-the-test")
+    assert wrong.returncode == 2 and "another admin token" in wrong.stderr
+    assert house.cache("clear", "--yes").returncode == 0
+    assert house.ask("acme", text) == 0
+
+
+def test_after_the_end(house: House) -> None:
+    """The token's file goes with the server; its disk is checked offline, and flipped bits are found."""
+    house.ask("acme", prose(116, WORDS))
+    house.settle()
+    file = house.directory / "run" / "hotspan" / f"{house.server.port}.token"
+    assert file.exists()
+    assert house.server.stop() == 0
+    assert not file.exists() and not list(file.parent.iterdir())
+    gone = house.cache("stats")
+    assert gone.returncode == 2 and "does it run" in gone.stderr
+    disk = ("--disk", str(house.directory / "kv"), "--kek", f"file:{house.directory / 'kek'}")
+    disk += ("--key-store", str(house.directory / "keys"))
+    whole = house.hotspan("cache", "check", *disk, "--json")
+    assert whole.returncode == 0, whole.stderr
+    report = json.loads(whole.stdout)["replicas"][0]["tiers"]["disk"]
+    assert report["whole"] > 0 and report["locked"] == 0 and not report["corrupt"]
+    slab = house.directory / "kv" / "slab"
+    with slab.open("r+b") as frames:
+        for at in range(20000, slab.stat().st_size, 65536):
+            frames.seek(at)
+            byte = frames.read(1)
+            frames.seek(at)
+            frames.write(bytes([byte[0] ^ 1]))
+    corrupt = house.hotspan("cache", "check", *disk)
+    assert corrupt.returncode == 1 and "corrupt" in corrupt.stdout, corrupt.stderr
+    assert house.hotspan("cache", "check", *disk).returncode == 0

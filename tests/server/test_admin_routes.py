@@ -1,0 +1,178 @@
+"""hotspan's own routes over a fake engine: what they ask of it, and what they make of its answers."""
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from hotspan.config.settings import EncryptionSettings, cache_settings
+from hotspan.config.tenants import Tenants
+from hotspan.core.errors import EngineError
+from hotspan.core.terms import tenant_label
+from hotspan.server.admin import CacheAdmin, admin_router, merged
+from hotspan.server.policy import Gate, access_table
+from hotspan.server.principal import Credentials
+
+from .asgi import Reply, call
+from .test_principal import ADMIN_TOKEN, known
+
+ROUTES = (
+    ("GET", "/hotspan/cache", None),
+    ("POST", "/hotspan/cache/check", None),
+    ("POST", "/hotspan/cache/clear", None),
+    ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
+    ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
+    ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
+)
+
+
+def receipt(name: str, ram: int, durable: bool = True) -> dict[str, Any]:
+    return {
+        "receipt": name,
+        "at": 1.0,
+        "scope": {"adapter_path": "/secret/place"},
+        "replicas": [f"host/{name}"],
+        "removed": {"gpu_blocks": 1, "ram_chunks": ram},
+        "requests_in_flight": 2,
+        "is_durable": durable,
+    }
+
+
+class FakeEngine:
+    """Answers with what it was given, and remembers what it was asked."""
+
+    def __init__(self, *answers: dict[str, Any], fails: Exception | None = None) -> None:
+        self.answers = list(answers) or [receipt("a", 3)]
+        self.fails = fails
+        self.asked: list[dict[str, Any]] = []
+
+    async def administer(self, command: dict[str, Any], timeout_s: float | None = None) -> list[dict[str, Any]]:
+        self.asked.append(command)
+        if self.fails is not None:
+            raise self.fails
+        return self.answers
+
+    def salt(self, tenant: str, salt: str | None) -> str | None:
+        return f"salt of {tenant} and {salt}"
+
+    async def tokens(self, prompt: str) -> list[int]:
+        return [ord(letter) for letter in prompt]
+
+    def adapter_path(self, name: str) -> str | None:
+        return "/adapters/known" if name == "known" else None
+
+
+def ask(
+    engine: FakeEngine,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    key: str | None = ADMIN_TOKEN,
+    keyed: bool = True,
+    cached: bool = True,
+    encrypted: bool = True,
+) -> Reply:
+    tenants = known(acme="key-a", globex="key-b") if keyed else Tenants()
+    settings = cache_settings(ram_gib=1)
+    if encrypted:
+        object.__setattr__(settings, "encryption", EncryptionSettings("env:KEK", "/keys"))
+    app = FastAPI()
+    app.include_router(admin_router(CacheAdmin(engine, settings if cached else None, tenants)))
+    table = access_table(has_keys=keyed, has_given_token=False)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return call(Gate(app, table, Credentials(tenants, ADMIN_TOKEN)), method, path, headers, body)
+
+
+def test_a_client_is_confined_to_its_tenant() -> None:
+    """Whatever it asks to forget, the engine is told its own tenant; another one's name stops it."""
+    engine = FakeEngine()
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": ["x"]}, key="key-a").status == 200
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tenant": "acme"}, key="key-a").status == 200
+    assert [command["tenant"] for command in engine.asked] == ["acme", "acme"]
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tenant": "globex"}, key="key-a").status == 403
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {}, key="key-a").status == 400
+    assert len(engine.asked) == 2
+
+
+def test_the_administrator_names_anybody_or_nobody() -> None:
+    """Without a tenant it is everybody's; with nothing at all it is an error, and /clear is there for that."""
+    engine = FakeEngine()
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": ["x"]}).status == 200
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"model": True}).status == 200
+    assert ask(engine, "POST", "/hotspan/cache/clear").status == 200
+    assert engine.asked[0]["tenant"] is None and engine.asked[1]["model"] is True
+    assert engine.asked[2] == {"do": "invalidate"}
+    reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": []})
+    assert reply.status == 400 and "/hotspan/cache/clear" in reply.json["detail"] and len(engine.asked) == 3
+
+
+def test_without_keys_only_the_administrator_forgets() -> None:
+    """Where everybody is the default tenant, nobody is without the token."""
+    engine = FakeEngine()
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": ["x"]}, key=None, keyed=False).status == 401
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"prompt": "ab"}, keyed=False).status == 200
+    (command,) = engine.asked
+    assert command["tenant"] == "default" and command["tokens"] == [97, 98]
+
+
+def test_a_text_is_named_as_its_requests_named_it() -> None:
+    """Tokens go to the engine with their tenant, the final salt, and the adapter's place; the receipt tells none."""
+    engine = FakeEngine()
+    body = {"tenant": "acme", "tokens": [1, 2], "tokens_from": 1, "cache_salt": "s", "adapter": "known"}
+    reply = ask(engine, "POST", "/hotspan/cache/invalidate", body)
+    (command,) = engine.asked
+    assert command["tokens"] == [1, 2] and command["tokens_from"] == 1 and command["adapter"] == "known"
+    assert command["cache_salt"] == "salt of acme and s" and command["adapter_path"] == "/adapters/known"
+    assert reply.json["scope"] == {"tenant": "acme", "adapter": "known", "tokens": 2, "tokens_from": 1}
+    assert "salt" not in reply.body.decode() and "/adapters" not in reply.body.decode()
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", body | {"adapter": "gone"}).status == 404
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tokens": [1]}).status == 400
+
+
+def test_receipts_of_several_cores_are_one() -> None:
+    """Counts add up, replicas are listed, and it is durable if it is everywhere."""
+    one = merged([receipt("a", 3), receipt("b", 4)])
+    assert one["removed"] == {"gpu_blocks": 2, "ram_chunks": 7} and one["requests_in_flight"] == 4
+    assert one["replicas"] == ["host/a", "host/b"] and one["receipt"] == "a+b" and one["is_durable"]
+    assert not merged([receipt("a", 3), receipt("b", 4, durable=False)])["is_durable"]
+
+
+def test_what_is_not_durable_is_no_success() -> None:
+    """503 with the receipt if it holds in memory only, 503 without one if the engine is silent or fails."""
+    reply = ask(FakeEngine(receipt("a", 3, durable=False)), "POST", "/hotspan/cache/clear")
+    assert reply.status == 503 and reply.json["receipt"]["removed"]["ram_chunks"] == 3
+    assert "in memory" in reply.json["error"]["message"] and "repeat" in reply.json["error"]["message"]
+    reply = ask(FakeEngine(fails=TimeoutError()), "POST", "/hotspan/cache/clear")
+    assert reply.status == 503 and reply.json["receipt"]["is_durable"] is False
+    reply = ask(FakeEngine(fails=EngineError("the engine did not: x")), "POST", "/hotspan/cache/clear")
+    assert reply.status == 503 and "did not: x" in reply.json["detail"]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+def test_without_tiers_or_keys(method: str, path: str, body: Any) -> None:
+    """With --no-cache, and for keys without encryption: 409 and what to do; the engine is not asked."""
+    engine = FakeEngine()
+    reply = ask(engine, method, path, body, cached=False)
+    assert reply.status == 409 and "--no-cache" in reply.json["detail"] and not engine.asked
+    if "keys" in path:
+        reply = ask(engine, method, path, body, encrypted=False)
+        assert reply.status == 409 and "--kek" in reply.json["detail"] and not engine.asked
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
+    """Nobody without a credential, a client only what is its own."""
+    engine = FakeEngine()
+    assert ask(engine, method, path, body, key=None).status == 401
+    if not path.endswith("/invalidate"):
+        assert ask(engine, method, path, body, key="key-a").status == 403
+    assert not engine.asked
+
+
+def test_stats_have_names() -> None:
+    """Labels of known tenants are shown as names, others as they are."""
+    tenants = {f"{tenant_label('acme'):016x}": 5, "00000000000000ff": 1}
+    engine = FakeEngine({"replica": "r", "tiers": {"ram": {"chunks": 6, "tenants": tenants}}, "is_encrypted": True})
+    (replica,) = ask(engine, "GET", "/hotspan/cache").json["replicas"]
+    assert replica["tiers"]["ram"]["tenants"] == {"acme": 5, "00000000000000ff": 1}

@@ -1,0 +1,191 @@
+"""The door to the engine: which salt and which directives a request gets, whatever its client said."""
+
+import asyncio
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from vllm import PoolingParams, SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreRequest
+
+from hotspan.core.directives import Directives
+from hotspan.engine.door import Door
+from hotspan.server.principal import Principal, asking, current_tenant
+
+DOOR = Door(current_tenant)
+
+
+def request(params: object = None, salt: str | None = None, **extra: Any) -> EngineCoreRequest:
+    given = extra if params is None else extra | {"kv_transfer_params": params}
+    return EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        mm_features=None,
+        sampling_params=SamplingParams(max_tokens=1, extra_args=given or None),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=salt,
+        data_parallel_rank=None,
+    )
+
+
+def handed(asked: EngineCoreRequest) -> Directives:
+    assert asked.sampling_params is not None and asked.sampling_params.extra_args is not None
+    params = asked.sampling_params.extra_args["kv_transfer_params"]
+    assert list(params) == ["hotspan"]
+    return Directives.from_json(params["hotspan"])
+
+
+def test_directives_are_the_principals() -> None:
+    """What the client asked for goes down with the tenant of its key; what else it sent is kept as it was."""
+    asked = request({"ttl": "1h", "tags": ["a"]}, logits="x")
+    with asking(Principal("acme")):
+        DOOR.admit(asked)
+    assert handed(asked) == Directives(tenant="acme", ttl_s=3600, tags=("a",))
+    assert asked.sampling_params and asked.sampling_params.extra_args
+    assert asked.sampling_params.extra_args["logits"] == "x"
+
+
+def test_requests_without_directives_have_a_tenant() -> None:
+    """A request that says nothing, and one of the server itself, is somebody's."""
+    asked = request()
+    DOOR.admit(asked)
+    assert handed(asked) == Directives(tenant="default") and asked.cache_salt == DOOR.salt("default", None)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"hotspan": {"tenant": "globex"}}, {"tenant": "globex"}, {"do_remote_prefill": True}, "text", [1], {"ttl": 0}, 7],
+)
+def test_wrong_directives_are_the_clients_error(params: object) -> None:
+    """Nothing but the whitelist passes, and it is an error that routes answer with 400."""
+    with pytest.raises(VLLMValidationError):
+        DOOR.admit(request(params))
+
+
+def test_shared_parameters_are_not_touched() -> None:
+    """Choices of one request share their parameters: each gets its directives, and the client's stay what they were."""
+    first = request({"tags": ["a"]})
+    second = copy.copy(first)
+    shared, before = first.sampling_params, copy.deepcopy(first.sampling_params)
+    with asking(Principal("acme")):
+        DOOR.admit(first)
+        DOOR.admit(second)
+    assert handed(first) == handed(second) and first.cache_salt == second.cache_salt
+    assert shared == before
+
+
+def test_pooling_requests_are_salted() -> None:
+    """Embeddings carry no directives, and are kept apart all the same."""
+    asked = request()
+    asked.sampling_params, asked.pooling_params = None, PoolingParams()
+    with asking(Principal("acme")):
+        DOOR.admit(asked)
+    assert asked.cache_salt == DOOR.salt("acme", None)
+
+
+def test_without_tiers_and_without_isolation() -> None:
+    """--no-cache salts and checks but hands nothing down; --share-across-tenants leaves the client's salt alone."""
+    plain = Door(current_tenant, is_cached=False)
+    asked = request({"ttl": 60})
+    plain.admit(asked)
+    assert asked.sampling_params and not asked.sampling_params.extra_args and asked.cache_salt
+    with pytest.raises(VLLMValidationError):
+        plain.admit(request({"ttl": "x"}))
+    shared = Door(current_tenant, is_isolated=False)
+    for salt in (None, "mine"):
+        asked = request(salt=salt)
+        with asking(Principal("acme")):
+            shared.admit(asked)
+        assert asked.cache_salt == salt and handed(asked).tenant == "acme"
+
+
+@given(st.lists(st.tuples(st.text(max_size=8), st.none() | st.text(max_size=8)), min_size=2, max_size=2, unique=True))
+def test_salts_differ(pairs: list[tuple[str, str | None]]) -> None:
+    """Two tenants, or two salts of one tenant, never share a salt; no salt of a client's is one of ours."""
+    (first, one), (second, two) = pairs
+    alike = (first, one or "") == (second, two or "")
+    assert (DOOR.salt(first, one) == DOOR.salt(second, two)) == alike
+    assert DOOR.salt(first, DOOR.salt(second, two)) != DOOR.salt(second, two)
+
+
+def guarded() -> tuple[Any, list[Any]]:
+    """A client behind the door, and what its engine was given."""
+    seen: list[Any] = []
+
+    async def add(asked: EngineCoreRequest) -> None:
+        seen.append(asked)
+
+    async def generate(prompt: object, sampling_params: SamplingParams, request_id: str) -> Any:
+        asked = request()
+        asked.sampling_params = sampling_params
+        await client.engine_core.add_request_async(asked)
+        yield request_id
+
+    client: Any = SimpleNamespace(engine_core=SimpleNamespace(add_request_async=add), generate=generate)
+    DOOR.guard(client)
+    return client, seen
+
+
+def test_a_stream_is_refused_before_it_begins() -> None:
+    """Wrong directives fail the call that makes the stream, not the stream."""
+    client, seen = guarded()
+    wrong = SamplingParams(extra_args={"kv_transfer_params": {"tag": "x"}})
+    with pytest.raises(VLLMValidationError, match="did you mean tags"):
+        client.generate("prompt", wrong, "r")
+    assert not seen
+
+
+async def test_a_stream_keeps_the_tenant_it_was_begun_under() -> None:
+    """Streams of two tenants that run side by side reach the engine as their own."""
+    client, seen = guarded()
+
+    async def run(name: str) -> None:
+        with asking(Principal(name)):
+            stream = client.generate("prompt", sampling_params=SamplingParams(), request_id=name)
+            await asyncio.sleep(0)
+            async for _ in stream:
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(run(f"t{n}") for n in range(4)))
+    assert {handed(asked).tenant for asked in seen} == {f"t{n}" for n in range(4)}
+
+
+def test_nothing_goes_round_the_door() -> None:
+    """What reaches the engine without `generate` is refused at the engine itself."""
+    client, seen = guarded()
+    with pytest.raises(VLLMValidationError):
+        asyncio.run(client.engine_core.add_request_async(request({"hotspan": {"tenant": "globex"}})))
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"kv_transfer_params": {"ttl": 60}}, None),
+        ({"kv_transfer_params": {"tll": 60}}, 400),
+        ({"kv_transfer_params": None, "use_beam_search": True}, None),
+        ({"kv_transfer_params": {"ttl": 60}, "use_beam_search": True}, 400),
+        ({}, None),
+    ],
+)
+def test_handlers_refuse_before_any_work(body: dict[str, Any], status: int | None) -> None:
+    """Handlers that see a whole request answer wrong directives with an error of status 400, and do nothing."""
+    done: list[Any] = []
+
+    async def create(asked: Any, raw: object) -> str:
+        done.append(asked)
+        return "answer"
+
+    state = SimpleNamespace(openai_serving_completion=SimpleNamespace(create_completion=create))
+    DOOR.guard_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    answer = asyncio.run(state.openai_serving_completion.create_completion(SimpleNamespace(**body), None))
+    assert (answer == "answer" and len(done) == 1) if status is None else (answer.error.code == status and not done)

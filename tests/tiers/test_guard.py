@@ -1,0 +1,381 @@
+"""The guard: a tier that fails or stalls is given up before it is in the way, and comes back by itself."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.core.errors import DirectoryError
+from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.conformance import NAMESPACE, TERMS, DurableSpy, load, settle, store
+from hotspan.testing.faults import FaultyFiles, SlowFiles, VanishedFiles
+from hotspan.tiers import guard as guard_module
+from hotspan.tiers.base import Fault, Transfer
+from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.files import Files
+from hotspan.tiers.guard import MOST_FAULTS, STALL_S, GuardedTier
+
+SIZE, SLOTS = 2 * 4096, 8
+CHUNKS = chain("a", 6)
+TAG = tag_labels(["x"])
+
+
+class Bench:
+    """A guarded disk tier whose files a test can break, on a clock that it turns."""
+
+    def __init__(self, path: Path, files: Files, threads: int = 2) -> None:
+        self.clock = SimulatedClock()
+        self.files: Any = files
+        self.openings: list[bool] = []
+        self.opened: list[DiskTier] = []
+
+        def open_tier(is_back: bool) -> DiskTier:
+            self.openings.append(is_back)
+            options = DiskOptions(path, SLOTS * (SIZE + 4096), threads, is_new=not is_back, files=files)
+            self.opened.append(DiskTier(options, NAMESPACE, SIZE, self.clock))
+            return self.opened[-1]
+
+        self.guard = GuardedTier(open_tier, self.clock)
+
+    def fill(self) -> None:
+        for chunk in CHUNKS:
+            assert store(self.guard, chunk, SIZE) is not None
+
+    def until(self, holds: Callable[[], bool], most_s: float = 30.0) -> list[Transfer]:
+        """Poll as a scheduler does, 50 ms of its time apart, until `holds`. Raises: AssertionError after `most_s`."""
+        ended: list[Transfer] = []
+        deadline = self.clock.monotonic() + most_s
+        while True:
+            ended += self.guard.finished()
+            if holds():
+                return ended
+            assert self.clock.monotonic() < deadline, f"not within {most_s} s"
+            self.clock.advance(0.05)
+            time.sleep(0.002)  # for the thread that opens
+
+    def trip(self) -> None:
+        """Let it be given up by loads that fail."""
+        for chunk in CHUNKS[:MOST_FAULTS]:
+            load(self.guard, chunk.key, SIZE)
+        assert not self.guard.is_up
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the tier lives."""
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def bench(path: Path) -> Iterator[Bench]:
+    """A guarded tier with CHUNKS on a drive that can be pulled."""
+    files = VanishedFiles()
+    bench = Bench(path, files)
+    bench.fill()
+    yield bench
+    files.come_back()
+    bench.guard.close(5.0)
+    assert not files.open_fds
+
+
+def test_faults_in_a_row_trip_it(bench: Bench) -> None:
+    """After three I/O faults in a row it is given up; then nothing is found, taken or counted."""
+    bench.files.go_away()
+    for number, chunk in enumerate(CHUNKS[:MOST_FAULTS]):
+        assert bench.guard.is_up and bench.guard.trips == 0, number
+        result = load(bench.guard, chunk.key, SIZE)
+        assert result is not None and result[0].fault is Fault.IO
+    guard = bench.guard
+    assert not guard.is_up and guard.trips == 1 and guard.verification() is None
+    assert not any(guard.lookup(chunk.key) for chunk in CHUNKS)
+    assert not guard.submit_load(CHUNKS[0].key, aligned(SIZE)) and not guard.can_store()
+    assert not guard.submit_store(chain("b", 1)[0], TERMS, aligned(SIZE))
+    assert (guard.usage().chunks, guard.usage().capacity_bytes) == (0, 0)
+
+
+def test_faults_apart_do_not_trip_it(path: Path) -> None:
+    """A transfer that succeeds in between begins the count anew."""
+    files = FaultyFiles()
+    bench = Bench(path, files)
+    bench.fill()
+    for n in range(3 * MOST_FAULTS):
+        if n % MOST_FAULTS:
+            files.arm(1, kinds=["preadv"])
+        load(bench.guard, CHUNKS[0].key, SIZE)
+        files.disarm()
+    assert bench.guard.is_up and bench.guard.trips == 0
+    bench.guard.close(5.0)
+
+
+def test_corruption_is_no_fault_of_the_tier(path: Path) -> None:
+    """Frames that are not what they should be are quarantined one by one, and the tier stays."""
+    bench = Bench(path, Files())
+    roots = [chain(f"root {n}", 1)[0] for n in range(2 * MOST_FAULTS)]
+    for chunk in roots:
+        assert store(bench.guard, chunk, SIZE) is not None
+    with (path / "slab").open("r+b") as slab:
+        slab.write(bytes(SLOTS * (SIZE + 4096)))
+    for chunk in roots:
+        result = load(bench.guard, chunk.key, SIZE)
+        assert result is not None and result[0].fault is Fault.CORRUPT
+    assert bench.guard.is_up
+    bench.guard.close(5.0)
+
+
+def test_it_comes_back_within_30_seconds(bench: Bench) -> None:
+    """Once the drive is back, so is the tier within 30 s of its clock, with what it held; it is opened as one there."""
+    bench.files.go_away()
+    bench.trip()
+    for _ in range(5):
+        bench.clock.advance(1.0)
+        bench.guard.finished()
+        time.sleep(0.01)
+    assert not bench.guard.is_up
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert bench.openings[0] is False and all(bench.openings[1:])
+    for chunk in CHUNKS:
+        result = load(bench.guard, chunk.key, SIZE)
+        assert result is not None and result[0].fault is None and result[1] == content(chunk.key, SIZE)
+    bench.opened[-1].check()
+
+
+def test_a_mount_that_went_away_is_waited_for(bench: Bench, path: Path) -> None:
+    """While the directory is gone or empty it is not made anew; when it is there again, its chunks are."""
+    bench.files.go_away()
+    bench.trip()
+    path.rename(path.with_name("elsewhere"))
+    path.mkdir()
+    bench.files.come_back()
+    for _ in range(100):
+        bench.clock.advance(0.2)
+        bench.guard.finished()
+        time.sleep(0.001)
+    assert not bench.guard.is_up and not list(path.iterdir())
+    path.rmdir()
+    path.with_name("elsewhere").rename(path)
+    bench.until(lambda: bench.guard.is_up)
+    assert bench.guard.lookup(CHUNKS[0].key)
+
+
+@pytest.mark.parametrize("kind", ["preadv", "pwritev"])
+def test_a_stall_trips_it(path: Path, kind: str) -> None:
+    """With nothing ending for a second it is given up: what waits is dropped, what hangs is reported when it ends."""
+    files = SlowFiles(kinds=[kind])
+    bench = Bench(path, files, threads=1)
+    if kind == "preadv":
+        bench.fill()
+    files.hang()
+    buffers = {chunk.key: aligned(SIZE, content(chunk.key, SIZE)) for chunk in CHUNKS[:3]}
+    for chunk in CHUNKS[:3]:
+        if kind == "preadv":
+            assert bench.guard.submit_load(chunk.key, buffers[chunk.key])
+        else:
+            assert bench.guard.submit_store(chunk, TERMS, buffers[chunk.key])
+    files.wait_hanging()
+    bench.clock.advance(STALL_S)
+    assert bench.guard.finished() == [] and bench.guard.is_up
+    bench.clock.advance(0.01)
+    ended = bench.guard.finished()
+    assert not bench.guard.is_up
+    ended += bench.guard.finished()
+    assert {transfer.key for transfer in ended} == {chunk.key for chunk in CHUNKS[1:3]}
+    assert {transfer.fault for transfer in ended} == {Fault.DROPPED}
+    # While the first one hangs its buffer is not given back, and the directory not opened a second time.
+    bench.clock.advance(60.0)
+    assert bench.guard.finished() == [] and bench.openings == [False]
+    files.release()
+    ended = bench.until(lambda: bench.guard.is_up)
+    assert [transfer.key for transfer in ended] == [CHUNKS[0].key]
+    bench.opened[-1].check()
+    for chunk in CHUNKS[:3]:
+        if (result := load(bench.guard, chunk.key, SIZE)) is not None:
+            assert result[0].fault is not None or result[1] == content(chunk.key, SIZE)
+    bench.guard.close(5.0)
+    assert not files.open_fds
+
+
+def test_a_hung_read_never_lands_in_a_buffer_that_was_given_back(path: Path) -> None:
+    """Whatever is reported is over: a buffer reused after its report is not written by what hung before."""
+    files = SlowFiles(kinds=["preadv"])
+    bench = Bench(path, files, threads=2)
+    bench.fill()
+    files.hang()
+    buffers = {chunk.key: aligned(SIZE) for chunk in CHUNKS}
+    for chunk in CHUNKS:
+        assert bench.guard.submit_load(chunk.key, buffers[chunk.key])
+    files.wait_hanging(2)
+    bench.clock.advance(STALL_S + 0.1)
+    given_back = bench.guard.finished() + bench.guard.finished()
+    assert len(given_back) == 4 and not bench.guard.is_up
+    for transfer in given_back:
+        buffers[transfer.key][:] = b"\xee" * SIZE
+    files.release()
+    rest = bench.until(lambda: bench.guard.is_up)
+    assert len(rest) == 2
+    for transfer in given_back:
+        assert buffers[transfer.key] == b"\xee" * SIZE
+    bench.guard.close(5.0)
+
+
+def test_late_loads_trip_it(bench: Bench) -> None:
+    """Three requests in a row that gave up waiting give it up; a load that was in time begins the count anew."""
+    for _ in range(MOST_FAULTS - 1):
+        bench.guard.late()
+    load(bench.guard, CHUNKS[0].key, SIZE)
+    bench.guard.late()
+    bench.guard.finished()
+    assert bench.guard.is_up
+    for _ in range(MOST_FAULTS - 1):
+        bench.guard.late()
+    bench.guard.finished()
+    assert not bench.guard.is_up
+    bench.until(lambda: bench.guard.is_up)
+
+
+def test_slots_of_dropped_jobs_come_back(path: Path) -> None:
+    """After a trip in the middle of stores and frees, no slot of the tier that comes back is lost."""
+    files = SlowFiles(kinds=["pwritev"])
+    bench = Bench(path, files, threads=1)
+    bench.fill()
+    files.hang()
+    bench.guard.discard(CHUNKS[5].key)
+    fresh = chain("b", 2)
+    assert all(bench.guard.submit_store(chunk, TERMS, aligned(SIZE)) for chunk in fresh)
+    files.wait_hanging()
+    bench.clock.advance(STALL_S + 0.1)
+    bench.guard.finished()
+    assert not bench.guard.is_up
+    files.release()
+    bench.until(lambda: bench.guard.is_up)
+    bench.opened[-1].check()
+    kept = sum(bench.guard.lookup(chunk.key) for chunk in CHUNKS + fresh)
+    assert bench.guard.usage().chunks == kept
+    for chunk in chain("c", SLOTS - kept):
+        assert store(bench.guard, chunk, SIZE) is not None
+    assert bench.guard.usage().chunks == SLOTS
+    bench.guard.close(5.0)
+
+
+def test_invalidations_while_it_is_away_are_done_when_it_is_back(bench: Bench, path: Path) -> None:
+    """What is invalidated while the tier is given up is told as not durable, and gone before the first look-up."""
+    bench.files.go_away()
+    bench.trip()
+    spy = DurableSpy()
+    assert bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[2].key])), spy) == 0
+    assert spy.told == [False]
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert [bench.guard.lookup(chunk.key) for chunk in CHUNKS] == [True, True, False, False, False, False]
+    bench.until(lambda: not bench.guard._unlogged)
+    bench.guard.close(5.0)
+    tier = DiskTier(DiskOptions(path, SLOTS * (SIZE + 4096)), NAMESPACE, SIZE)
+    assert [tier.lookup(chunk.key) for chunk in CHUNKS] == [True, True, False, False, False, False]
+    tier.close(5.0)
+
+
+def test_an_invalidation_whose_log_hangs_is_done_again(path: Path) -> None:
+    """An invalidation that the log does not take within a second gives the tier up; it holds when the tier is back."""
+    files = SlowFiles(kinds=["sync"])
+    bench = Bench(path, files)
+    bench.fill()
+    files.hang()
+    spies = [DurableSpy(), DurableSpy()]
+    for spy in spies:
+        assert bench.guard.invalidate(Scope(), spy) in (len(CHUNKS), 0)
+    files.wait_hanging()
+    bench.clock.advance(STALL_S + 0.1)
+    bench.guard.finished()
+    assert not bench.guard.is_up and spies[1].told == [False]
+    files.release()
+    bench.until(lambda: bench.guard.is_up)
+    assert len(spies[0].told) == 1
+    assert not any(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
+    bench.guard.close(5.0)
+
+
+def test_a_log_that_fails_gives_it_up(path: Path) -> None:
+    """After a failure the log takes nothing more: the tier is opened anew, and then invalidations are durable again."""
+    files = FaultyFiles()
+    bench = Bench(path, files)
+    bench.fill()
+    files.arm(1, kinds=["sync"])
+    failed = DurableSpy()
+    bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[3].key])), failed)
+    assert failed.wait(bench.guard) is False
+    bench.until(lambda: bench.guard.trips == 1)
+    bench.until(lambda: bench.guard.is_up)
+    assert [bench.guard.lookup(chunk.key) for chunk in CHUNKS] == [True] * 3 + [False] * 3
+    spy = DurableSpy()
+    bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[1].key])), spy)
+    assert spy.wait(bench.guard) is True and bench.guard.trips == 1
+    bench.guard.close(5.0)
+
+
+def test_joins_while_it_is_away_count(bench: Bench) -> None:
+    """A tag that a chunk was used under while the tier was given up takes it when the tier is back."""
+    bench.files.go_away()
+    bench.trip()
+    for name in ("x", "y"):
+        bench.guard.join(CHUNKS[4].key, Terms(labels=tag_labels([name])))
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert bench.guard.terms(CHUNKS[4].key).labels == tag_labels(["x", "y"])
+    assert bench.guard.invalidate(Scope(labels=TAG), DurableSpy()) == 2
+
+
+def test_too_many_joins_while_it_is_away_forget_everything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the joins are more than can be remembered, nothing is found when the tier is back."""
+    monkeypatch.setattr(guard_module, "_MOST_JOINS", 3)
+    bench.files.go_away()
+    bench.trip()
+    for chunk in CHUNKS[:4]:
+        bench.guard.join(chunk.key, Terms(labels=TAG))
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert not any(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
+
+
+def test_flapping_backs_off(bench: Bench) -> None:
+    """Given up again soon after it came back, it pauses twice as long, at most ten seconds; in peace one again."""
+    pauses = []
+    for _ in range(6):
+        bench.files.go_away()
+        bench.trip()
+        bench.files.come_back()
+        before = bench.clock.monotonic()
+        bench.until(lambda: bench.guard.is_up)
+        pauses.append(bench.clock.monotonic() - before)
+    assert [round(pause) for pause in pauses] == [1, 2, 4, 8, 10, 10]
+    bench.clock.advance(31.0)
+    bench.files.go_away()
+    bench.trip()
+    bench.files.come_back()
+    before = bench.clock.monotonic()
+    bench.until(lambda: bench.guard.is_up)
+    assert round(bench.clock.monotonic() - before) == 1
+
+
+def test_an_error_at_the_start_is_the_callers() -> None:
+    """What the first opening raises, the constructor does."""
+
+    def refuse(is_back: bool) -> DiskTier:
+        raise DirectoryError("no")
+
+    with pytest.raises(DirectoryError, match="no"):
+        GuardedTier(refuse, SimulatedClock())
+
+
+def test_closing_while_it_is_away(bench: Bench) -> None:
+    """`close` of a tier that is given up, or about to come back, lets go of everything."""
+    bench.files.go_away()
+    bench.trip()
+    bench.clock.advance(2.0)
+    bench.guard.finished()
+    bench.guard.close(5.0)
+    bench.guard.close(5.0)
+    assert settle(bench.guard, 0) == []

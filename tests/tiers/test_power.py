@@ -1,0 +1,292 @@
+"""Power losses: whatever of the unsynced writes is lost, reordered or torn, no wrong byte and nothing resurrected."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.inline import InlineQueues
+from hotspan.testing.keys import FixedKeys
+from hotspan.testing.power import PowerLoss, Recording, RecordingFiles, power_loss, power_loss_images
+from hotspan.tiers.disk import DiskOptions, DiskTier
+
+SIZE, SLOTS = 3 * 4096, 8
+NAMESPACE = bytes(range(32))
+CHUNKS = [chunk for name in "abcd" for chunk in chain(name, 3)]
+TAGS = [tag_labels([name]) for name in ("x", "y", "z")]
+
+
+Stored = tuple[ChunkKey, int]
+"""One store of a chunk: each has a version, and bytes, of its own."""
+
+
+@dataclass
+class Scenario:
+    """A run of a disk tier that is recorded, with a model of what was stored on which terms.
+
+    known:    the terms of every store that was not invalidated since, also of what was discarded or evicted since: who
+              says durable says it of their bytes too.
+    stood_on: the store of its parent that each store stands on: what takes the one takes the other, whatever became of
+              those in between meanwhile.
+    A mark is the set of stores whose invalidation was acknowledged: they must not come back.
+    """
+
+    path: Path
+    seed: int
+    sealed: bool
+    versions: Counter[ChunkKey] = field(default_factory=Counter)
+    known: dict[Stored, Terms] = field(default_factory=dict)
+    stood_on: dict[Stored, Stored] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.files = RecordingFiles(self.path)
+        self.acknowledged = 0
+        self.open(0)
+
+    def open(self, writer: int) -> None:
+        self.queues = InlineQueues(self.rng.randrange(1 << 32))
+        keys = FixedKeys(writer) if self.sealed else None
+        options = DiskOptions(
+            *(self.path, SLOTS * (SIZE + 4096), 2),
+            allow_direct=False,
+            keys=keys,
+            files=self.files,
+            queue=self.queues.queue,
+        )
+        self.tier = DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
+
+    def run(self, steps: int) -> Recording:
+        """Random steps; the recording."""
+        for _ in range(steps):
+            draw = self.rng.random()
+            chunk = self.rng.choice(CHUNKS)
+            if draw < 0.40:
+                for each in CHUNKS[CHUNKS.index(chunk) - chunk.index : CHUNKS.index(chunk) + 1]:
+                    if each.key not in self.held():  # nothing is stored behind a gap
+                        self.store(each)
+            elif draw < 0.50:
+                self.join(chunk.key)
+            elif draw < 0.55:
+                self.tier.discard(chunk.key)
+            elif draw < 0.62:
+                self.invalidate()
+            elif draw < 0.64:
+                self.reopen()
+            elif draw < 0.72:  # as the kernel does now and then
+                self.files.sync(self.tier.directory.slab_fd)
+            elif draw < 0.74:
+                self.tier.directory.table.sync()
+            else:
+                self.queues.run(self.rng.randrange(1, 4))
+                self.tier.finished()
+        self.queues.run()
+        return self.files.recording
+
+    def store(self, chunk: Chunk) -> None:
+        terms = Terms(labels=self.rng.choice(TAGS) if self.rng.random() < 0.7 else frozenset())
+        version = self.versions[chunk.key] + 1
+        for _ in range(2):  # the second touch
+            if self.tier.submit_store(chunk, terms, aligned(SIZE, content(chunk.key, SIZE, version))):
+                self.versions[chunk.key] = version
+                self.known[chunk.key, version] = terms
+                if chunk.parent is not None:
+                    self.stood_on[chunk.key, version] = chunk.parent, self.versions[chunk.parent]
+                break
+
+    def join(self, key: ChunkKey) -> None:
+        if self.tier.lookup(key):
+            terms = Terms(labels=self.rng.choice(TAGS))
+            self.tier.join(key, terms)
+            stored = (key, self.versions[key])
+            self.known[stored] = self.known[stored].joined(terms)
+
+    def invalidate(self, scope: Scope | None = None) -> None:
+        chunk = self.rng.choice(CHUNKS)
+        scopes = [Scope(labels=self.rng.choice(TAGS)), Scope(keys=frozenset([chunk.key])), Scope()]
+        scope = scope or self.rng.choices(scopes, (5, 5, 1))[0]
+        dead: set[Stored] = set()
+
+        def durable(done: bool) -> None:
+            assert done, "the invalidation failed on a disk that does not"
+            self.acknowledged += 1
+            self.files.mark(dead)
+
+        self.tier.invalidate(scope, durable)
+        dead |= {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
+        while fallen := {stored for stored in self.known if self.stood_on.get(stored) in dead} - dead:
+            dead |= fallen
+        assert not {(key, self.versions[key]) for key in self.held()} & dead, "it was taken and is here"
+        for stored in dead:
+            self.known.pop(stored, None)
+
+    def held(self) -> set[ChunkKey]:
+        return {chunk.key for chunk in CHUNKS if chunk.key in self.tier._entries}
+
+    def reopen(self) -> None:
+        """End well and begin anew, which compacts the log."""
+        self.tier.close(5.0)
+        self.open(self.rng.randrange(1 << 40))
+
+
+@dataclass
+class Finding:
+    """What a directory that lost power held."""
+
+    whole: int = 0
+    faulty: int = 0
+
+
+def look(directory: Path, image: PowerLoss, versions: Counter[ChunkKey], sealed: bool) -> Finding:
+    """Open an image and load all it has. Raises: AssertionError for a wrong byte, or a resurrected chunk."""
+    image.restore(directory)
+    dead: set[Stored] = set().union(*image.marks)
+    queues = InlineQueues()
+    options = DiskOptions(
+        *(directory, SLOTS * (SIZE + 4096)),
+        allow_direct=False,
+        keys=FixedKeys(1 << 41) if sealed else None,
+        queue=queues.queue,
+    )
+    tier = DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
+    finding = Finding()
+    try:
+        for chunk in CHUNKS:
+            if chunk.parent is not None and tier.lookup(chunk.key):
+                assert tier.lookup(chunk.parent), (
+                    f"cut {image.cut}: a chunk behind a gap, which no invalidation reaches"
+                )
+        into = aligned(SIZE)
+        for chunk in CHUNKS:
+            if not tier.submit_load(chunk.key, into):
+                continue
+            queues.run()
+            (transfer,) = tier.finished()
+            if transfer.fault is not None:
+                finding.faulty += 1
+                continue
+            finding.whole += 1
+            found = [n for n in range(1, versions[chunk.key] + 1) if into == content(chunk.key, SIZE, n)]
+            assert found, f"cut {image.cut}: wrong bytes"
+            assert (chunk.key, found[0]) not in dead, f"cut {image.cut}: what was invalidated is back"
+        tier.check()
+    finally:
+        tier.close(5.0)
+    return finding
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A directory in memory: what it costs to restore an image is not the disk's time."""
+    root = Path("/dev/shm")
+    with TemporaryDirectory(prefix="hotspan-power-", dir=root if root.is_dir() else None) as path:
+        yield Path(path)
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+@pytest.mark.parametrize("seed", range(8))
+def test_power_losses(fast: Path, seed: int, sealed: bool) -> None:
+    """R2, small: of power losses at random moments of a random run, none has a wrong byte or a chunk that came back."""
+    scenario = Scenario(fast / "run", seed, sealed)
+    recording = scenario.run(150)
+    total = Finding()
+    for image in power_loss_images(recording, seed, 60):
+        finding = look(fast / "image", image, scenario.versions, sealed)
+        total.whole += finding.whole
+        total.faulty += finding.faulty
+    assert scenario.acknowledged > 3 and total.whole > 40, "the run was too tame to find anything"
+    scenario.tier.close(5.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_that_is_shortened_holds_to_what_it_said(fast: Path, seed: int) -> None:
+    """Power lost at any moment around the log's new beginning brings nothing back, and everything is still opened."""
+    scenario = Scenario(fast / "run", seed, False)
+    roots = [chunk for chunk in CHUNKS if chunk.parent is None]
+    for n in range(70):
+        if n == 60:
+            began = scenario.files.recording.moments
+        scenario.store(roots[n % 2])
+        scenario.store(roots[2])
+        scenario.queues.run()
+        scenario.tier.finished()
+        scenario.invalidate(Scope(keys=frozenset([roots[n % 2].key])))
+        scenario.queues.run()
+        scenario.tier.finished()
+    assert scenario.acknowledged == 70 and scenario.tier.directory.log.entries == 6
+    recording, rng, total = scenario.files.recording, random.Random(seed), Finding()
+    for cut in range(began, recording.moments):
+        finding = look(fast / "image", power_loss(recording, cut, rng), scenario.versions, False)
+        total.whole += finding.whole
+    assert recording.moments - began > 60 and total.whole > 20
+    scenario.tier.close(5.0)
+
+
+def test_a_joined_label_outlives_a_power_loss_a_second_later(fast: Path) -> None:
+    """Of a hit under a tag the disk knows within two seconds of polling, whatever is lost then; before it may not."""
+    path, clock, queues = fast / "run", SimulatedClock(), InlineQueues()
+    files = RecordingFiles(path)
+    size = SLOTS * (SIZE + 4096)
+    options = DiskOptions(path, size, allow_direct=False, files=files, queue=queues.queue)
+    tier = DiskTier(options, NAMESPACE, SIZE, clock)
+    chunk, tag = CHUNKS[0], TAGS[0]
+    assert tier.submit_store(chunk, Terms(), aligned(SIZE, content(chunk.key, SIZE)))
+    queues.run()
+    tier.finished()
+    tier.directory.table.sync()
+    for waited, label in ((0.3, TAGS[1]), (0.9, tag)):  # at any moment between two flushes
+        clock.advance(waited)
+        tier.finished()
+        queues.run()
+        tier.join(chunk.key, Terms(labels=label, expires_s=int(clock.unix()) + 900))
+        queues.run()
+    expires_s = tier.terms(chunk.key).expires_s
+    hit = files.recording.moments - 1
+    for _ in range(20):
+        clock.advance(0.1)
+        tier.finished()
+        queues.run()
+    after = files.recording.moments - 1
+    known: dict[int, Counter[bool]] = {hit: Counter(), after: Counter()}
+    for cut, seen in known.items():
+        for seed in range(20):
+            power_loss(files.recording, cut, random.Random(seed)).restore(fast / "image")
+            fresh = DiskTier(
+                DiskOptions(fast / "image", size, allow_direct=False, queue=InlineQueues().queue),
+                *(NAMESPACE, SIZE, clock),
+            )
+            terms = fresh.terms(chunk.key) if fresh.lookup(chunk.key) else Terms()
+            seen[terms.labels == TAGS[0] | TAGS[1] and terms.expires_s == expires_s] += 1
+            fresh.close(5.0)
+    assert known[after] == {True: 20} and known[hit][False], "a label that was joined is lost, or none ever is"
+    tier.close(5.0)
+
+
+def test_nothing_unsynced_survives_or_all_does(fast: Path) -> None:
+    """A run that was synced at its end is in the last image whole, and the image before all of it is empty."""
+    scenario = Scenario(fast / "run", 4, False)
+    recording = scenario.run(60)
+    scenario.tier.close(5.0)
+    assert power_loss(recording, 0, random.Random(0)).files == {}
+    image = power_loss(recording, recording.moments - 1, random.Random(0))
+    disk = {path.name: path.read_bytes() for path in (fast / "run").iterdir()}
+    assert image.files["log"] == disk["log"] and image.marks
+    assert image.files["table"] == disk["table"]
+
+
+def test_images_follow_from_the_seed(fast: Path) -> None:
+    """The same recording and seed give the same images; an image is cut where it says, and torn at sectors."""
+    scenario = Scenario(fast / "run", 5, False)
+    recording = scenario.run(60)
+    one, other = (list(power_loss_images(recording, 7, 20)) for _ in range(2))
+    assert one == other
+    assert one != list(power_loss_images(recording, 8, 20))
+    scenario.tier.close(5.0)
