@@ -122,12 +122,12 @@ def test_swapped_segments_are_detected() -> None:
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 @example(3, 4)
 @example(4, 3)
-def test_another_generation_is_a_fault(one: int, other: int) -> None:
-    """A whole frame of an earlier or later generation is not the one that was asked for: it was left in the slot."""
+def test_another_stores_frame_is_a_fault(one: int, other: int) -> None:
+    """A whole frame of the same chunk from another store is not the one that was asked for: it was left in the slot."""
     payload = memoryview(bytes(16))
-    header = sealed(payload, replace(IDENTITY, generation=one))
-    expected = None if one == other else FrameFault.GENERATION
-    assert verify(header, payload, replace(IDENTITY, generation=other)) is expected
+    header = sealed(payload, replace(IDENTITY, stamp=one))
+    expected = None if one == other else FrameFault.STAMP
+    assert verify(header, payload, replace(IDENTITY, stamp=other)) is expected
 
 
 def test_random_payload_flips_are_detected() -> None:
@@ -206,7 +206,7 @@ def test_tags_fit_the_header(payload_bytes: int) -> None:
 def test_fields_stand_where_the_document_says() -> None:
     """docs/frame.md, read with no help of the module: each field at its offset, little-endian."""
     payload = content(IDENTITY.key, MIB + 4096)
-    identity = FrameIdentity(IDENTITY.key, NAMESPACE, generation=0x1122334455667788, expires_s=1_900_000_000)
+    identity = FrameIdentity(IDENTITY.key, NAMESPACE, 0x8877665544332211, 0x1122334455667788, 1_900_000_000)
     raw = bytes(sealed(payload, identity))
     assert len(raw) == 4096
     assert raw[0:8] == b"HOTSPAN\0"
@@ -219,12 +219,13 @@ def test_fields_stand_where_the_document_says() -> None:
     assert raw[40:72] == IDENTITY.key
     assert raw[72:104] == NAMESPACE
     assert raw[104:144] == bytes(40)  # key id, writer and nonce: for encryption
-    assert raw[144:256] == bytes(112)
+    assert struct.unpack_from("<Q", raw, 144) == (0x8877665544332211,)
+    assert raw[152:256] == bytes(104)
     assert raw[256:272] == xxhash.xxh3_128_digest(payload[:MIB])
     assert raw[272:288] == xxhash.xxh3_128_digest(payload[MIB:])
     assert raw[288:4080] == bytes(3792)
     assert raw[4080:4096] == xxhash.xxh3_128_digest(raw[:4080])
-    assert frame._FIELDS.size == 144
+    assert frame._FIELDS.size == 152
 
 
 # -- sealed frames -------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.testing.faults import SHORT, FaultyFiles, SlowFiles
 from hotspan.tiers.table import (
-    MOST_LABELS,
     RECORD_BYTES,
+    RECORD_LABELS,
     SUPERBLOCK_BYTES,
     DiskTable,
     Geometry,
@@ -33,9 +33,9 @@ from hotspan.tiers.table import (
 GEOMETRY = Geometry(8192, 16)
 DIGESTS = st.binary(min_size=32, max_size=32)
 U64 = st.integers(0, 2**64 - 1)
-LABELS = st.frozensets(st.integers(1, 2**64 - 1), max_size=MOST_LABELS)
+LABELS = st.frozensets(st.integers(1, 2**64 - 1), max_size=RECORD_LABELS)
 TERMS = st.builds(Terms, U64, U64, LABELS, U64, U64, st.booleans())
-RECORDS = st.builds(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS)
+RECORDS = st.builds(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64)
 
 
 def record(name: str, **terms: Any) -> Record:
@@ -105,19 +105,19 @@ def test_a_record_is_256_bytes(one: Record) -> None:
     assert len(data) == RECORD_BYTES == 256 and unpack(data) == one
 
 
-@given(st.frozensets(st.integers(1, 2**64 - 1), min_size=MOST_LABELS + 1, max_size=60), st.booleans())
+@given(st.frozensets(st.integers(1, 2**64 - 1), min_size=RECORD_LABELS + 1, max_size=60), st.booleans())
 def test_too_many_labels_make_it_wild(labels: frozenset[int], is_wild: bool) -> None:
-    """Labels beyond 13 are not kept: then the record is wild, and every tag takes it, those that were lost included."""
+    """Labels beyond 12 are not kept: then the record is wild, and every tag takes it, those that were lost included."""
     one = unpack(pack(record("a", labels=labels, is_wild=is_wild)))
     assert one is not None and one.terms.is_wild and one.terms.labels < labels
-    assert len(one.terms.labels) == MOST_LABELS
+    assert len(one.terms.labels) == RECORD_LABELS
     for name in labels:
         assert Scope(labels=frozenset([name])).takes(one.key, one.namespace, one.terms)
 
 
 def test_thirteen_labels_fit(table: DiskTable) -> None:
     """A record of 13 labels keeps them all and is not wild."""
-    one = record("a", labels=frozenset(range(1, MOST_LABELS + 1)))
+    one = record("a", labels=frozenset(range(1, RECORD_LABELS + 1)))
     written(table, 0, one)
     assert reread(table) == {0: one} and table.taken(Scope(labels=frozenset([99]))) == []
 
@@ -325,7 +325,7 @@ def test_fields_stand_where_the_document_says(table: DiskTable, fd: int) -> None
     """docs/frame.md, read with no help of the module: superblock and record, each field at its offset."""
     labels = frozenset([0xA1, 0xA2, 0xB << 56])
     terms = Terms(0x7E, 0xAD, labels, 0x6E, 0xE0, is_wild=True)
-    one = Record(key_of("a"), key_of("b"), bytes(range(32)), 0x1122334455, terms)
+    one = Record(key_of("a"), key_of("b"), bytes(range(32)), 0x1122334455, terms, 0x57A << 52)
     written(table, 2, one)
     raw = os.pread(fd, 8192 + 4096, 0)
     assert raw[0:8] == b"HOTSPANT"
@@ -334,8 +334,8 @@ def test_fields_stand_where_the_document_says(table: DiskTable, fd: int) -> None
     body = raw[4096 + 2 * 256 : 4096 + 3 * 256]
     assert struct.unpack_from("<IHH", body, 0) == (0x4B565348, 3, 0)
     assert (body[8:40], body[40:72], body[72:104]) == (one.key, one.parent, one.namespace)
-    assert struct.unpack_from("<QQQQQ", body, 104) == (one.payload_bytes, 0x6E, 0xE0, 0x7E, 0xAD)
-    assert struct.unpack_from("<13Q", body, 144) == (0xA1, 0xA2, 0xB << 56, *[0] * 10)
+    assert struct.unpack_from("<QQQQQQ", body, 104) == (one.payload_bytes, 0x6E, 0xE0, 0x7E, 0xAD, 0x57A << 52)
+    assert struct.unpack_from("<12Q", body, 152) == (0xA1, 0xA2, 0xB << 56, *[0] * 9)
     assert body[248:256] == xxhash.xxh3_64_digest(body[:248])
 
 
@@ -357,6 +357,7 @@ FEW_RECORDS = st.builds(
         st.sampled_from([0, 5, 10]),
         st.booleans(),
     ),
+    U64,
 )
 FEW_SCOPES = st.builds(
     Scope,

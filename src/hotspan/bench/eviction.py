@@ -1,4 +1,4 @@
-"""Eviction policies side by side on the same requests: how many tokens each would have found.
+"""Eviction policies side by side on the same requests, each over leaves only: how many tokens it would have found.
 
 Traces have the shape of public ones (bench/traces.py); the product's policy is the very class that the tiers use, the
 others are for comparison (bench/policies.py). Nothing here is timed: the figures follow from the seeds alone.
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.policies import LeafBelady, LeafLru, LeafS3Fifo, Policy, replay_one
+from hotspan.bench.policies import LeafBelady, LeafLru, LeafPaperArc, LeafS3Fifo, Policy, replay_one
 from hotspan.bench.traces import BLOCK_TOKENS, CONVERSATION, SHAPES, Request, Shape, Trace, TraceFacts
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.eviction import LeafArc, Shares
@@ -39,7 +39,12 @@ FLOOD_CHUNKS = 24
 GOAL_POINTS = 5.0
 """What a flood may cost another tenant whose working set fits its floor."""
 
-OURS = "ARC over leaves (hotspan)"
+LRU = "LRU"
+PAPER = "ARC as in the paper"
+OURS = "ARC of hotspan"
+NO_FLOORS = "ARC of hotspan, no floors"
+S3_FIFO = "S3-FIFO"
+BELADY = "Belady (knows the future)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +125,11 @@ class EvictionBench:
 
     def _hit_rates(self, traces: Sequence[Trace], tell: Callable[[str], None]) -> Iterator[HitRate]:
         makers: dict[str, Callable[[int, Trace], Policy]] = {
-            "LRU over leaves": lambda chunks, trace: LeafLru(chunks),
+            LRU: lambda chunks, trace: LeafLru(chunks),
+            PAPER: lambda chunks, trace: LeafPaperArc(chunks),
             OURS: lambda chunks, trace: LeafArc(chunks),
-            "S3-FIFO over leaves": lambda chunks, trace: LeafS3Fifo(chunks),
-            "Belady (knows the future)": lambda chunks, trace: LeafBelady(
-                chunks, [request.chunks for request in trace.requests]
-            ),
+            S3_FIFO: lambda chunks, trace: LeafS3Fifo(chunks),
+            BELADY: lambda chunks, trace: LeafBelady(chunks, [request.chunks for request in trace.requests]),
         }
         for policy, make in makers.items():
             for capacity in CAPACITIES:
@@ -138,8 +142,9 @@ class EvictionBench:
 
     def _floods(self, traces: Sequence[Trace], tell: Callable[[str], None]) -> Iterator[FloodCost]:
         makers: dict[str, Callable[[int], Policy]] = {
-            "LRU over leaves": LeafLru,
-            "ARC over leaves, no floors": lambda chunks: LeafArc(chunks, Shares(default_floor=0.0)),
+            LRU: LeafLru,
+            PAPER: LeafPaperArc,
+            NO_FLOORS: lambda chunks: LeafArc(chunks, Shares(default_floor=0.0)),
             OURS: LeafArc,
         }
         for capacity in FLOODED_CAPACITIES:
@@ -189,7 +194,7 @@ def print_figures(bench: EvictionBench, figures: EvictionFigures, console: Conso
     for name, facts in figures.traces.items():
         tokens = statistics.mean(fact.mean_tokens for fact in facts)
         before = statistics.mean(fact.asked_before for fact in facts)
-        table = Table(title=f"{name}: tokens found of tokens asked for, mean of {bench.seeds} seeds")
+        table = Table(title=f"{name}: tokens found of tokens asked for, mean of {bench.seeds}")
         table.add_column("tier, of the footprint")
         for capacity in CAPACITIES:
             table.add_column(f"{capacity:.0%}", justify="right")

@@ -145,6 +145,58 @@ class LeafLru(_Leaves):
             self._rank(key, self._now)
 
 
+class LeafPaperArc(_Leaves):
+    """ARC as in the paper (Megiddo and Modha, FAST '03), but for leaves; `tiers/eviction.py` says what ours does else.
+
+    T1 stands in `_queue`, T2 in `_often_queue`; `_target` is the paper's p.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._now = 0
+        self._often_queue: list[tuple[int, ChunkKey]] = []
+        self._often: set[ChunkKey] = set()
+        self._ghosts: tuple[OrderedDict[ChunkKey, None], ...] = (OrderedDict(), OrderedDict())
+        self._target = 0.0
+
+    def add(self, key: ChunkKey, parent: ChunkKey | None, tenant: int = 0) -> None:
+        once, often = self._ghosts
+        if key in once:
+            self._target = min(float(self._capacity), self._target + max(1.0, len(often) / len(once)))
+            del once[key]
+            self._often.add(key)
+        elif key in often:
+            self._target = max(0.0, self._target - max(1.0, len(once) / len(often)))
+            del often[key]
+            self._often.add(key)
+        self._now += 1
+        self._insert(key, parent, self._now)
+        while once and len(self) - len(self._often) + len(once) > self._capacity:
+            once.popitem(last=False)
+        while often and len(self) + len(once) + len(often) > 2 * self._capacity:
+            often.popitem(last=False)
+
+    def touch(self, keys: Iterable[ChunkKey]) -> None:
+        for key in keys:
+            self._often.add(key)
+            self._now += 1
+            self._rank(key, self._now)
+
+    def remove(self, key: ChunkKey, *, evicted: bool = False) -> None:
+        if evicted:
+            self._ghosts[key in self._often][key] = None
+        self._often.discard(key)
+        super().remove(key, evicted=evicted)
+
+    def victim(self, tenant: int, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
+        is_long = len(self) - len(self._often) > self._target
+        queues = (self._queue, self._often_queue) if is_long else (self._often_queue, self._queue)
+        return self._first(queues[0], may_go) or self._first(queues[1], may_go)
+
+    def _queue_of(self, key: ChunkKey) -> list[tuple[int, ChunkKey]]:
+        return self._often_queue if key in self._often else self._queue
+
+
 class LeafS3Fifo(_Leaves):
     """S3-FIFO (Yang and others, SOSP '23), taking the oldest leaf of a queue for its tail.
 

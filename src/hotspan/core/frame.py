@@ -29,7 +29,7 @@ VERSION = 2
 ALGORITHM_XXH3 = 0
 ALGORITHM_AES_256_GCM = 1
 
-_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8s")
+_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8sQ")
 _FIELDS_BYTES = 256
 _CHECK_AT = HEADER_BYTES - 16
 _MOST_SEGMENTS = (_CHECK_AT - _FIELDS_BYTES) // TAG_BYTES
@@ -47,7 +47,7 @@ class FrameFault(Enum):
     KEY = "key"
     NAMESPACE = "namespace"
     LENGTH = "length"
-    GENERATION = "generation"
+    STAMP = "stamp"
     EXPIRED = "expired"
     SHREDDED = "shredded"
     PAYLOAD = "payload"
@@ -57,12 +57,14 @@ class FrameFault(Enum):
 class FrameIdentity:
     """What a frame must say of itself to be a hit.
 
-    generation: the cache's when the chunk was stored; a frame of another one is an older one left in the slot.
+    stamp:      of the one store that wrote it, 64 random bits; a frame of another one was left in the slot.
+    generation: the cache's when the chunk was stored. Written, and not compared.
     expires_s:  Unix time in seconds after which it is a miss; 0 for never. Written, and not compared: see `EXPIRED`.
     """
 
     key: ChunkKey
     namespace: bytes
+    stamp: int = 0
     generation: int = 0
     expires_s: int = 0
 
@@ -104,6 +106,7 @@ class _Fields(NamedTuple):
     key_id: bytes
     writer: bytes
     nonce: bytes
+    stamp: int
 
 
 def segment_bytes_for(payload_bytes: int) -> int:
@@ -207,8 +210,8 @@ def verify_header(
         return FrameFault.NAMESPACE
     if fields.payload_bytes != payload_bytes or fields.segment_bytes != segment_bytes_for(payload_bytes):
         return FrameFault.LENGTH
-    if fields.generation != identity.generation:
-        return FrameFault.GENERATION
+    if fields.stamp != identity.stamp:
+        return FrameFault.STAMP
     if fields.expires_s and now_s >= fields.expires_s:
         return FrameFault.EXPIRED
     return None
@@ -258,4 +261,5 @@ def _put_fields(
         identity.key,
         identity.namespace,
         *secrets,
+        identity.stamp,
     )

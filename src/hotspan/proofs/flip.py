@@ -68,7 +68,7 @@ class _Bench:
         self.keys = FixedKeys()
         self.scratch = aligned(HEADER_BYTES + staging_bytes(size))
         self.into = aligned(size)
-        self.identity = FrameIdentity(key_of("chunk"), _NAMESPACE, generation=3)
+        self.identity = FrameIdentity(key_of("chunk"), _NAMESPACE, stamp=3)
         self.payload = aligned(size, content(self.identity.key, size))
 
     def write(self, identity: FrameIdentity | None = None, tenant: int = 1, sealed: bool | None = None) -> None:
@@ -181,10 +181,10 @@ def _swap(bench: _Bench, name: str, tally: _Tally) -> None:
     """Whole frames in the wrong place: another chunk's, namespace's, generation's, and of the other kind."""
     own = bench.identity
     others = {
-        "another chunk's": FrameIdentity(key_of("another"), _NAMESPACE, own.generation),
-        "another namespace's": FrameIdentity(own.key, bytes(32), own.generation),
-        "an older": FrameIdentity(own.key, _NAMESPACE, own.generation - 1),
-        "a newer": FrameIdentity(own.key, _NAMESPACE, own.generation + 1),
+        "another chunk's": FrameIdentity(key_of("another"), _NAMESPACE, own.stamp),
+        "another namespace's": FrameIdentity(own.key, bytes(32), own.stamp),
+        "an older": FrameIdentity(own.key, _NAMESPACE, own.stamp - 1),
+        "a newer": FrameIdentity(own.key, _NAMESPACE, own.stamp + 1),
     }
     for what, identity in others.items():
         bench.write(identity)

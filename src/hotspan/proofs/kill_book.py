@@ -26,7 +26,6 @@ class Book:
     labels:  of every store that was not forgotten, whether or not anything may have come of it.
     acknowledged: when stores were reported that nothing may have taken away since.
     pending: stores that an invalidation takes that is not acknowledged. dead: that one took that is.
-    spared:  the same, but a later store of the chunk was not taken: it may stand in that one's place (power_run.py).
     cut:     chunks that were in slots which the next opening gave away.
     """
 
@@ -40,7 +39,6 @@ class Book:
     acknowledged: dict[Stored, float] = field(default_factory=dict)
     pending: dict[int, list[Stored]] = field(default_factory=dict)
     dead: set[Stored] = field(default_factory=set)
-    spared: set[Stored] = field(default_factory=set)
     here: dict[int, int] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
 
@@ -76,13 +74,10 @@ class Book:
                     if self.here.get(stored[0]) == stored[1]:
                         del self.here[stored[0]]
             case ["forgotten", operation]:
-                taken = self.spared.union(self.pending.pop(operation))
-                for stored in taken:
+                for stored in self.pending.pop(operation):
                     self.labels.pop(stored, None)
                     self.born.pop(stored, None)
-                kept = dict(sorted(self.labels))
-                self.spared = {(number, version) for number, version in taken if version < kept.get(number, 0)}
-                self.dead |= taken - self.spared
+                    self.dead.add(stored)
 
     def reopened(self, seen: list[tuple[int, int, list[int]]]) -> None:
         """A child opened the directory, and found these (chunk, version, labels).

@@ -35,7 +35,6 @@ class RecordedRun:
     contents: which store wrote these bytes.
     known:    the terms of every store that was not invalidated since, also of what was discarded or evicted since: who
               says durable says it of their bytes too.
-    spared:   stores that an invalidation took, while it left a later store of the same chunk alone (see `_dead`).
     A mark in the recording is the set of stores whose invalidation was acknowledged: they must not come back.
     """
 
@@ -45,7 +44,6 @@ class RecordedRun:
     contents: dict[bytes, Stored] = field(default_factory=dict)
     known: dict[Stored, Terms] = field(default_factory=dict)
     versions: Counter[ChunkKey] = field(default_factory=Counter)
-    spared: set[Stored] = field(default_factory=set)
     acknowledged: int = 0
     evictions: int = 0
     reopened: int = 0
@@ -122,22 +120,9 @@ class RecordedRun:
         before = self._held()
         self.tier.invalidate(scope, durable)
         taken = {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
-        dead |= self._dead(taken | {(key, self.versions[key]) for key in before - self._held()})
-
-    def _dead(self, taken: set[Stored]) -> set[Stored]:
-        """Of the stores that an invalidation takes, those whose bytes must not come back.
-
-        A store that was discarded before, and whose chunk was stored again in the same generation on terms that are
-        not taken, is spared as long as that later store is: it may stand in its slot, and a chunk's bytes follow from
-        its key. Here they differ from store to store, so that all other confusions show.
-        """
-        for stored in taken:
+        dead |= taken | {(key, self.versions[key]) for key in before - self._held()}
+        for stored in dead:
             self.known.pop(stored, None)
-        kept = dict(sorted(self.known))
-        spared = {(key, version) for key, version in taken | self.spared if version < kept.get(key, 0)}
-        dead = (taken | self.spared) - spared
-        self.spared = spared
-        return dead
 
     def _reopen(self) -> None:
         """End well and begin anew, which compacts the log."""

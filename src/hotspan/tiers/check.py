@@ -114,7 +114,7 @@ class FrameCheck:
     def _read(
         self, slot: int, record: Record, scratch: memoryview, into: memoryview, now_s: float
     ) -> FrameFault | None:
-        identity = FrameIdentity(record.key, record.namespace, record.terms.generation)
+        identity = FrameIdentity(record.key, record.namespace, record.stamp)
         at = slot * self._directory.geometry.slot_bytes
         if self._keys is None:
             return self._frames.read(at, scratch[:HEADER_BYTES], into, identity, now_s)

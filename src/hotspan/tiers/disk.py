@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import secrets
 import threading
 import time
 from collections import OrderedDict, deque
@@ -145,7 +146,8 @@ class DiskTier:
         if slot is None:
             return False
         terms = replace(terms, generation=self._generation)
-        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms)
+        stamp = secrets.randbits(64)
+        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp)
         self._table.put(slot, record)
         entry = _Entry(slot, chunk.key, True, terms.expires_s, writing=True)
         self._entries[chunk.key] = entry
@@ -163,9 +165,9 @@ class DiskTier:
         if entry is None:
             return False
         entry.readers += 1
-        terms = self._table.record(entry.slot).terms
+        stamp = self._table.record(entry.slot).stamp
         self._queue.submit(
-            lambda scratch: self._load(entry, terms, scratch, into), lambda: self._drop(entry, True), urgent=True
+            lambda scratch: self._load(entry, stamp, scratch, into), lambda: self._drop(entry, True), urgent=True
         )
         return True
 
@@ -208,6 +210,8 @@ class DiskTier:
         record = self._table.record(entry.slot)
         joined = record.terms.joined(terms)
         if joined is not record.terms:
+            # It outlived all that was invalidated so far: a label that it gets now must not count as one it had then.
+            joined = replace(joined, generation=self._generation)
             self._table.put(entry.slot, record._replace(terms=joined))
             entry.expires_s = joined.expires_s
             if entry.writing:
@@ -404,7 +408,9 @@ class DiskTier:
     def _store(self, entry: _Entry, record: Record, scratch: memoryview, payload: memoryview) -> None:
         started = time.perf_counter()
         fault: Fault | None = None
-        identity = FrameIdentity(record.key, self._namespace, record.terms.generation, record.terms.expires_s)
+        identity = FrameIdentity(
+            record.key, self._namespace, record.stamp, record.terms.generation, record.terms.expires_s
+        )
         try:
             if self._keys is None:
                 self._frames.write(self._at(entry.slot), scratch[:HEADER_BYTES], payload, identity)
@@ -419,10 +425,10 @@ class DiskTier:
             logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
         self._end(entry, False, fault, len(payload), started)
 
-    def _load(self, entry: _Entry, terms: Terms, scratch: memoryview, into: memoryview) -> None:
+    def _load(self, entry: _Entry, stamp: int, scratch: memoryview, into: memoryview) -> None:
         started = time.perf_counter()
         fault: Fault | None = None
-        identity = FrameIdentity(entry.key, self._namespace, terms.generation)
+        identity = FrameIdentity(entry.key, self._namespace, stamp)
         at, now_s = self._at(entry.slot), self._clock.unix()
         try:
             if self._keys is None:

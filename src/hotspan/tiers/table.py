@@ -22,13 +22,13 @@ from hotspan.tiers.files import Files, read_all, whole
 
 SUPERBLOCK_BYTES = PAGE_BYTES
 RECORD_BYTES = 256
-MOST_LABELS = 13
+RECORD_LABELS = 12
 _MAGIC = b"HOTSPANT"
 _VERSION = 2
 _SUPER = struct.Struct("<8sIIQQ")  # magic, version, record bytes, slot bytes, slots; then xxh3-64 of those
 
 _CHECK_AT = RECORD_BYTES - 8
-_RECORD = struct.Struct(f"<IHH32s32s32sQQQQQ{MOST_LABELS}Q8x")
+_RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
 _LIVE = 0x4B565348
 _HAS_PARENT, _IS_WILD = 1, 2
 _DTYPE = np.dtype(
@@ -45,21 +45,25 @@ _DTYPE = np.dtype(
             "adapter",
             "labels",
         ],
-        "formats": ["<u4", "<u2", "V32", "V32", "V32", "<u8", "<u8", "<u8", "<u8", f"({MOST_LABELS},)<u8"],
-        "offsets": [0, 4, 8, 40, 72, 112, 120, 128, 136, 144],
+        "formats": ["<u4", "<u2", "V32", "V32", "V32", "<u8", "<u8", "<u8", "<u8", f"({RECORD_LABELS},)<u8"],
+        "offsets": [0, 4, 8, 40, 72, 112, 120, 128, 136, 152],
         "itemsize": RECORD_BYTES,
     }
 )
 
 
 class Record(NamedTuple):
-    """What stands in one slot."""
+    """What stands in one slot.
+
+    stamp: of the store that wrote it; the frame in the slot must say the same.
+    """
 
     key: ChunkKey
     parent: ChunkKey | None
     namespace: bytes
     payload_bytes: int
     terms: Terms
+    stamp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,12 @@ def pack(record: Record) -> bytes:
     """The 256 bytes of a record. Labels beyond those that fit make it wild."""
     terms = record.terms
     labels = sorted(terms.labels)
-    is_wild = terms.is_wild or len(labels) > MOST_LABELS
-    labels = [*labels[:MOST_LABELS], *[0] * (MOST_LABELS - len(labels))]
+    is_wild = terms.is_wild or len(labels) > RECORD_LABELS
+    labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
     flags = (_HAS_PARENT if record.parent is not None else 0) | (_IS_WILD if is_wild else 0)
     body = _RECORD.pack(
         *(_LIVE, flags, 0, record.key, record.parent or bytes(32), record.namespace, record.payload_bytes),
-        *(terms.generation, terms.expires_s, terms.tenant, terms.adapter, *labels),
+        *(terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
     )[:_CHECK_AT]
     return body + xxhash.xxh3_64_digest(body)
 
@@ -108,15 +112,15 @@ def unpack(data: bytes) -> Record | None:
     """The record in 256 bytes, or None if they are not one."""
     if xxhash.xxh3_64_digest(data[:_CHECK_AT]) != data[_CHECK_AT:]:
         return None
-    magic, flags, _, key, parent, namespace, size, generation, expires_s, tenant, adapter, *labels = _RECORD.unpack(
-        data
+    magic, flags, _, key, parent, namespace, size, generation, expires_s, tenant, adapter, stamp, *labels = (
+        _RECORD.unpack(data)
     )
     if magic != _LIVE:
         return None
     terms = Terms(
         tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & _IS_WILD)
     )
-    return Record(ChunkKey(key), ChunkKey(parent) if flags & _HAS_PARENT else None, namespace, size, terms)
+    return Record(ChunkKey(key), ChunkKey(parent) if flags & _HAS_PARENT else None, namespace, size, terms, stamp)
 
 
 class DiskTable:
