@@ -68,10 +68,39 @@ install-gpu:
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
 
-figures: install  ## Measure what README quotes, into benchmarks/results/ (about 25 minutes; wants fio and a quiet machine)
+figures: install  ## Measure what README quotes, into benchmarks/results/ (about 30 minutes; wants fio and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
+	@$(BIN)/hotspan bench index --output benchmarks/results/index.json
+	@$(BIN)/hotspan bench eviction --output benchmarks/results/eviction.json
+
+# The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
+R := benchmarks/results/proofs
+.PHONY: proofs kill power flip fault slow model simulate fuzz identity soak timing
+proofs: kill power flip fault slow model simulate fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+kill: install  ## R1: 10,000 kills of writing processes
+	@$(BIN)/hotspan prove kill --cycles 10000 --output $(R)/kill.json
+power: install  ## R2: 100,000 power losses
+	@$(BIN)/hotspan prove power --images 100000 --output $(R)/power.json
+flip: install  ## R3: every header bit, a million flips, cuts and swaps
+	@$(BIN)/hotspan prove flip --flips 1000000 --output $(R)/flip.json
+fault: install  ## R4: every error at every call
+	@$(BIN)/hotspan prove fault --output $(R)/fault.json
+slow: install  ## R5: requests over a slow, hung or failing disk
+	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
+model: install  ## R6: a million random steps against a dict
+	@$(BIN)/hotspan prove model --steps 1000000 --output $(R)/model.json
+simulate: install  ## R7: 10,000 seeds of everything at once
+	@$(BIN)/hotspan prove simulate --seeds 10000 --output $(R)/simulate.json
+fuzz: install  ## R8: 100,000 malformed frames, tables, logs, requests and settings
+	@$(BIN)/hotspan prove fuzz --cases 100000 --output $(R)/fuzz.json
+identity: install  ## R9: digests at store and at load
+	@$(BIN)/python -m benchmarks.identity --output $(R)/identity.json
+timing: install  ## What a tenant learns from its time to first token, in 10,000 probes
+	@$(BIN)/python -m benchmarks.timing --output $(R)/timing.json
+soak: install  ## R10: an hour of churn
+	@$(BIN)/hotspan prove soak --hours 1 --output $(R)/soak.json
 
 lint: install  ## Check style, types and layers
 	$(SAY) "ruff"

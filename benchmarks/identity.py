@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
 import uuid
@@ -27,12 +28,12 @@ prepare_environment()
 
 from tests.engine.rig import CHUNK, Rig, rig  # noqa: E402
 
-from hotspan.bench.machine import machine_facts  # noqa: E402
 from hotspan.bench.storage import BenchKeys  # noqa: E402
 from hotspan.cache.entry import Reader  # noqa: E402
 from hotspan.cache.tiered import TieredCache  # noqa: E402
 from hotspan.core.types import Lookup  # noqa: E402
 from hotspan.demo.model import make_demo_adapter, make_demo_model  # noqa: E402
+from hotspan.proofs.proof import Proof, write_proof  # noqa: E402
 from hotspan.testing.chunks import chain, content  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.slab import SharedSlab  # noqa: E402
@@ -175,7 +176,7 @@ def fabricated(scratch: Path, tokens: int, *, sealed: bool) -> dict[str, Any]:
     return {"tokens": tokens, "encrypted": sealed, "chunks_compared": compared, "chunks_wrong": wrong}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=16_000)
     parser.add_argument("--fabricated", type=int, default=1_000_000)
@@ -198,19 +199,18 @@ def main() -> None:
         for each in engines
     ) and all(each["chunks_wrong"] == 0 and each["chunks_compared"] for each in blocks)
     print(f"all equal: {'yes' if passed else 'NO'} ({time.monotonic() - started:.0f} s)")
+    proof = Proof(
+        "identity", "the digest at load is the digest at store", {"engine": engines, "fabricated": blocks}, passed
+    )
     if options.output is not None:
-        data = {
-            "kind": "proof",
-            "name": "R9",
-            "claim": "the digest at load is the digest at store",
-            "passed": passed,
-            "figures": {"engine": engines, "fabricated": blocks},
-            "settings": {"tokens": options.tokens, "fabricated": options.fabricated},
-            "machine": machine_facts(),
-            "command": f"python -m benchmarks.identity --tokens {options.tokens} --fabricated {options.fabricated}",
-        }
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        write_proof(
+            options.output,
+            proof,
+            {"tokens": options.tokens, "fabricated": options.fabricated},
+            f"python -m benchmarks.identity --tokens {options.tokens} --fabricated {options.fabricated}",
+        )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import multiprocessing
+import sys
 import tempfile
 import threading
 import time
@@ -27,8 +28,8 @@ prepare_environment()
 
 from tests.engine.rig import Rig, engine_alone, rig  # noqa: E402
 
-from hotspan.bench.machine import machine_facts  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.proofs.proof import Proof, write_proof  # noqa: E402
 from hotspan.tiers.files import Files  # noqa: E402
 
 TEXTS, TOKENS = 12, 3000
@@ -144,7 +145,7 @@ def recovery(engine: Rig, text: list[int]) -> float:
     return time.monotonic() - started
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--output", type=Path)
@@ -183,19 +184,21 @@ def main() -> None:
                 print(f"{name:14} {json.dumps(found[name])}", flush=True)
     passed = all(each["is_met"] and each["back_after_s"] <= HEALS_S for each in found.values())
     print(f"all met, and back within {HEALS_S} s: {'yes' if passed else 'NO'}")
+    proof = Proof(
+        "slow",
+        "over a slow, hung or failing disk p99 TTFT is at most 1.05 x that without a cache + 50 ms",
+        found,
+        passed,
+    )
     if options.output is not None:
-        data = {
-            "kind": "proof",
-            "name": "R5",
-            "claim": "over a slow, hung or failing disk p99 TTFT is at most 1.05 x that without a cache + 50 ms",
-            "passed": passed,
-            "figures": found,
-            "settings": {"requests": options.requests, "texts": TEXTS, "tokens": TOKENS},
-            "machine": machine_facts(),
-            "command": f"python -m benchmarks.slow_disk --requests {options.requests}",
-        }
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        write_proof(
+            options.output,
+            proof,
+            {"requests": options.requests, "texts": TEXTS, "tokens": TOKENS},
+            f"python -m benchmarks.slow_disk --requests {options.requests}",
+        )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,8 +9,8 @@ says all. Once with tenants isolated (the default), once with sharing on.
 
 import argparse
 import hashlib
-import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,9 +22,9 @@ prepare_environment()
 
 from tests.engine.rig import rig  # noqa: E402
 
-from hotspan.bench.machine import machine_facts  # noqa: E402
 from hotspan.core.directives import Directives  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.proofs.proof import Proof, write_proof  # noqa: E402
 
 TOKENS = 300
 BOUND = 0.55
@@ -89,7 +89,7 @@ def measure(model: Path, probes: int, *, is_isolated: bool) -> dict[str, Any]:
         return prober.run(probes)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--probes", type=int, default=10_000)
     parser.add_argument("--output", type=Path)
@@ -104,19 +104,21 @@ def main() -> None:
         print(f"{name}: AUC {figures['auc']:.3f} over {figures['probes']} probes")
     passed = found["isolated"]["auc"] <= BOUND
     print(f"isolated at most {BOUND}: {'yes' if passed else 'NO'}")
+    proof = Proof(
+        "timing",
+        f"a classifier of B's TTFT over A's texts reaches at most {BOUND} AUC while tenants are isolated",
+        found,
+        passed,
+    )
     if options.output is not None:
-        data = {
-            "kind": "proof",
-            "name": "timing",
-            "claim": f"a classifier of B's TTFT over A's texts reaches at most {BOUND} AUC while tenants are isolated",
-            "passed": passed,
-            "figures": found,
-            "settings": {"probes": options.probes, "tokens": TOKENS},
-            "machine": machine_facts(),
-            "command": f"python -m benchmarks.timing --probes {options.probes}",
-        }
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        write_proof(
+            options.output,
+            proof,
+            {"probes": options.probes, "tokens": TOKENS},
+            f"python -m benchmarks.timing --probes {options.probes}",
+        )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -82,8 +82,8 @@ def print_proof(proof: Proof, seed: int, console: Console | None = None) -> None
         console.print(f"  {failure.what}\n    again: {again}", style="red", soft_wrap=True, markup=False)
 
 
-def write_proof(path: Path, proof: Proof, settings: Mapping[str, Any]) -> None:
-    """The proof as JSON, with its settings, the machine and the command."""
+def write_proof(path: Path, proof: Proof, settings: Mapping[str, Any], command: str | None = None) -> None:
+    """The proof as JSON, with its settings, the machine and the command (None: the one that runs)."""
     data = {
         "kind": "proof",
         "name": proof.name,
@@ -93,7 +93,7 @@ def write_proof(path: Path, proof: Proof, settings: Mapping[str, Any]) -> None:
         "failures": [{"case": failure.case, "what": failure.what} for failure in proof.failures],
         "settings": {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
         "machine": machine_facts(),
-        "command": " ".join(["hotspan", *sys.argv[1:]]),
+        "command": command or " ".join(["hotspan", *sys.argv[1:]]),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=2) + "\n")
