@@ -26,7 +26,7 @@ from tests.engine.rig import prepare_environment
 
 prepare_environment()
 
-from tests.engine.rig import CHUNK, Rig, rig  # noqa: E402
+from tests.engine.rig import CHUNK, rig  # noqa: E402
 
 from hotspan.bench.storage import BenchKeys  # noqa: E402
 from hotspan.cache.entry import Reader  # noqa: E402
@@ -83,12 +83,6 @@ def watching(found: Comparison) -> Iterator[None]:
         HotspanManager.complete_store, HotspanManager.prepare_load = complete_store, prepare_load
 
 
-def evict_ram(engine: Rig) -> None:
-    """Leave the chunks to the disk alone."""
-    for entry in list(engine.cache.ram.entries.values()):
-        engine.cache._forget(entry)
-
-
 def through_engine(scratch: Path, tokens: int, dtype: str, ranks: int) -> dict[str, Any]:
     """Every way back, for the base model and an adapter, with and without a salt."""
     from vllm.lora.request import LoRARequest
@@ -117,17 +111,17 @@ def through_engine(scratch: Path, tokens: int, dtype: str, ranks: int) -> dict[s
                 engine.forget_gpu()
                 cached.append(engine.ask(text, 1, lora=lora, salt=salt).cached)
                 engine.settle(60)
-                evict_ram(engine)
+                engine.evict_ram()
                 engine.forget_gpu()
                 cached.append(engine.ask(text, 1, lora=lora, salt=salt).cached)
-                evict_ram(engine)
+                engine.evict_ram()
                 engine.forget_gpu()
             inside = (engine.digests.loaded, engine.digests.wrong)
         with rig(model, ram_gib=ram_gib, disk=scratch / "kv", disk_gib=5 * ram_gib, **options) as engine:
             for lora, salt in asks:
                 cached.append(engine.ask(text, 1, lora=lora, salt=salt).cached)
                 engine.settle(60)
-                evict_ram(engine)
+                engine.evict_ram()
                 engine.forget_gpu()
     whole = tokens // CHUNK * CHUNK
     return {

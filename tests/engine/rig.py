@@ -123,6 +123,12 @@ class Rig(Engine):
         answer = self.core.hotspan(command)
         return answer if isinstance(answer, dict) else answer.result(30)
 
+    def evict_ram(self) -> None:
+        """Leave the chunks to the disk alone."""
+        entries = self.cache.ram.entries
+        while entries:
+            self.cache._forget(next(iter(entries.values())))
+
     def settle(self, seconds: float = 5.0) -> None:
         """Let stores end and reach the disk."""
         import time

@@ -139,8 +139,7 @@ def test_a_chunk_keeps_its_tags_on_every_way(engine: Rig) -> None:
     prompt = stored(engine, 66, tags=["travelling"])
     engine.forget_gpu()
     assert engine.ask(prompt, 1).cached == WHOLE  # untagged; from RAM into the engine's own cache
-    for entry in list(engine.cache.ram.entries.values()):
-        engine.cache._forget(entry)
+    engine.evict_ram()
     engine.cache._below._current.invalidate(Scope(), lambda done: None)  # as if evicted: the engine has the only copy
     engine.settle()
     engine.ask(prompt + engine.text(67, 600), 1)

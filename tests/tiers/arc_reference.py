@@ -77,12 +77,17 @@ class ReferenceArc:
             del self.memories[chunk.tenant]
 
     def victim(self, tenant: int, may_go: Callable[[str], bool]) -> str | None:
+        """Whoever pays is asked for its first leaf; one that may not go counts no more, and the question is put anew."""
         parents = {chunk.parent for chunk in self.chunks.values()}
-        leaves = [name for name in self.chunks if name not in parents and may_go(name)]
-        payers = [each for each in self.memories if self.held(each) > self.floor(each)]
-        firsts = [self.first(each, leaves) for each in (payers if self.may_add(tenant) else [])]
-        found = min((first for first in firsts if first is not None), default=self.first(tenant, leaves))
-        return None if found is None else leaves[found[1]]
+        leaves = [name for name in self.chunks if name not in parents]
+        payers = [each for each in self.memories if self.held(each) > self.floor(each) and self.may_add(tenant)]
+        for asked in (payers, [tenant]):
+            while firsts := [first for each in asked if (first := self.first(each, leaves)) is not None]:
+                name = leaves[min(firsts)[1]]
+                if may_go(name):
+                    return name
+                leaves.remove(name)
+        return None
 
     def first(self, tenant: int, leaves: list[str]) -> tuple[int, int] | None:
         """A tenant's leaf that goes first, as a place in `leaves`; after 0 if its `once` is too long, or it is idle."""

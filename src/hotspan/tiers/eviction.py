@@ -229,7 +229,10 @@ class LeafArc:
     def _payers_first(
         self, may_go: Callable[[ChunkKey], bool], passed: list[tuple[Held, Leaves, Leaf]]
     ) -> ChunkKey | None:
-        """The first leaf of all tenants above their floors; what may not go is taken out of its list meanwhile."""
+        """The first leaf of all tenants above their floors.
+
+        One that comes up and may not go is taken out of its list meanwhile: its tenant then stands where its next does.
+        """
         found: ChunkKey | None = None
         while found is None and (held := self._payer()) is not None and (first := held.first()) is not None:
             found = self._unless_pinned(held, *first, may_go, passed)
