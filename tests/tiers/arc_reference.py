@@ -77,7 +77,7 @@ class ReferenceArc:
             del self.memories[chunk.tenant]
 
     def victim(self, tenant: int, may_go: Callable[[str], bool]) -> str | None:
-        """Whoever pays is asked for its first leaf; one that may not go counts no more, and the question is put anew."""
+        """Whoever pays is asked for its first leaf; one that may not go counts no more, and who pays is asked anew."""
         parents = {chunk.parent for chunk in self.chunks.values()}
         leaves = [name for name in self.chunks if name not in parents]
         payers = [each for each in self.memories if self.held(each) > self.floor(each) and self.may_add(tenant)]
