@@ -1,13 +1,15 @@
 """A KMS that listens on a real port, and key stores on a real disk."""
 
-import logging
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.keyring.rig import Gate, make_kek, make_store
 
@@ -26,11 +28,27 @@ class Kms:
 
 @pytest.fixture(scope="session")
 def moto_address() -> Iterator[tuple[str, int]]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server.get_host_and_port()
-    server.stop()
+    # In a process of its own: Flask leaves objects behind that fail when an engine's clean-up looks at them.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = probe.getsockname()
+    command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", str(address[1])]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(address):
+            assert server.poll() is None and time.monotonic() < deadline, "moto's server did not come up"
+            time.sleep(0.05)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def answers(address: tuple[str, int]) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
 
 
 @pytest.fixture

@@ -109,6 +109,11 @@ class Eviction(RuleBasedStateMachine):
         assert len(self.arc) == len(self.reference.chunks)
         assert {name for name in NAMES if KEY[name] in self.arc} == self.reference.chunks.keys()
         assert self.arc.tenants() == Counter(chunk.tenant for chunk in self.reference.chunks.values())
+        for tenant, memory in self.reference.memories.items():
+            held = self.arc._tenants[tenant]
+            assert held.target == memory.target
+            assert [NAME[key] for key in held.once.ghosts] == memory.once_ghosts
+            assert [NAME[key] for key in held.often.ghosts] == memory.often_ghosts
 
 
 TestEviction = Eviction.TestCase
