@@ -53,7 +53,10 @@ def test_kill(tmp_path: Path) -> None:
 def test_kill_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With frames that are not verified, what was half written is found."""
     accept_all(monkeypatch)
-    proof = kill.run(kill.Options(cycles=120, table_chunks=100, directory=tmp_path), silent)
+    for seed in range(8):  # where a kill falls is the machine's choice
+        proof = kill.run(kill.Options(cycles=60, table_chunks=100, directory=tmp_path, seed=seed), silent)
+        if proof.figures["wrong_bytes"] + proof.figures["resurrected"] > 0:
+            break
     assert not proof.passed and proof.figures["wrong_bytes"] + proof.figures["resurrected"] > 0
 
 

@@ -246,7 +246,7 @@ def test_wrong_directives_are_400_on_every_route(house: House, path: str, stream
         ({"hotspan": {"tenant": "globex"}}, "kv_transfer_params has no 'hotspan'"),
         ({"do_remote_prefill": True}, "it takes ttl, tags"),
         ({"ttl": "soon"}, "such as 15m"),
-        ({"tags": ["\ud800"]}, "half a surrogate"),
+        ({"tags": ["\ud800"]}, "lone surrogates"),
     ):
         body = bodies(house.server.model)[path] | {"stream": stream, "kv_transfer_params": params}
         status, said = house.call("POST", path, KEYS["acme"], body)

@@ -70,6 +70,18 @@ class Eviction(RuleBasedStateMachine):
         self.arc.add(KEY[name], parent_key(name), tenant)
         self.reference.add(name, PARENT[name], tenant)
 
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=12), tenant=st.sampled_from(TENANTS[:2]))
+    def serve(self, names: list[str], tenant: int) -> None:
+        """Requests of one tenant: what is there is used, the rest comes."""
+        for name in names:
+            text = [name]
+            while (parent := PARENT[text[0]]) is not None:
+                text.insert(0, parent)
+            self.touch([each for each in reversed(text) if each in self.reference.chunks])
+            for each in text:
+                if each not in self.reference.chunks:
+                    self.store(each, tenant, set(text))
+
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=4))
     def touch(self, names: list[str]) -> None:
         self.arc.touch([KEY[name] for name in names])

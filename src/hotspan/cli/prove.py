@@ -1,9 +1,11 @@
 """`hotspan prove`: run what tries to break a promise of the cache, and see that it does not."""
 
+import contextlib
 import dataclasses
 import importlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,8 +48,7 @@ def prove(
         "directory": directory,
         "only": only,
     }
-    logging.getLogger("hotspan").setLevel(logging.ERROR)  # faults by the thousand are what it is about
-    with explained():
+    with explained(), _quiet():
         options, run = _proof(name, {"seed": seed} | {key: value for key, value in sizes.items() if value is not None})
         proof = run(options, _Lines(name))
     print_proof(proof, seed)
@@ -83,3 +84,15 @@ class _Lines:
         if now - self._said_s >= self._every_s:
             self._said_s = now
             typer.echo(f"{self._name}: {done:,} of {of:,} after {now - self._started_s:.0f} s", err=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings meanwhile: faults by the thousand are what it is about."""
+    logger = logging.getLogger("hotspan")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
