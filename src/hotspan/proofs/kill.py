@@ -27,7 +27,7 @@ _LANES = 4
 _HUNG_S = 30.0
 _SURVIVAL = 0.99
 _MOST_OPEN_S = 0.5
-"""Of the fastest opening of several: the others say what else the machine did meanwhile."""
+"""Of the median opening of several, for 100,000 chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def run(options: Options, progress: Progress) -> Proof:
         "open_per_100k_chunks_max_s": per_100k[-1],
     }
     enough = tally.old > 0 and tally.forgotten > 0 and tally.loaded > 0
-    passed = not tally.findings.count and enough and survival >= _SURVIVAL and per_100k[0] <= _MOST_OPEN_S
+    passed = not tally.findings.count and enough and survival >= _SURVIVAL and per_100k[len(per_100k) // 2] <= _MOST_OPEN_S
     return Proof("kill", CLAIM, figures, passed, tuple(tally.findings.kept))
 
 
