@@ -121,7 +121,9 @@ def run(options: Options, progress: Progress) -> Proof:
         "open_per_100k_chunks_max_s": per_100k[-1],
     }
     enough = tally.old > 0 and tally.forgotten > 0 and tally.loaded > 0
-    passed = not tally.findings.count and enough and survival >= _SURVIVAL and per_100k[len(per_100k) // 2] <= _MOST_OPEN_S
+    passed = (
+        not tally.findings.count and enough and survival >= _SURVIVAL and per_100k[len(per_100k) // 2] <= _MOST_OPEN_S
+    )
     return Proof("kill", CLAIM, figures, passed, tuple(tally.findings.kept))
 
 
