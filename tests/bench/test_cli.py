@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import typer
 from click.testing import Result
-from conftest import StartServer
 from typer.testing import CliRunner
 
+from conftest import StartServer
 from hotspan.cli.bench import _command_line, app
 
 COLUMNS = [

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import StartServer
 
+from conftest import StartServer
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
 from hotspan.bench.runner import resolve_now
 from hotspan.bench.sizing import kv_bytes_per_token

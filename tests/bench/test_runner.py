@@ -2,9 +2,9 @@ import os
 import socket
 
 import pytest
-from conftest import StartServer
 from openai_server import OpenAIServer
 
+from conftest import StartServer
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName
 from hotspan.bench.runner import run_rounds
