@@ -22,7 +22,7 @@ def silent(done: int, of: int) -> None:
 def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plain frame is taken for the right one."""
     monkeypatch.setattr("hotspan.tiers.io.verify_header", lambda *a, **k: None)
-    monkeypatch.setattr("hotspan.tiers.io.verify_payload", lambda *a, **k: None)
+    monkeypatch.setattr("hotspan.tiers.io.verify_part", lambda *a, **k: None)
 
 
 def forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_flip() -> None:
 
 def test_flip_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """With payloads that are not verified, flipped bits are hits."""
-    monkeypatch.setattr("hotspan.tiers.io.verify_payload", lambda *a, **k: None)
+    monkeypatch.setattr("hotspan.tiers.io.verify_part", lambda *a, **k: None)
     proof = flip.run(flip.Options(flips=200), silent)
     assert not proof.passed and proof.figures["detected"] < proof.figures["injected"]
 

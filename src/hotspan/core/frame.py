@@ -114,11 +114,12 @@ def segment_bytes_for(payload_bytes: int) -> int:
     return max(MIB, round_up(-(-payload_bytes // _MOST_SEGMENTS), MIB))
 
 
-def segments(payload_bytes: int) -> Iterator[Segment]:
-    """The segments of a payload, in order; the last may be shorter."""
+def segments(payload_bytes: int, start: int = 0, size: int | None = None) -> Iterator[Segment]:
+    """The segments of a payload, or of `size` bytes from `start` on, in order; the payload's last may be shorter."""
     step = segment_bytes_for(payload_bytes)
-    for number, start in enumerate(range(0, payload_bytes, step)):
-        yield Segment(number, start, min(start + step, payload_bytes))
+    stop = payload_bytes if size is None else start + size
+    for first in range(start, stop, step):
+        yield Segment(first // step, first, min(first + step, stop))
 
 
 class Cipher:
@@ -173,6 +174,20 @@ def end(header: memoryview) -> None:
     header[_CHECK_AT:] = xxhash.xxh3_128_digest(header[:_CHECK_AT])
 
 
+def begin_plain(header: memoryview, payload_bytes: int, identity: FrameIdentity) -> None:
+    """Write the fields of a plain frame; `hash_part` puts its tags, `end` ends it. Mutates: `header`, uint8[4096]."""
+    _put_fields(header, payload_bytes, identity, ALGORITHM_XXH3, _UNSEALED)
+
+
+def hash_part(header: memoryview, payload_bytes: int, start: int, part: memoryview) -> None:
+    """Put the tags of the segments in `part`, which begins at byte `start` of the payload and at a segment.
+
+    Blocks: for one pass over the part (xxh3, with the GIL released).
+    """
+    for index, first, stop in segments(payload_bytes, start, len(part)):
+        put_tag(header, index, xxhash.xxh3_128_digest(part[first - start : stop - start]))
+
+
 def seal(header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
     """Write into `header` what makes it and `payload` a plain frame.
 
@@ -180,9 +195,8 @@ def seal(header: memoryview, payload: memoryview, identity: FrameIdentity) -> No
     Mutates: `header` only.
     Blocks:  for one pass over the payload (xxh3, with the GIL released).
     """
-    _put_fields(header, len(payload), identity, ALGORITHM_XXH3, _UNSEALED)
-    for index, start, stop in segments(len(payload)):
-        put_tag(header, index, xxhash.xxh3_128_digest(payload[start:stop]))
+    begin_plain(header, len(payload), identity)
+    hash_part(header, len(payload), 0, payload)
     end(header)
 
 
@@ -224,20 +238,21 @@ def open_sealed(header: memoryview, opening: FrameOpening) -> Cipher | None:
     return None if aead is None else Cipher(aead, header)
 
 
-def verify_payload(header: memoryview, payload: memoryview) -> FrameFault | None:
-    """None if every tag of a plain frame holds.
+def verify_part(header: memoryview, payload_bytes: int, start: int, part: memoryview) -> FrameFault | None:
+    """None if the tags of the segments in `part`, which begins at byte `start` of a plain payload, hold.
 
-    Blocks: for one pass over the payload (xxh3, with the GIL released).
+    Blocks: for one pass over the part (xxh3, with the GIL released).
     """
-    for index, start, stop in segments(len(payload)):
-        if xxhash.xxh3_128_digest(payload[start:stop]) != tag_of(header, index):
+    for index, first, stop in segments(payload_bytes, start, len(part)):
+        if xxhash.xxh3_128_digest(part[first - start : stop - start]) != tag_of(header, index):
             return FrameFault.PAYLOAD
     return None
 
 
 def verify(header: memoryview, payload: memoryview, identity: FrameIdentity, now_s: float = 0.0) -> FrameFault | None:
     """None if header and payload are the whole plain frame of `identity`, else why not."""
-    return verify_header(header, len(payload), identity, now_s) or verify_payload(header, payload)
+    fault = verify_header(header, len(payload), identity, now_s)
+    return fault or verify_part(header, len(payload), 0, payload)
 
 
 def _put_fields(
