@@ -19,7 +19,8 @@ from hotspan.testing.faults import SHORT, FaultyFiles
 from hotspan.tiers.directory import check_directory, open_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
-from hotspan.tiers.table import DiskTable, Record
+from hotspan.tiers.record import Record
+from hotspan.tiers.table import DiskTable
 
 from .mounts import mounted
 

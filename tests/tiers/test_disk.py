@@ -25,7 +25,8 @@ from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
-from hotspan.tiers.table import RECORD_BYTES, SUPERBLOCK_BYTES, DiskTable, Geometry, Record
+from hotspan.tiers.record import RECORD_BYTES, Record
+from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096

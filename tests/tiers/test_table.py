@@ -18,17 +18,8 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.testing.faults import SHORT, FaultyFiles, SlowFiles
-from hotspan.tiers.table import (
-    RECORD_BYTES,
-    RECORD_LABELS,
-    SUPERBLOCK_BYTES,
-    DiskTable,
-    Geometry,
-    Record,
-    pack,
-    read_geometry,
-    unpack,
-)
+from hotspan.tiers.record import RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
+from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry, read_geometry
 
 GEOMETRY = Geometry(8192, 16)
 DIGESTS = st.binary(min_size=32, max_size=32)

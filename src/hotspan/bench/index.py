@@ -22,8 +22,8 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup
 from hotspan.tiers.directory import open_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.record import Record
 from hotspan.tiers.slab import SharedSlab
-from hotspan.tiers.table import Record
 
 NAMESPACE = bytes(32)
 TEXT = 400

@@ -18,7 +18,7 @@ from hotspan.proofs.kill_child import NAMESPACE, Worker
 from hotspan.proofs.places import on_disk
 from hotspan.proofs.proof import Findings, Progress, Proof, quantile, rng_of
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.table import Record
+from hotspan.tiers.record import Record
 
 CLAIM = "after a kill -9 the directory opens, has what was acknowledged 1 s before, and no wrong or forgotten byte"
 _LANES = 4

@@ -17,7 +17,8 @@ from hotspan.tiers.base import FrameKeys
 from hotspan.tiers.directory import OpenDirectory, explained, open_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
-from hotspan.tiers.table import Record, read_geometry
+from hotspan.tiers.record import Record
+from hotspan.tiers.table import read_geometry
 
 Quarantine = Callable[[int, ChunkKey], None]
 """Told of a slot whose frame is not what its record says."""

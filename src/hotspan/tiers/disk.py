@@ -22,8 +22,8 @@ from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, staging_bytes
 from hotspan.tiers.log import Invalidation
+from hotspan.tiers.record import Record
 from hotspan.tiers.shares import Shares
-from hotspan.tiers.table import Record
 
 logger = logging.getLogger(__name__)
 

@@ -11,26 +11,21 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.terms import Scope
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.tiers.files import Files, read_all, whole
+from hotspan.tiers.record import CHECK_AT, HAS_PARENT, IS_WILD, LIVE, RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
 
 SUPERBLOCK_BYTES = PAGE_BYTES
-RECORD_BYTES = 256
-RECORD_LABELS = 12
 _MAGIC = b"HOTSPANT"
 _VERSION = 2
 _SUPER = struct.Struct("<8sIIQQ")  # magic, version, record bytes, slot bytes, slots; then xxh3-64 of those
 
-_CHECK_AT = RECORD_BYTES - 8
-_RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
-_LIVE = 0x4B565348
-_HAS_PARENT, _IS_WILD = 1, 2
 _DTYPE = np.dtype(
     {
         "names": [
@@ -50,20 +45,6 @@ _DTYPE = np.dtype(
         "itemsize": RECORD_BYTES,
     }
 )
-
-
-class Record(NamedTuple):
-    """What stands in one slot.
-
-    stamp: of the store that wrote it; the frame in the slot must say the same.
-    """
-
-    key: ChunkKey
-    parent: ChunkKey | None
-    namespace: bytes
-    payload_bytes: int
-    terms: Terms
-    stamp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,35 +73,6 @@ def read_geometry(files: Files, fd: int) -> Geometry | None:
     if not is_whole or magic != _MAGIC or version != _VERSION or record_bytes != RECORD_BYTES:
         return None
     return Geometry(slot_bytes, slots)
-
-
-def pack(record: Record) -> bytes:
-    """The 256 bytes of a record. Labels beyond those that fit make it wild."""
-    terms = record.terms
-    labels = sorted(terms.labels)
-    is_wild = terms.is_wild or len(labels) > RECORD_LABELS
-    labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
-    flags = (_HAS_PARENT if record.parent is not None else 0) | (_IS_WILD if is_wild else 0)
-    body = _RECORD.pack(
-        *(_LIVE, flags, 0, record.key, record.parent or bytes(32), record.namespace, record.payload_bytes),
-        *(terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
-    )[:_CHECK_AT]
-    return body + xxhash.xxh3_64_digest(body)
-
-
-def unpack(data: bytes) -> Record | None:
-    """The record in 256 bytes, or None if they are not one."""
-    if xxhash.xxh3_64_digest(data[:_CHECK_AT]) != data[_CHECK_AT:]:
-        return None
-    magic, flags, _, key, parent, namespace, size, generation, expires_s, tenant, adapter, stamp, *labels = (
-        _RECORD.unpack(data)
-    )
-    if magic != _LIVE:
-        return None
-    terms = Terms(
-        tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & _IS_WILD)
-    )
-    return Record(ChunkKey(key), ChunkKey(parent) if flags & _HAS_PARENT else None, namespace, size, terms, stamp)
 
 
 class DiskTable:
@@ -159,14 +111,14 @@ class DiskTable:
         self._memory[: len(data)] = data
         self._memory[len(data) :] = bytes(len(self._memory) - len(data))
         view = memoryview(data)
-        for slot in np.flatnonzero(self._records["magic"] == _LIVE).tolist():
+        for slot in np.flatnonzero(self._records["magic"] == LIVE).tolist():
             at = slot * RECORD_BYTES
-            if xxhash.xxh3_64_digest(view[at : at + _CHECK_AT]) != view[at + _CHECK_AT : at + RECORD_BYTES]:
+            if xxhash.xxh3_64_digest(view[at : at + CHECK_AT]) != view[at + CHECK_AT : at + RECORD_BYTES]:
                 self._records["magic"][slot] = 0
 
     def slots(self) -> list[int]:
         """The slots that hold a chunk, in order."""
-        found: list[int] = np.flatnonzero(self._records["magic"] == _LIVE).tolist()
+        found: list[int] = np.flatnonzero(self._records["magic"] == LIVE).tolist()
         return found
 
     def summaries(self) -> Iterator[tuple[int, ChunkKey, ChunkKey | None, bytes, int, int]]:
@@ -176,7 +128,7 @@ class DiskTable:
         names = np.ascontiguousarray(live).view(np.uint8).reshape(-1, RECORD_BYTES)[:, 8:104].tobytes()
         columns = (live["flags"].tolist(), live["tenant"].tolist(), live["expires_s"].tolist())
         for at, slot, flags, tenant, expires_s in zip(range(0, len(names), 96), slots, *columns, strict=True):
-            parent = ChunkKey(names[at + 32 : at + 64]) if flags & _HAS_PARENT else None
+            parent = ChunkKey(names[at + 32 : at + 64]) if flags & HAS_PARENT else None
             yield slot, ChunkKey(names[at : at + 32]), parent, names[at + 64 : at + 96], tenant, expires_s
 
     def record(self, slot: int) -> Record:
@@ -198,7 +150,7 @@ class DiskTable:
         Costs about 20 ns a slot.
         """
         records = self._records
-        mask = records["magic"] == _LIVE
+        mask = records["magic"] == LIVE
         if before is not None:
             mask &= records["generation"] < before
         if scope.tenant is not None:
@@ -207,7 +159,7 @@ class DiskTable:
             mask &= records["adapter"] == scope.adapter
         if scope.namespace is not None:
             mask &= records["namespace"] == np.void(scope.namespace)
-        wild = (records["flags"] & _IS_WILD) != 0
+        wild = (records["flags"] & IS_WILD) != 0
         for name in scope.labels:
             mask &= wild | (records["labels"] == name).any(axis=1)
         slots: list[int] = np.flatnonzero(mask).tolist()
@@ -223,7 +175,7 @@ class DiskTable:
         names = np.frombuffer(self._memory, np.uint8).reshape(-1, RECORD_BYTES)
         children: dict[bytes, list[int]] = {}
         for slot in self.slots():
-            if self._records["flags"][slot] & _HAS_PARENT and self._records["generation"][slot] < generation:
+            if self._records["flags"][slot] & HAS_PARENT and self._records["generation"][slot] < generation:
                 children.setdefault(names[slot, 40:72].tobytes(), []).append(slot)
         todo, found = {self.key(slot) for slot in slots}.union(scope.keys or ()), set(slots)
         while todo:
@@ -234,13 +186,13 @@ class DiskTable:
 
     def newest_generation(self) -> int:
         """The highest generation that a record says."""
-        live = self._records[self._records["magic"] == _LIVE]
+        live = self._records[self._records["magic"] == LIVE]
         return int(live["generation"].max()) if len(live) else 0
 
     def expired(self, now_s: float) -> list[int]:
         """Slots of chunks whose time is over."""
         records = self._records
-        mask = (records["magic"] == _LIVE) & (records["expires_s"] != 0) & (records["expires_s"] <= int(now_s))
+        mask = (records["magic"] == LIVE) & (records["expires_s"] != 0) & (records["expires_s"] <= int(now_s))
         slots: list[int] = np.flatnonzero(mask).tolist()
         return slots
 

@@ -1,0 +1,61 @@
+"""The record of a stored chunk, 256 bytes: its name, what it stands on, and the terms on which it is kept."""
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+from hotspan.core.terms import Terms
+from hotspan.core.types import ChunkKey
+
+RECORD_BYTES = 256
+RECORD_LABELS = 12
+LIVE = 0x4B565348
+"""The first four bytes of a record, little-endian; a free one has zeros there."""
+
+CHECK_AT = RECORD_BYTES - 8
+_RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
+HAS_PARENT, IS_WILD = 1, 2
+
+
+class Record(NamedTuple):
+    """One stored chunk.
+
+    stamp: of the store that wrote it; its frame must say the same.
+    """
+
+    key: ChunkKey
+    parent: ChunkKey | None
+    namespace: bytes
+    payload_bytes: int
+    terms: Terms
+    stamp: int = 0
+
+
+def pack(record: Record) -> bytes:
+    """The 256 bytes of a record. Labels beyond those that fit make it wild."""
+    terms = record.terms
+    labels = sorted(terms.labels)
+    is_wild = terms.is_wild or len(labels) > RECORD_LABELS
+    labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
+    flags = (HAS_PARENT if record.parent is not None else 0) | (IS_WILD if is_wild else 0)
+    body = _RECORD.pack(
+        *(LIVE, flags, 0, record.key, record.parent or bytes(32), record.namespace, record.payload_bytes),
+        *(terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
+    )[:CHECK_AT]
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def unpack(data: bytes) -> Record | None:
+    """The record in 256 bytes, or None if they are not one."""
+    if xxhash.xxh3_64_digest(data[:CHECK_AT]) != data[CHECK_AT:]:
+        return None
+    magic, flags, _, key, parent, namespace, size, generation, expires_s, tenant, adapter, stamp, *labels = (
+        _RECORD.unpack(data)
+    )
+    if magic != LIVE:
+        return None
+    terms = Terms(
+        tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & IS_WILD)
+    )
+    return Record(ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, size, terms, stamp)

@@ -1,0 +1,169 @@
+"""What an L2 is to hotspan: objects under chunk keys that all replicas share, and a log of what was invalidated.
+
+    object = [ record 256 | zeros up to 4096 ][ frame: header 4096, payload ]       marks: terms joined since
+
+The record says what a chunk stands on and on which terms it is kept; the frame (core/frame.py) proves its bytes. What a
+store answers is believed of neither: the reader verifies the frame against the record, and the record by its checksum.
+Objects never change; a mark adds to the terms of one, and marks commute, so that replicas need no lock.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from hotspan.core.terms import NEVER, Scope, Terms
+from hotspan.core.types import PAGE_BYTES, ChunkKey
+from hotspan.tiers.record import Record
+
+PREAMBLE_BYTES = PAGE_BYTES
+"""What stands before the frame in an object that is one run of bytes: its record, padded."""
+
+MARK_BYTES = 17
+_MARK = struct.Struct("<cQQ")  # kind, value, generation
+_LABEL, _EXPIRY, _WILD = b"L", b"E", b"W"
+
+
+def marks_of(terms: Terms, generation: int) -> list[bytes]:
+    """What a request under `terms` adds to a chunk that it hits at `generation`: 17 bytes each, in any order."""
+    marks = [_MARK.pack(_LABEL, value, generation) for value in sorted(terms.labels)]
+    if terms.expires_s:
+        marks.append(_MARK.pack(_EXPIRY, terms.expires_s, generation))
+    if terms.is_wild:
+        marks.append(_MARK.pack(_WILD, 0, generation))
+    return marks
+
+
+def marked(terms: Terms, marks: Iterable[bytes]) -> Terms:
+    """The terms of a chunk with its marks, whatever their order and however often each is there.
+
+    Its generation is that of the latest mark that changed them: it outlived all that was invalidated before. A mark
+    that can't be read makes the chunk wild: any tag takes it.
+    """
+    generation = terms.generation
+    for mark in sorted(marks):
+        kind, value, at = _MARK.unpack(mark) if len(mark) == MARK_BYTES else (_WILD, 0, 0)
+        if kind == _LABEL:
+            added = Terms(labels=frozenset([value]))
+        elif kind == _EXPIRY:
+            added = Terms(expires_s=value or NEVER)
+        else:
+            added = Terms(is_wild=True)
+        joined = terms.joined(added)
+        if joined is not terms:
+            generation = max(generation, at)
+            terms = joined
+    return replace(terms, generation=generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object that is there whole.
+
+    record: as it was put. terms: those of the record, and what was marked since.
+    """
+
+    record: Record
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full a store is, as far as it says; 0 for what it does not say."""
+
+    objects: int = 0
+    bytes: int = 0
+    capacity_bytes: int = 0
+
+
+class ObjectStore(Protocol):
+    """Objects that replicas share. Methods block, each at most its deadline (the store's own setting, in seconds), and
+    may be called from several threads.
+
+    Raises: OSError (ConnectionError, TimeoutError) from every method when the store can't be reached or fails.
+    """
+
+    log: "SharedLog | None"
+    """None for a store that can't keep one."""
+
+    def find(self, keys: Sequence[ChunkKey]) -> list[Found | None]:
+        """What is there, in the order of `keys`, in one round trip where the store can.
+
+        Keys come in a chain's order: after the first that is not there a store may answer None for the rest.
+        """
+        ...
+
+    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+        """Read an object's frame into buffers that have exactly its size, one after the other.
+
+        False if the object is gone, or is not of that size; what `into` holds is undefined then, and when it raises.
+        """
+        ...
+
+    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
+        """Store an object, seen by nobody before it is whole. False if one of that key is there already, and stays."""
+        ...
+
+    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        """Add marks to objects, in one round trip where the store can; to those that are not there yet, too."""
+        ...
+
+    def delete(self, keys: Sequence[ChunkKey]) -> None:
+        """Delete objects and their marks; those that are not there are no error."""
+        ...
+
+    def usage(self) -> StoreUsage:
+        """How full it is."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. Methods that other threads are in may raise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInvalidation:
+    """One entry of a log: chunks of lower generations that `scope` takes are gone. `by` is the replica that asked."""
+
+    generation: int
+    scope: Scope
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """What a log says after a generation.
+
+    epoch:      of this log; another one means that the log was lost and began anew, and so did all objects.
+    generation: of its newest entry, or that asked for if there is none after it.
+    floor:      entries up to this generation are gone from the log: who has not read them knows nothing.
+    """
+
+    epoch: bytes
+    generation: int
+    floor: int
+    entries: Sequence[SharedInvalidation]
+
+
+class SharedLog(Protocol):
+    """The log of generations that replicas share, and who has read how far. Blocks and raises as ObjectStore does."""
+
+    def append(self, scope: Scope, by: str) -> int:
+        """Write an entry and return its generation: higher than any before, and as durable as the store can make it."""
+        ...
+
+    def read(self, after: int) -> LogPage:
+        """The entries of generations above `after`, in order."""
+        ...
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        """Say that this replica is alive for `ttl_s`, and has read the log up to `generation`."""
+        ...
+
+    def forget(self, replica: str) -> None:
+        """Say that this replica is gone."""
+        ...
+
+    def replicas(self) -> dict[str, int]:
+        """The replicas that are alive, and how far each has read."""
+        ...
