@@ -752,6 +752,19 @@ def test_a_chunk_computed_again_shares_the_terms_of_its_copy_below() -> None:
             assert forget(rig, labels=frozenset({label})) == {Tier.RAM: 1, Tier.DISK: 1}
 
 
+def test_a_chunk_computed_again_while_its_tier_is_given_up_tags_its_copy_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier that finds nothing while it is given up is told of the tags all the same: it may come back."""
+    with Rig(ram=2, disk=4) as rig:
+        (chunk,) = chain("a", 1)
+        rig.put_below([chunk])
+        with monkeypatch.context() as given_up:
+            given_up.setattr(rig.tier, "lookup", lambda key: False)
+            given_up.setattr(rig.tier, "finished", list)
+            rig.cache.begin_store([chunk], Reader(terms=Terms(labels=frozenset({7}))))
+            rig.cache.end_store([chunk])
+        assert rig.tier.terms(chunk.key).labels == {7}
+
+
 def test_a_store_in_flight_is_forgotten_with_its_slot_kept() -> None:
     """The engine goes on copying into a slot that was invalidated; nobody gets it, nor what it holds."""
     with Rig(1) as rig:

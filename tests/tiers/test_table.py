@@ -26,7 +26,7 @@ DIGESTS = st.binary(min_size=32, max_size=32)
 U64 = st.integers(0, 2**64 - 1)
 LABELS = st.frozensets(st.integers(1, 2**64 - 1), max_size=RECORD_LABELS)
 TERMS = st.builds(Terms, U64, U64, LABELS, U64, U64, st.booleans())
-RECORDS = st.builds(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64)
+RECORDS = st.builds(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64, st.integers(0, 2**16 - 1))
 
 
 def record(name: str, **terms: Any) -> Record:
@@ -349,6 +349,7 @@ FEW_RECORDS = st.builds(
         st.booleans(),
     ),
     U64,
+    st.just(0),
 )
 FEW_SCOPES = st.builds(
     Scope,

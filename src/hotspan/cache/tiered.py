@@ -320,11 +320,14 @@ class TieredCache:
         return chunk.parent is None or chunk.parent in self.ram.entries or self._controller.holds(chunk.parent)
 
     def _joined_below(self, key: ChunkKey, terms: Terms) -> Terms:
-        """The terms of a chunk that was computed again although the tier below has it: one set for both copies."""
-        if self._below is None or not self._below.lookup(key):
+        """The terms of a chunk that was computed again although the tier below has it: one set for both copies.
+
+        Told also to a tier that does not find it: one that is given up may have it still, and come back.
+        """
+        if self._below is None:
             return terms
         self._below.join(key, terms)
-        return self._below.terms(key)
+        return self._below.terms(key) if self._below.lookup(key) else terms
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
         held = reader.pins.get(entry.chunk.key)

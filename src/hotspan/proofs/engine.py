@@ -194,8 +194,10 @@ class Engine:
         self.counts.hits += len(hits)
         self.counts.disk_hits += sum(key in reader.promoted for key in hits)
         for chunk in text.chunks:
-            if self.cache.terms(chunk.key) is not None:
+            known = self.cache.terms(chunk.key)
+            if known is not None:
                 self._carry(chunk.key, reader.terms, fresh=False)
+                reader.inherited[chunk.index] = reader.terms.joined(known)
         self.cache.join(text.chunks, reader)
         if hits:
             slots = self.cache.begin_load(hits, reader)
@@ -205,7 +207,7 @@ class Engine:
             self.cache.release(reader)
         rest = text.chunks[len(hits) :]
         there = {chunk.key for chunk in rest if self.cache.terms(chunk.key) is not None}
-        placements = self.cache.begin_store(rest, Reader(terms=reader.terms))
+        placements = self.cache.begin_store(rest, Reader(terms=reader.terms, inherited=reader.inherited))
         for placement in placements:
             self.cache.ram.slab.slot(placement.slot)[:] = JUNK * self.payload_bytes
             self._carry(placement.chunk.key, reader.terms, fresh=placement.chunk.key not in there)

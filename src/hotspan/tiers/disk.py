@@ -147,7 +147,7 @@ class DiskTier:
             return False
         terms = replace(terms, generation=self._generation)
         stamp = secrets.randbits(64)
-        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp)
+        record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._table.put(slot, record)
         entry = _Entry(slot, chunk.key, True, terms.expires_s, writing=True)
         self._entries[chunk.key] = entry

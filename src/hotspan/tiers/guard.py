@@ -131,6 +131,8 @@ class GuardedTier:
         """As StorageTier says; while the tier is given up it may still hold the chunk, and is told when it is back."""
         if self._is_up:
             self._current.join(key, terms)
+        elif not (terms.labels or terms.expires_s or terms.is_wild):
+            return  # they add nothing to any other
         elif len(self._joins) < _MOST_JOINS or key in self._joins:
             self._joins[key] = self._joins[key].joined(terms) if key in self._joins else terms
         else:

@@ -16,12 +16,14 @@ LIVE = 0x4B565348
 CHECK_AT = RECORD_BYTES - 8
 _RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
 HAS_PARENT, IS_WILD = 1, 2
+_MOST_INDEX = 0xFFFF
 
 
 class Record(NamedTuple):
     """One stored chunk.
 
     stamp: of the store that wrote it; its frame must say the same.
+    place: in its text, counted in chunks; 65535 stands for that and all above.
     """
 
     key: ChunkKey
@@ -30,6 +32,7 @@ class Record(NamedTuple):
     payload_bytes: int
     terms: Terms
     stamp: int = 0
+    place: int = 0
 
 
 def pack(record: Record) -> bytes:
@@ -40,8 +43,8 @@ def pack(record: Record) -> bytes:
     labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
     flags = (HAS_PARENT if record.parent is not None else 0) | (IS_WILD if is_wild else 0)
     body = _RECORD.pack(
-        *(LIVE, flags, 0, record.key, record.parent or bytes(32), record.namespace, record.payload_bytes),
-        *(terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
+        *(LIVE, flags, min(record.place, _MOST_INDEX), record.key, record.parent or bytes(32), record.namespace),
+        *(record.payload_bytes, terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
     )[:CHECK_AT]
     return body + xxhash.xxh3_64_digest(body)
 
@@ -50,7 +53,7 @@ def unpack(data: bytes) -> Record | None:
     """The record in 256 bytes, or None if they are not one."""
     if xxhash.xxh3_64_digest(data[:CHECK_AT]) != data[CHECK_AT:]:
         return None
-    magic, flags, _, key, parent, namespace, size, generation, expires_s, tenant, adapter, stamp, *labels = (
+    magic, flags, place, key, parent, namespace, size, generation, expires_s, tenant, adapter, stamp, *labels = (
         _RECORD.unpack(data)
     )
     if magic != LIVE:
@@ -58,4 +61,4 @@ def unpack(data: bytes) -> Record | None:
     terms = Terms(
         tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & IS_WILD)
     )
-    return Record(ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, size, terms, stamp)
+    return Record(ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, size, terms, stamp, place)
