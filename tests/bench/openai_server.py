@@ -14,13 +14,17 @@ from aiohttp import web
 
 @dataclass
 class Behaviour:
-    """What the server does. `fails` gives an HTTP status for a content, or 0."""
+    """What the server does. `fails` gives an HTTP status for the first message's content, or 0; so does `refuses`
+    for the whole request. `waits` adds seconds before the first token of a request.
+    """
 
     first_token_s: float = 0.0
     between_tokens_s: float = 0.0
     answer: tuple[str, ...] = ("An", " answer", ".")
     reasoning_first: bool = False
     fails: Callable[[str], int] = lambda content: 0
+    refuses: Callable[[dict[str, Any]], int] = lambda body: 0
+    waits: Callable[[dict[str, Any]], float] = lambda body: 0.0
     breaks_off: bool = False  # the stream ends with an error event
     cuts: bool = False  # the stream ends without a finish_reason
     no_text: bool = False  # tokens, but none that shows
@@ -121,7 +125,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         body = await request.json()
         self.served.bodies.append(body)
         self.served.headers.append(dict(request.headers))
-        status = self.behaviour.fails(body["messages"][0]["content"])
+        status = self.behaviour.fails(body["messages"][0]["content"]) or self.behaviour.refuses(body)
         if status:
             return web.json_response({"error": {"message": "no luck"}}, status=status)
         self.served.running += 1
@@ -145,7 +149,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         await send({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         tokens = how.answer[: body["max_tokens"]]
         for i, token in enumerate(() if how.no_text else tokens):
-            await asyncio.sleep(how.between_tokens_s if i else how.first_token_s)
+            await asyncio.sleep(how.between_tokens_s if i else how.first_token_s + how.waits(body))
             key = "reasoning" if how.reasoning_first and i == 0 else "content"
             await send({"choices": [{"delta": {key: token}}]})
         if how.breaks_off:

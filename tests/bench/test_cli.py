@@ -15,13 +15,14 @@ COLUMNS = [
     *("request_id", "successful", "ttft", "request_latency", "num_input_tokens", "num_output_tokens"),
     *("decode_speed", "submit_time", "first_token_time", "finish_time", "error"),
 ]
-RESULT_KEYS = {
+OWN_COLUMNS = ["cached_tokens", "due_time", "tpot", "itl_p50", "itl_p90", "itl_p99"]
+RESULT_KEYS = [
     *("total_requests", "successful_requests", "failed_requests", "elapsed_time", "mean_ttft_ms"),
     *("mean_decode_speed", "mean_request_latency_ms", "input_throughput", "output_throughput"),
     *("total_input_tokens", "total_output_tokens", "p50_ttft_ms", "p90_ttft_ms", "p99_ttft_ms"),
     *("p50_decode_speed", "p90_decode_speed", "p99_decode_speed"),
     *("p50_request_latency_ms", "p90_request_latency_ms", "p99_request_latency_ms"),
-}
+]
 
 
 def invoke(*arguments: str) -> Result:
@@ -42,10 +43,10 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_files_have_the_columns_and_keys_that_users_know(serve: StartServer, tmp_path: Path) -> None:
-    """The CSV has exactly the known columns, the summary exactly the known keys; status 0."""
+    """The CSV begins with the known columns, the summary's results with the known keys, in their order; status 0."""
     done = engine(serve(between_tokens_s=0.01).url, tmp_path, "--json")
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "bench_results.csv").read_text().splitlines()[0].split(",") == COLUMNS
+    assert (tmp_path / "bench_results.csv").read_text().splitlines()[0].split(",") == COLUMNS + OWN_COLUMNS
     assert len(rows(tmp_path)) == 4
     for row in rows(tmp_path):
         assert (row["successful"], row["num_input_tokens"], row["num_output_tokens"]) == ("True", "100", "3")
@@ -53,10 +54,43 @@ def test_files_have_the_columns_and_keys_that_users_know(serve: StartServer, tmp
         assert float(row["ttft"]) == pytest.approx(float(row["first_token_time"]) - float(row["submit_time"]))
     summary = json.loads((tmp_path / "bench_summary.json").read_text())
     assert set(summary) == {"config", "results"}
-    assert set(summary["results"]) == RESULT_KEYS
+    assert list(summary["results"])[: len(RESULT_KEYS)] == RESULT_KEYS
     assert summary["results"]["p99_decode_speed"] <= summary["results"]["p50_decode_speed"], "p99 is the slow tail"
     assert summary["config"]["ldqa_document_length"] == 40
     assert summary["config"]["model"] == "small"
+
+
+def test_our_own_columns_and_keys_follow(serve: StartServer, tmp_path: Path) -> None:
+    """ITL and TPOT by request and over all, cached tokens, the loop and how late it was, success rate and goodput."""
+    server = serve(first_token_s=0.01, between_tokens_s=0.05)
+    flags = ("--mrc-num-sessions", "2", "--mrc-num-requests", "4", "--mrc-qps", "20", "--mrc-output-length", "3")
+    objective = ("--slo-ttft-ms", "5000", "--slo-itl-ms", "0.5")
+    done = engine(server.url, tmp_path, "--workload", "multi-round-chat", *flags, *objective, "--json")
+    assert done.exit_code == 0, done.output
+    for row in rows(tmp_path):
+        assert row["cached_tokens"] == "60"
+        assert float(row["tpot"]) == pytest.approx(0.05, abs=0.03)
+        assert float(row["itl_p50"]) == pytest.approx(0.05, abs=0.03)
+        assert float(row["itl_p50"]) <= float(row["itl_p90"]) <= float(row["itl_p99"])
+        assert float(row["due_time"]) <= float(row["submit_time"]) + 1e-6
+    results = json.loads((tmp_path / "bench_summary.json").read_text())["results"]
+    for name in ("itl_ms", "tpot_ms"):
+        assert results[f"p50_{name}"] == pytest.approx(50, abs=30)
+        assert results[f"p50_{name}"] <= results[f"p90_{name}"] <= results[f"p99_{name}"]
+    assert results["p50_ttft_from_due_ms"] >= results["p50_ttft_ms"]
+    assert (results["loop"], results["unsent_requests"], results["success_rate"]) == ("closed", 0, 1.0)
+    assert (results["total_cached_tokens"], results["cached_rate"]) == (240, 0.6)
+    assert (results["requests_within_slo"], results["goodput"]) == (0, 0.0), "no answer has 0.5 ms between tokens"
+    assert "Closed loop" in done.output
+
+
+def test_what_a_run_does_not_have_is_null(serve: StartServer, tmp_path: Path) -> None:
+    """A schedule without times, and no objective, give empty cells and nulls rather than zeros."""
+    engine(serve(answer=("one",)).url, tmp_path, "--json")
+    assert all(row[name] == "" for row in rows(tmp_path) for name in ("due_time", "tpot", "itl_p50", "itl_p99"))
+    results = json.loads((tmp_path / "bench_summary.json").read_text())["results"]
+    nulls = ("p50_late_ms", "p50_ttft_from_due_ms", "p99_itl_ms", "p99_tpot_ms", "goodput", "requests_within_slo")
+    assert all(results[name] is None for name in nulls)
 
 
 def test_a_failed_request_is_status_1_and_in_the_csv(serve: StartServer, tmp_path: Path) -> None:
@@ -108,7 +142,9 @@ def test_flags_override_the_file(serve: StartServer, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--workload", "long-doc-qa"), "--engine-url"),
-        (("--engine-url", "http://localhost:1"), "--workload must be one of long-doc-qa"),
+        (("--engine-url", "http://localhost:1"), "--workload must be one of long-doc-qa, multi-round-chat"),
+        (("--workload", "multi-round-chat", "--slo-itl-ms", "-1"), "--slo-itl-ms"),
+        (("--workload", "multi-round-chat", "--mrc-loop", "half"), "--mrc-loop must be closed or open"),
         (("--engine-url", "localhost:1", "--workload", "long-doc-qa"), "http://"),
     ],
 )

@@ -5,9 +5,11 @@ import pytest
 
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
+from hotspan.bench.records import Slo
 from hotspan.bench.runner import resolve_now
 from hotspan.bench.sizing import kv_bytes_per_token
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.core.errors import ConfigError
 
 
@@ -39,6 +41,27 @@ def test_a_file_of_lmcache_is_read(tmp_path: Path) -> None:
     config = BenchConfig.from_flat(read_config_file(path))
     expected = LongDocQaOptions(document_length=9000, query_per_document=4, num_inflight_requests=5)
     assert config == BenchConfig(options=expected, model="m", tokens_per_gb_kvcache=6553)
+
+
+def test_a_chat_file_of_lmcache_is_read(tmp_path: Path) -> None:
+    """The keys of the published multi-round-chat run configure its 100 sessions, whole numbers for rates included."""
+    path = tmp_path / "theirs.json"
+    path.write_text(
+        '{"model": "m", "workload": "multi-round-chat", "tokens_per_gb_kvcache": 3000, "kv_cache_volume": 400,'
+        ' "mrc_shared_prompt_length": 2000, "mrc_chat_history_length": 10000, "mrc_user_input_length": 50,'
+        ' "mrc_output_length": 200, "mrc_qps": 8, "mrc_duration": 180}'
+    )
+    config = BenchConfig.from_flat(read_config_file(path))
+    assert config.options == MultiRoundChatOptions(qps=8.0, duration=180.0)
+    assert config.build().num_sessions == 100  # type: ignore[attr-defined]
+
+
+def test_objectives_are_in_milliseconds() -> None:
+    """The flags are milliseconds, the objective seconds; a bound that isn't named is none."""
+    options = LongDocQaOptions(num_documents=1)
+    assert BenchConfig(options=options).slo is None
+    assert BenchConfig(options=options, slo_ttft_ms=1500).slo == Slo(1.5, None)
+    assert BenchConfig(options=options, slo_ttft_ms=1500, slo_itl_ms=20).slo == Slo(1.5, 0.02)
 
 
 @pytest.mark.parametrize(

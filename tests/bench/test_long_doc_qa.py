@@ -1,5 +1,7 @@
 import asyncio
+from hashlib import sha256
 from random import Random
+from typing import Literal
 
 import pytest
 
@@ -69,6 +71,16 @@ def test_pre_warm_up_shares_no_prefix_with_a_document() -> None:
     openings = [prompt.content[:11] for prompt in found[RoundName.PRE_WARM_UP]]
     assert len(set(openings)) == 3
     assert not any(opening.startswith("Document") for opening in openings)
+
+
+@pytest.mark.parametrize(("text", "digest"), [("filler", "34726a19c38da18a"), ("prose", "cc5e5f72e3725b30")])
+def test_the_stream_is_the_one_of_earlier_versions(text: Literal["filler", "prose"], digest: str) -> None:
+    """Every round sends the same messages under the same ids in the same order as ever: figures keep comparing."""
+    found = prompts(LongDocQaOptions(document_length=300, num_documents=4, text=text), Scale(1, None))
+    stream = [(name.value, p.request_id, p.messages, p.max_tokens) for name, asked in found.items() for p in asked]
+    assert all(message.role == "user" for _, _, (message,), _ in stream)
+    lines = [f"{name} {request_id} {tokens} {message.content}" for name, request_id, (message,), tokens in stream]
+    assert sha256("\n".join(lines).encode()).hexdigest()[:16] == digest
 
 
 def test_prose_is_the_same_for_a_seed_and_different_for_another() -> None:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from fabricated import fabricated_result
 from plotly.offline import get_plotlyjs
 
 from hotspan.bench.compare import TIMES, NamedRun, speed_up
+from hotspan.bench.records import Quantiles
 from hotspan.bench.report import ReportContext, write_report
 from hotspan.core.errors import ConfigError
 
@@ -47,6 +49,20 @@ def test_the_page_has_the_figures(tmp_path: Path) -> None:
     for text in ("A processor", "hotspan demo", "serve --ram-gib 2", "Long {texts} &amp; more", "RAM &lt;big&gt;"):
         assert text in page, text
     assert "<big>" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_a_schedule_that_was_not_kept_is_said(tmp_path: Path) -> None:
+    """The page of a run with times says what its loop was and how late it was, and has TTFT from due and goodput."""
+    result = fabricated_result(1.0, {})
+    late = Quantiles(1.5, 1.25, 2.0, 3.125)
+    summary = replace(result.query.summary, late_s=late, ttft_from_due_s=late, within_slo=2, elapsed_s=16.0)
+    query = replace(result.query, summary=summary)
+    paced = replace(result, rounds=(*result.rounds[:2], query))
+    page = page_of(tmp_path / "r.html", [NamedRun("run", "run", (paced,))], ReportContext())
+    assert "Closed loop" in page and "coordinated omission" in page
+    assert "<td>3.125</td>" in page and "<td>0.125</td>" in page
+    plain = page_of(tmp_path / "r.html", [NamedRun("run", "run", (result,))], ReportContext())
+    assert "loop" not in re.sub(r"<script.*?</script>", "", plain, flags=re.DOTALL)
 
 
 def test_one_run_without_counters_makes_a_page(tmp_path: Path) -> None:

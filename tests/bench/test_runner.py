@@ -1,5 +1,8 @@
+import json
 import os
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from openai_server import OpenAIServer
@@ -40,8 +43,9 @@ def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:
     server = serve()
     run_rounds(small(server, no_warmup=True, api_key="secret"))
     for body in server.served.bodies:
-        content = body.pop("messages")[0]["content"]
-        assert content.startswith("Document ")
+        (message,) = body.pop("messages")
+        assert list(message) == ["role", "content"] and message["role"] == "user"
+        assert message["content"].startswith("Document ")
         assert body == {
             "model": "small",
             "max_tokens": 3,
@@ -150,16 +154,36 @@ def test_answers_are_kept_with_their_digest(serve: StartServer) -> None:
     assert one.query.records[0].answer == "ab"
 
 
-def test_a_result_survives_json(serve: StartServer, tmp_path: object) -> None:
+def test_a_result_survives_json(serve: StartServer, tmp_path: Path) -> None:
     """A saved result loads as an equal one."""
-    from pathlib import Path
-
-    result = run_rounds(small(serve()), command="hotspan bench engine")
-    path = Path(str(tmp_path)) / "deep" / "result.json"
+    result = run_rounds(small(serve(), slo_ttft_ms=1.0), command="hotspan bench engine")
+    path = tmp_path / "deep" / "result.json"
     result.save(path)
     assert BenchResult.load(path) == result
     path.write_text('{"schema": 99}')
     with pytest.raises(ConfigError, match="schema"):
+        BenchResult.load(path)
+
+
+def test_a_result_of_an_earlier_version_is_read(serve: StartServer, tmp_path: Path) -> None:
+    """A saved result without the figures that came later loads with those figures unknown."""
+    path = tmp_path / "result.json"
+    result = run_rounds(small(serve()))
+    result.save(path)
+    saved = json.loads(path.read_text())
+    for played in saved["rounds"]:
+        del played["loop"]
+        for name in ("tpot_s", "late_s", "ttft_from_due_s", "unsent", "within_slo"):
+            del played["summary"][name]
+        for record in played["records"]:
+            del record["due_time"], record["tpot"]
+    path.write_text(json.dumps(saved))
+    loaded = BenchResult.load(path)
+    assert loaded.query.records == result.query.records
+    assert loaded.query.summary == replace(result.query.summary, tpot_s=None)
+    del saved["rounds"][0]["summary"]["ttft_s"]
+    path.write_text(json.dumps(saved))
+    with pytest.raises(ConfigError, match="can't be read"):
         BenchResult.load(path)
 
 
@@ -177,7 +201,7 @@ def test_background_work_belongs_to_the_round_that_caused_it(serve: StartServer)
     """CPU time used after the last answer of a round is in that round's figure, and in no round's elapsed time."""
     result = run_rounds(small(serve(writes_s=0.2), engine_pid=os.getpid()))
     by_name = {r.name: r.summary for r in result.rounds}
-    assert (by_name[RoundName.WARM_UP].cpu_s or 0) >= 3 * 0.2
+    assert (by_name[RoundName.WARM_UP].cpu_s or 0) >= 3 * 0.2 - 0.03  # a tick of the kernel's clock for each
     query = by_name[RoundName.QUERY].cpu_s
     assert query is not None and query < 0.2
     last = result.rounds[1].records[-1]

@@ -1,9 +1,13 @@
 import io
 import sys
+from dataclasses import replace
 
 import pytest
+from fabricated import fabricated_round
+from rich.console import Console
 
-from hotspan.bench.terminal import stdout_console
+from hotspan.bench.records import Quantiles, RoundName, RoundResult
+from hotspan.bench.terminal import pacing, rounds_table, stdout_console
 
 
 class Terminal(io.StringIO):
@@ -20,3 +24,27 @@ def test_files_and_pipes_get_100_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stdout_console().width == 100
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert stdout_console().width == 61
+
+
+def table_of(*rounds: RoundResult) -> str:
+    console = Console(record=True, width=100, quiet=False, file=io.StringIO())
+    console.print(rounds_table(rounds))
+    return console.export_text()
+
+
+def test_a_row_is_shown_where_a_round_has_its_figure() -> None:
+    """ITL and TPOT have their percentiles; lateness, goodput and turns not sent only show where there are some."""
+    plain = fabricated_round(RoundName.QUERY, 4, 1.0, {})
+    shown = table_of(plain)
+    assert all(f"{name} {p} (ms)" in shown for name in ("inter-token", "TPOT") for p in ("mean", "p50", "p90", "p99"))
+    assert not any(name in shown for name in ("from due", "goodput", "not sent"))
+    late = Quantiles(1.5, 1.25, 2.0, 3.0)
+    summary = replace(plain.summary, late_s=late, ttft_from_due_s=late, unsent=3, within_slo=2)
+    paced = replace(plain, summary=summary)
+    shown = table_of(replace(plain, name=RoundName.WARM_UP), paced)
+    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in shown.splitlines() if line.startswith("│")}
+    assert [cell.strip() for cell in rows["TTFT from due p50 (s)"]] == ["-", "1.250"]
+    assert [cell.strip() for cell in rows["due, not sent"]] == ["-", "3"]
+    assert float(rows["goodput (requests/s)"][1]) == pytest.approx(2 / plain.summary.elapsed_s, abs=1e-3)
+    assert pacing(plain) == ""
+    assert "1.250 s (p50) and 3.000 s (p99)" in pacing(paced) and "3 that were due" in pacing(paced)

@@ -90,7 +90,7 @@ class OpenAIClient:
         """Stream one answer and time it. A failure of any kind is a record with its error."""
         body: dict[str, Any] = {
             "model": model,
-            "messages": [{"role": "user", "content": prompt.content}],
+            "messages": [message._asdict() for message in prompt.messages],
             "max_tokens": prompt.max_tokens,
             "temperature": 0,
             "stream": True,

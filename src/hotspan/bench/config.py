@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hotspan.bench.records import TIMED_ROUNDS, RoundName
+from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions, option
 from hotspan.core.errors import ConfigError
@@ -32,6 +32,8 @@ class BenchConfig:
     ignore_eos: bool = option(False, "Generate up to the maximum, past the end-of-text token (vLLM).")
     no_warmup: bool = option(False, "Only the query round.")
     engine_pid: int = option(0, "Process id of a local server: its CPU-seconds are measured, children included.")
+    slo_ttft_ms: float = option(0.0, "Goodput counts requests with at most this time to first token; 0: any.")
+    slo_itl_ms: float = option(0.0, "Goodput counts requests with at most this mean inter-token latency; 0: any.")
     request_timeout: float = option(1800.0, "Seconds without a byte after which a request counts as failed.")
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
@@ -41,6 +43,9 @@ class BenchConfig:
             raise ConfigError(f"--kv-cache-volume must be more than 0 GiB, not {self.kv_cache_volume}")
         if self.tokens_per_gb_kvcache < 0:
             raise ConfigError(f"--tokens-per-gb-kvcache must be positive, not {self.tokens_per_gb_kvcache}")
+        for name in ("slo_ttft_ms", "slo_itl_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be 0 (any) or more, not {getattr(self, name)}")
         if self.engine_url and not self.engine_url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine-url must start with http:// or https://, not {self.engine_url!r}")
 
@@ -53,6 +58,13 @@ class BenchConfig:
     def played(self) -> tuple[RoundName, ...]:
         """The rounds to play."""
         return (RoundName.QUERY,) if self.no_warmup else self.rounds
+
+    @property
+    def slo(self) -> Slo | None:
+        """The objective that goodput is counted against, or None if none was named."""
+        if not self.slo_ttft_ms and not self.slo_itl_ms:
+            return None
+        return Slo(self.slo_ttft_ms / 1e3 or None, self.slo_itl_ms / 1e3 or None)
 
     def build(self) -> Workload:
         """The workload, once tokens per GiB is resolved if it needs that."""

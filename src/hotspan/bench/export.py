@@ -1,11 +1,12 @@
-"""The CSV and JSON files that users of `lmcache bench engine` know, column for column and key for key."""
+"""The CSV and JSON files that users of `lmcache bench engine` know: their columns and keys first, then our own."""
 
 import csv
 import json
 from pathlib import Path
 from typing import Any, Final
 
-from hotspan.bench.records import BenchResult, Quantiles, RoundResult
+from hotspan.bench.records import BenchResult, Quantiles, RequestRecord, RoundResult
+from hotspan.bench.summary import quantiles
 
 CSV_NAME: Final = "bench_results.csv"
 SUMMARY_NAME: Final = "bench_summary.json"
@@ -25,14 +26,28 @@ CSV_COLUMNS: Final = (
     "error",
 )
 
+EXTRA_COLUMNS: Final = ("cached_tokens", "due_time", "tpot", "itl_p50", "itl_p90", "itl_p99")
+"""What follows them; empty where the server doesn't say, the schedule names no time, or an answer was too short."""
+
+_PERCENTILES: Final = ("p50", "p90", "p99")
+
 
 def write_csv(path: Path, query: RoundResult) -> None:
-    """One line a request of the query round, in order of dispatch; all times in seconds."""
+    """One line a request of the query round, in order of dispatch; all times in seconds.
+
+    An ITL is the time between two pieces of one answer, which may be several tokens; TPOT counts every token.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(CSV_COLUMNS)
-        writer.writerows([getattr(record, column) for column in CSV_COLUMNS] for record in query.records)
+        writer.writerow(CSV_COLUMNS + EXTRA_COLUMNS)
+        writer.writerows(_line(record) for record in query.records)
+
+
+def _line(record: RequestRecord) -> list[Any]:
+    itl = quantiles(record.inter_token_s)
+    known = [getattr(record, column) for column in (*CSV_COLUMNS, "cached_tokens", "due_time", "tpot")]
+    return known + [getattr(itl, p) if itl else None for p in _PERCENTILES]
 
 
 def write_summary(path: Path, result: BenchResult) -> None:
@@ -43,7 +58,7 @@ def write_summary(path: Path, result: BenchResult) -> None:
 
 
 def results_of(query: RoundResult) -> dict[str, Any]:
-    """The `results` object; a figure that no request gives (all failed) is 0."""
+    """The `results` object: of the known keys, a figure that no request gives (all failed) is 0; of ours, null."""
     s = query.summary
     none = Quantiles(0.0, 0.0, 0.0, 0.0)
     ttft, speed, latency = s.ttft_s or none, s.decode_speed or none, s.request_latency_s or none
@@ -65,5 +80,24 @@ def results_of(query: RoundResult) -> dict[str, Any]:
         ("decode_speed", speed, 1.0),
         ("request_latency_ms", latency, 1e3),
     ):
-        results |= {f"{p}_{name}": getattr(values, p) * factor for p in ("p50", "p90", "p99")}
-    return results
+        results |= {f"{p}_{name}": getattr(values, p) * factor for p in _PERCENTILES}
+    return results | _extra_results(query)
+
+
+def _extra_results(query: RoundResult) -> dict[str, Any]:
+    s = query.summary
+    extra: dict[str, Any] = {"loop": query.loop.value, "unsent_requests": s.unsent, "success_rate": s.success_rate}
+    for name, values in (
+        ("itl_ms", s.inter_token_s),
+        ("tpot_ms", s.tpot_s),
+        ("late_ms", s.late_s),
+        ("ttft_from_due_ms", s.ttft_from_due_s),
+    ):
+        extra |= {f"{q}_{name}": getattr(values, q) * 1e3 if values else None for q in ("mean", *_PERCENTILES)}
+    return extra | {
+        "total_cached_tokens": s.cached_tokens,
+        "cached_rate": s.cached_rate,
+        "hit_rates": s.hit_rates,
+        "requests_within_slo": s.within_slo,
+        "goodput": s.goodput,
+    }

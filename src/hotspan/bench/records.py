@@ -35,6 +35,16 @@ TIMED_ROUNDS: Final = (RoundName.PRE_WARM_UP, RoundName.WARM_UP, RoundName.QUERY
 """The rounds whose latencies are reported, which are also those that a benchmark plays by default."""
 
 
+class Loop(StrEnum):
+    """What decides when the next request is sent: the answers so far (closed), or the schedule alone (open).
+
+    In a closed loop a slow server is sent less, and what waited for it is in no latency (coordinated omission).
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
 @dataclass(frozen=True, slots=True)
 class Quantiles:
     """Mean and percentiles of a sample; the percentiles interpolate linearly."""
@@ -66,6 +76,7 @@ class RequestRecord:
     answer: str = field(default="", repr=False)
     finish_reason: str = ""
     error: str = ""
+    due_time: float | None = None  # None: the schedule named no time
 
     @property
     def ttft(self) -> float:
@@ -84,9 +95,41 @@ class RequestRecord:
         return (self.num_output_tokens - 1) / decoding_s
 
     @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first: the mean over all tokens, those that showed nothing included."""
+        speed = self.decode_speed
+        return 1 / speed if speed > 0 else None
+
+    @property
+    def late_s(self) -> float | None:
+        """Seconds from when it was due until it was sent."""
+        return None if self.due_time is None else max(0.0, self.submit_time - self.due_time)
+
+    @property
+    def ttft_from_due(self) -> float | None:
+        """TTFT of a user whose clock ran from when the request was due: what waited for its turn counts too."""
+        return self.ttft + self.late_s if self.successful and self.late_s is not None else None
+
+    @property
     def answer_sha256(self) -> str:
         """The digest of the answer's UTF-8, empty for a request that failed: a failure equals no answer."""
         return sha256(self.answer.encode()).hexdigest() if self.successful else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must keep to be a good one: TTFT from its submission, and its mean inter-token latency (TPOT).
+
+    Seconds; None is no bound. A request that failed kept nothing.
+    """
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+    def is_kept_by(self, record: RequestRecord) -> bool:
+        is_soon = self.ttft_s is None or record.ttft <= self.ttft_s
+        is_fast = self.itl_s is None or record.tpot is None or record.tpot <= self.itl_s
+        return record.successful and is_soon and is_fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +145,13 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """The figures of one round: seconds, tokens, tokens per second."""
+    """The figures of one round: seconds, tokens, tokens per second.
+
+    unsent:          requests that were due and were not sent before the round's time was over.
+    late_s:          how late requests were sent, against a schedule that names times.
+    ttft_from_due_s: TTFT with that wait in it.
+    within_slo:      requests that kept the objective; None where there was none.
+    """
 
     requests: int
     failed: int
@@ -119,6 +168,21 @@ class RoundSummary:
     output_throughput: float
     cpu_s: float | None  # user + system of the server's process tree
     cache: CacheUse | None
+    tpot_s: Quantiles | None = None
+    late_s: Quantiles | None = None
+    ttft_from_due_s: Quantiles | None = None
+    unsent: int = 0
+    within_slo: int | None = None
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the sent requests that were answered."""
+        return (self.requests - self.failed) / self.requests if self.requests else 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        """Requests a second that kept the objective."""
+        return None if self.within_slo is None else self.within_slo / max(self.elapsed_s, 1e-9)
 
     @property
     def hit_rates(self) -> dict[str, float]:
@@ -136,7 +200,8 @@ class RoundSummary:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON, the derived ones included."""
-        return asdict(self) | {"hit_rates": self.hit_rates, "cached_rate": self.cached_rate}
+        derived = ("hit_rates", "cached_rate", "success_rate", "goodput")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +211,7 @@ class RoundResult:
     name: RoundName
     summary: RoundSummary
     records: tuple[RequestRecord, ...] = field(repr=False)
+    loop: Loop = Loop.CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +248,7 @@ class BenchResult:
         rounds = [
             {
                 "name": r.name.value,
+                "loop": r.loop.value,
                 "summary": r.summary.to_json(),
                 "records": [_record_to_json(record) for record in r.records],
             }
@@ -231,23 +298,35 @@ class BenchResult:
             raise ConfigError(f"{path} can't be read as a benchmark result: {error}") from error
 
 
+_QUANTILES: Final = (
+    *("ttft_s", "request_latency_s", "inter_token_s", "inter_token_p99_s", "decode_speed"),
+    *("tpot_s", "late_s", "ttft_from_due_s"),
+)
+
+
 def _record_to_json(record: RequestRecord) -> dict[str, Any]:
     derived = {
         "ttft": record.ttft,
         "request_latency": record.request_latency,
         "decode_speed": record.decode_speed,
+        "tpot": record.tpot,
         "answer_sha256": record.answer_sha256,
     }
     return asdict(record) | derived
 
 
 def _round_from_json(value: Mapping[str, Any]) -> RoundResult:
-    summary = {f.name: value["summary"][f.name] for f in fields(RoundSummary)}
-    for name in ("ttft_s", "request_latency_s", "inter_token_s", "inter_token_p99_s", "decode_speed"):
-        summary[name] = Quantiles(**summary[name]) if summary[name] else None
+    summary = _fields_of(RoundSummary, value["summary"])
+    summary |= {name: Quantiles(**summary[name]) for name in _QUANTILES if summary.get(name)}
     summary["cache"] = CacheUse(**summary["cache"]) if summary["cache"] else None
     records = []
     for item in value["records"]:
-        given = {f.name: item[f.name] for f in fields(RequestRecord)}
+        given = _fields_of(RequestRecord, item)
         records.append(RequestRecord(**given | {"inter_token_s": tuple(given["inter_token_s"])}))
-    return RoundResult(RoundName(value["name"]), RoundSummary(**summary), tuple(records))
+    loop = Loop(value.get("loop", Loop.CLOSED))
+    return RoundResult(RoundName(value["name"]), RoundSummary(**summary), tuple(records), loop)
+
+
+def _fields_of(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a JSON object belongs to a dataclass; files of earlier versions lack the fields that came later."""
+    return {f.name: value[f.name] for f in fields(kind) if f.name in value}

@@ -25,7 +25,7 @@ from hotspan.bench.compare import (
 )
 from hotspan.bench.records import BenchResult, RoundName
 from hotspan.bench.report_style import STYLE
-from hotspan.bench.terminal import failures, tiers_of
+from hotspan.bench.terminal import failures, pacing, tiers_of
 from hotspan.core.errors import ConfigError
 
 
@@ -108,8 +108,9 @@ def _lead(result: BenchResult) -> str:
     config = result.config
     return (
         f"Workload {config.get('workload')} on {config.get('model')}, seed {config.get('seed')}: "
-        f"{result.query.summary.requests} requests in the query round. Measured {result.started_at}."
-    )
+        f"{result.query.summary.requests} requests in the query round. Measured {result.started_at}. "
+        f"{pacing(result.query)}"
+    ).strip()
 
 
 def cards(runs: Sequence[NamedRun], context: ReportContext) -> list[Card]:

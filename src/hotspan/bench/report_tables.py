@@ -148,7 +148,8 @@ def rounds_section(runs: Sequence[NamedRun]) -> str:
         f"<th>{cell}</th>"
         for cell in (
             *("Mode", "Round", "Requests", "Failed", "TTFT p50", "p90", "p99", "Latency mean", "p99"),
-            *("ITL mean (ms)", "p99 (ms)", "tok/s in", "tok/s out", "Prompt tokens", "Cached (usage)"),
+            *("From due p50", "p99", "ITL mean (ms)", "p50", "p90", "p99", "TPOT p50 (ms)", "p90", "p99"),
+            *("tok/s in", "tok/s out", "Good/s", "Prompt tokens", "Cached (usage)"),
         )
     )
     lines = "".join(
@@ -159,8 +160,9 @@ def rounds_section(runs: Sequence[NamedRun]) -> str:
     )
     return (
         "<section><details><summary>Every round in figures</summary>"
-        '<p class="note">Seconds unless said otherwise. ITL is the time between two pieces of an answer; '
-        "cached tokens are those that the server's usage reports.</p>"
+        '<p class="note">Seconds unless said otherwise. "From due" is TTFT with the wait for being sent. ITL is the '
+        "time between two pieces of an answer, TPOT the mean over its tokens; good are the requests within the "
+        "objective; cached tokens are those that the server's usage reports.</p>"
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div>"
         "</details></section>"
@@ -179,9 +181,12 @@ def _round_line(index: int, title: str, result: RoundResult) -> str:
         f'<span class="bad">{s.failed}</span>' if s.failed else "0",
         *(quantile(s.ttft_s, name) for name in ("p50", "p90", "p99")),
         *(quantile(s.request_latency_s, name) for name in ("mean", "p99")),
-        *(quantile(s.inter_token_s, name, 1e3) for name in ("mean", "p99")),
+        *(quantile(s.ttft_from_due_s, name) for name in ("p50", "p99")),
+        *(quantile(s.inter_token_s, name, 1e3) for name in ("mean", "p50", "p90", "p99")),
+        *(quantile(s.tpot_s, name, 1e3) for name in ("p50", "p90", "p99")),
         f"{s.input_throughput:,.0f}",
         f"{s.output_throughput:,.1f}",
+        _number(s.goodput),
         f"{s.prompt_tokens:,}",
         "-" if s.cached_rate is None else f"{s.cached_rate:.1%}",
     ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -15,7 +15,7 @@ from hotspan.bench.metrics import CacheCounters
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.sizing import tokens_per_gib
 from hotspan.bench.summary import summarize
-from hotspan.bench.workloads.base import Prompt, Round
+from hotspan.bench.workloads.base import Prompt, Round, RunClock
 from hotspan.core.errors import ConfigError
 
 # An engine publishes its counters a moment after the last token has left it.
@@ -90,7 +90,7 @@ async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
         raise ConfigError(f"{config.base_url} lists no model; pass --model NAME")
     per_gib = config.tokens_per_gb_kvcache
     if needs_scale:
-        per_gib = tokens_per_gib(_model_directory(config.model_config, model, cards))
+        per_gib = tokens_per_gib(_model_directory(config, model, cards))
     return config.with_resolved(model=model, tokens_per_gb_kvcache=per_gib)
 
 
@@ -104,20 +104,20 @@ def resolve_now(config: BenchConfig) -> BenchConfig:
     return asyncio.run(ask())
 
 
-def _model_directory(given: str, model: str, cards: list[ModelCard]) -> Path:
-    if given:
-        return Path(given)
+def _model_directory(config: BenchConfig, model: str, cards: list[ModelCard]) -> Path:
+    if config.model_config:
+        return Path(config.model_config)
     roots = [card.root for card in cards if card.name == model] + [model]
     found = next((Path(root) for root in roots if root and (Path(root) / "config.json").is_file()), None)
     if found is None:
         raise ConfigError(
             f"how many tokens of {model} fit into a GiB is unknown: pass --tokens-per-gb-kvcache N, "
-            "--model-config DIR with its config.json, or --ldqa-num-documents N"
+            f"--model-config DIR with its config.json, or {config.options.COUNT_FLAG} N"
         )
     return found
 
 
-def _run_clock() -> Callable[[], float]:
+def _run_clock() -> RunClock:
     zero = time.monotonic()
     return lambda: time.monotonic() - zero
 
@@ -129,7 +129,7 @@ class _Player:
         self,
         config: BenchConfig,
         client: OpenAIClient,
-        clock: Callable[[], float],
+        clock: RunClock,
         cpu: ProcessTreeCpu | None,
         progress: Progress,
     ) -> None:
@@ -155,17 +155,18 @@ class _Player:
         records: list[RequestRecord] = []
         sent = 0
 
-        async def send(prompt: Prompt) -> RequestRecord:
+        async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
             nonlocal sent
             order, sent = sent, sent + 1
             record = await self._client.chat(prompt, order, self._config.model, ignore_eos=self._config.ignore_eos)
+            record = replace(record, due_time=due_time)
             records.append(record)
             self._progress.request_finished(round.name, record)
             return record
 
         self._progress.round_started(round.name, round.expected)
         started = self._clock()
-        await round.play(send)
+        await round.play(send, self._clock)
         elapsed_s = self._clock() - started
         cpu_now = await self._settle()
         counters = await self._scrape()
@@ -173,7 +174,9 @@ class _Player:
         use = counters.since(self._counters_before) if counters else None
         self._cpu_before, self._counters_before = cpu_now, counters
         records.sort(key=lambda record: record.order)
-        result = RoundResult(round.name, summarize(records, elapsed_s, cpu_s, use), tuple(records))
+        unsent = round.expected - sent
+        summary = summarize(records, elapsed_s, cpu_s, use, slo=self._config.slo, unsent=unsent)
+        result = RoundResult(round.name, summary, tuple(records), round.loop)
         self._progress.round_finished(result)
         return result
 

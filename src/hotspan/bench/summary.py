@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hotspan.bench.records import CacheUse, Quantiles, RequestRecord, RoundSummary
+from hotspan.bench.records import CacheUse, Quantiles, RequestRecord, RoundSummary, Slo
 
 
-def quantiles(values: Iterable[float]) -> Quantiles | None:
-    """Mean, p50, p90 and p99 of a sample, or None of an empty one."""
-    sample = np.fromiter(values, dtype=np.float64)
+def quantiles(values: Iterable[float | None]) -> Quantiles | None:
+    """Mean, p50, p90 and p99 of the values that there are, or None if there are none."""
+    sample = np.fromiter((value for value in values if value is not None), dtype=np.float64)
     if sample.size == 0:
         return None
     p50, p90, p99 = np.percentile(sample, (50, 90, 99))
@@ -26,9 +26,15 @@ def speed_quantiles(values: Iterable[float]) -> Quantiles | None:
 
 
 def summarize(
-    records: Sequence[RequestRecord], elapsed_s: float, cpu_s: float | None, cache: CacheUse | None
+    records: Sequence[RequestRecord],
+    elapsed_s: float,
+    cpu_s: float | None,
+    cache: CacheUse | None,
+    *,
+    slo: Slo | None = None,
+    unsent: int = 0,
 ) -> RoundSummary:
-    """The summary of a round; latencies are those of the requests that succeeded."""
+    """The summary of a round; latencies are those of the requests that succeeded, lateness that of all."""
     good = [r for r in records if r.successful]
     per_request_itl = [q for r in good if (q := quantiles(r.inter_token_s)) is not None]
     prompt_tokens = sum(r.num_input_tokens for r in good)
@@ -51,4 +57,9 @@ def summarize(
         output_throughput=output_tokens / duration,
         cpu_s=cpu_s,
         cache=cache,
+        tpot_s=quantiles(r.tpot for r in good),
+        late_s=quantiles(r.late_s for r in records),
+        ttft_from_due_s=quantiles(r.ttft_from_due for r in good),
+        unsent=unsent,
+        within_slo=None if slo is None else sum(slo.is_kept_by(r) for r in records),
     )

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hotspan.bench.records import Quantiles, RequestRecord, RoundName, RoundResult
+from hotspan.bench.records import Loop, Quantiles, RequestRecord, RoundName, RoundResult
 
 _WIDTH_OF_FILES: Final = 100
+_SHOWN: Final = ("mean", "p50", "p90", "p99")
 
 
 def stdout_console() -> Console:
@@ -85,19 +86,40 @@ def rounds_table(rounds: Iterable[RoundResult]) -> Table:
 
     row("requests", (f"{r.summary.requests}" for r in rounds))
     row("failed", (f"[red]{r.summary.failed}[/red]" if r.summary.failed else "0" for r in rounds))
+    row("due, not sent", (f"{r.summary.unsent}" if r.summary.unsent else "-" for r in rounds))
     row("total latency (s)", (f"{r.summary.elapsed_s:.3f}" for r in rounds))
-    for name in ("mean", "p50", "p90", "p99"):
+    for name in _SHOWN:
         row(f"TTFT {name} (s)", (_cell(r.summary.ttft_s, name) for r in rounds))
+    for name in _SHOWN:
+        row(f"TTFT from due {name} (s)", (_cell(r.summary.ttft_from_due_s, name) for r in rounds))
     row("request latency mean (s)", (_cell(r.summary.request_latency_s, "mean") for r in rounds))
-    row("inter-token mean (ms)", (_cell(r.summary.inter_token_s, "mean", 1e3) for r in rounds))
-    row("inter-token p99 (ms)", (_cell(r.summary.inter_token_s, "p99", 1e3) for r in rounds))
+    for name in _SHOWN:
+        row(f"inter-token {name} (ms)", (_cell(r.summary.inter_token_s, name, 1e3) for r in rounds))
+    for name in _SHOWN:
+        row(f"TPOT {name} (ms)", (_cell(r.summary.tpot_s, name, 1e3) for r in rounds))
     row("input (tok/s)", (f"{r.summary.input_throughput:,.0f}" for r in rounds))
     row("output (tok/s)", (f"{r.summary.output_throughput:,.1f}" for r in rounds))
+    row("goodput (requests/s)", (_number(r.summary.goodput) for r in rounds))
     row("CPU-seconds", ("-" if r.summary.cpu_s is None else f"{r.summary.cpu_s:.1f}" for r in rounds))
     for tier in tiers_of(rounds):
         row(f"hit rate {tier}", (_percent(r.summary.hit_rates.get(tier)) for r in rounds))
     row("cached (usage)", (_percent(r.summary.cached_rate) for r in rounds))
     return table
+
+
+def pacing(query: RoundResult) -> str:
+    """What kind of loop sent the round's requests, and how far it fell behind; "" where no times were named."""
+    late = query.summary.late_s
+    if late is None:
+        return ""
+    behind = f"Requests were sent {late.p50:.3f} s (p50) and {late.p99:.3f} s (p99) after they were due"
+    behind += f", and {query.summary.unsent} that were due were not sent at all." if query.summary.unsent else "."
+    if query.loop is Loop.OPEN:
+        return f"Open loop: a busy session holds back its own turns only. {behind}"
+    return (
+        f"Closed loop: a busy session holds back all turns after its own. {behind} TTFT leaves that wait out "
+        "(coordinated omission); TTFT from due has it, of the turns that were sent."
+    )
 
 
 def failures(rounds: Iterable[RoundResult], limit: int = 5) -> list[str]:
@@ -115,6 +137,10 @@ def tiers_of(rounds: Iterable[RoundResult]) -> list[str]:
     rates = [item for r in rounds for item in r.summary.hit_rates.items()]
     found = {tier for tier, rate in rates if tier != "external" or rate > 0}
     return sorted(found, key=lambda tier: (order.index(tier) if tier in order else len(order), tier))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _cell(values: Quantiles | None, name: str, factor: float = 1.0) -> str:

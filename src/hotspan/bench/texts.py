@@ -1,13 +1,27 @@
-"""Prose of an exact length in the server's own tokens."""
+"""What requests are made of: prose of an exact length in the server's own tokens, and texts to get it warm."""
 
 import re
 from typing import Final
 
 from hotspan.bench.prose import prose
-from hotspan.bench.workloads.base import CountTokens
+from hotspan.bench.workloads.base import CountTokens, Prompt
 
 _MAX_COUNTS: Final = 10
 _CLOSE_ENOUGH: Final = 2
+
+_PRE_WARM_UP_WORDS: Final = 256
+_PRE_WARM_UP_TOKENS: Final = 8
+
+
+def pre_warm_up(count: int, text_tokens: int, max_tokens: int) -> tuple[Prompt, ...]:
+    """`count` prompts, as many as run together later, so that the kernels of a full batch get warm too.
+
+    They start with a word that no text of a workload starts with, so that nothing of them is reused. A word may be
+    several tokens: an eighth of `text_tokens` fits wherever one of the workload's texts fits.
+    """
+    words = " ".join(["hello"] * max(1, min(_PRE_WARM_UP_WORDS, text_tokens // 8)))
+    tokens = min(_PRE_WARM_UP_TOKENS, max_tokens)
+    return tuple(Prompt(f"prewarm_{i}", f"Warm-up {i}: {words}", tokens) for i in range(count))
 
 
 async def fitted_prose(opening: str, seed: int, tokens: int, count_tokens: CountTokens) -> str:

@@ -12,7 +12,7 @@ import typer
 from hotspan.bench import export
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult
-from hotspan.bench.terminal import TerminalProgress, failures, rounds_table, stdout_console
+from hotspan.bench.terminal import TerminalProgress, failures, pacing, rounds_table, stdout_console
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.errors import explained
 from hotspan.core.errors import ConfigError
@@ -122,6 +122,8 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
         with TerminalProgress(console) as progress:
             result = run_rounds(config, progress, command)
     console.print(rounds_table(result.rounds))
+    if note := pacing(result.query):
+        console.print(note, style="dim", highlight=False)
     for line in failures(result.rounds):
         console.print(line, style="red", markup=False)
     for path in _write(result, output):

@@ -7,22 +7,43 @@ configuration file) that builds a `Workload`. `workloads.WORKLOADS` names it, an
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from hotspan.bench.records import RequestRecord, RoundName
+from hotspan.bench.records import Loop, RequestRecord, RoundName
+
+
+class Message(NamedTuple):
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One chat request: a single user message."""
+    """One chat request: a user's message, after what was said before it."""
 
     request_id: str
     content: str = field(repr=False)
     max_tokens: int
+    history: tuple[Message, ...] = field(default=(), repr=False)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.history, Message("user", self.content))
 
 
-Send = Callable[[Prompt], Awaitable[RequestRecord]]
-"""Sends a prompt now and returns once it is answered. A failure is a record too: it never raises for the server."""
+class Send(Protocol):
+    """Sends a prompt now and returns once it is answered. A failure is a record too: it never raises for the server.
+
+    due_time: when the schedule wanted it sent, in seconds of the run's clock; None if it names no time.
+    """
+
+    async def __call__(self, prompt: Prompt, due_time: float | None = None) -> RequestRecord: ...
+
+
+RunClock = Callable[[], float]
+"""Seconds since the run began, monotonic: what the records are written in."""
 
 CountTokens = Callable[[str], Awaitable[int | None]]
 """The server's own count of a text's tokens without special ones, or None if it has no tokenizer endpoint."""
@@ -36,10 +57,13 @@ class Round(Protocol):
 
     @property
     def expected(self) -> int:
-        """How many requests it will send, for the progress display."""
+        """How many requests are due; one whose time runs out may send fewer."""
         ...
 
-    async def play(self, send: Send) -> None:
+    @property
+    def loop(self) -> Loop: ...
+
+    async def play(self, send: Send, clock: RunClock) -> None:
         """Send everything, at the times that the schedule says, and return once all of it is answered."""
         ...
 
@@ -56,7 +80,11 @@ class ClosedLoop:
     def expected(self) -> int:
         return len(self.prompts)
 
-    async def play(self, send: Send) -> None:
+    @property
+    def loop(self) -> Loop:
+        return Loop.CLOSED
+
+    async def play(self, send: Send, clock: RunClock) -> None:
         """The semaphore is taken before the task starts, so that prompts are sent strictly in their order."""
         free = asyncio.Semaphore(self.in_flight)
 
@@ -100,6 +128,7 @@ class WorkloadOptions(Protocol):
 
     NAME: ClassVar[str]
     PREFIX: ClassVar[str]
+    COUNT_FLAG: ClassVar[str]  # sets its size outright, for those who don't know tokens per GiB
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property

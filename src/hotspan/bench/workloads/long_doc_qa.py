@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import RoundName
-from hotspan.bench.texts import fitted_prose
+from hotspan.bench.texts import fitted_prose, pre_warm_up
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, Workload, option
 from hotspan.core.errors import ConfigError
 
@@ -24,9 +24,6 @@ QUESTIONS: Final = (
 # The filler leaves this many tokens of the requested length to the number and the question.
 _RESERVED_TOKENS: Final = 10
 
-_PRE_WARM_UP_WORDS: Final = 256
-_PRE_WARM_UP_TOKENS: Final = 8
-
 
 @dataclass(frozen=True, slots=True)
 class LongDocQaOptions:
@@ -34,6 +31,7 @@ class LongDocQaOptions:
 
     NAME: ClassVar[str] = "long-doc-qa"
     PREFIX: ClassVar[str] = "ldqa"
+    COUNT_FLAG: ClassVar[str] = "--ldqa-num-documents"
 
     document_length: int = option(10_000, "Tokens in each document.")
     query_per_document: int = option(2, "Questions asked about each document.")
@@ -117,8 +115,9 @@ class LongDocQa:
         warm_up = tuple(Prompt(f"warmup_doc{i}", text, 1) for i, text in enumerate(self.documents))
         order = schedule(self.num_documents, options.query_per_document, options.shuffle_policy, self.seed)
         queries = tuple(map(self._ask, order))
+        first = pre_warm_up(options.num_inflight_requests, options.document_length, options.max_output_length)
         return (
-            ClosedLoop(RoundName.PRE_WARM_UP, self._pre_warm_up(), options.num_inflight_requests),
+            ClosedLoop(RoundName.PRE_WARM_UP, first, options.num_inflight_requests),
             ClosedLoop(RoundName.WARM_UP, warm_up, 1),
             ClosedLoop(RoundName.QUERY, queries, options.num_inflight_requests),
             ClosedLoop(RoundName.CHECK, queries, 1),
@@ -128,14 +127,3 @@ class LongDocQa:
         question = QUESTIONS[query.question % len(QUESTIONS)]
         content = f"{self.documents[query.document]}\n\nQuestion {query.question}: {question}"
         return Prompt(query.request_id, content, self.options.max_output_length)
-
-    def _pre_warm_up(self) -> tuple[Prompt, ...]:
-        # As many as run together later: the kernels of a full batch get warm too. The texts start with a word that no
-        # document starts with, so that nothing of them is reused.
-        # A word may be several tokens: an eighth fits wherever a document fits.
-        words = max(1, min(_PRE_WARM_UP_WORDS, self.options.document_length // 8))
-        max_tokens = min(_PRE_WARM_UP_TOKENS, self.options.max_output_length)
-        count = self.options.num_inflight_requests
-        return tuple(
-            Prompt(f"prewarm_{i}", f"Warm-up {i}: " + " ".join(["hello"] * words), max_tokens) for i in range(count)
-        )

@@ -1,0 +1,177 @@
+"""Many conversations that come back turn after turn: what a cache is for whose upper tier can't hold all of them.
+
+The request stream of the defaults is the one that users of `lmcache bench engine` know (texts, order, times, a busy
+session that holds back the others); the assistant's fixed turn is in words of our own. What is wrong with that stream
+is an option away: the system prompt that isn't shared (`--mrc-system-prompt shared`), the closed loop
+(`--mrc-loop open`), words that aren't tokens (`--mrc-text prose`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from math import ceil
+from typing import ClassVar, Final, Literal
+
+from hotspan.bench.records import Loop, RoundName
+from hotspan.bench.texts import fitted_prose, pre_warm_up
+from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, Workload, option
+from hotspan.bench.workloads.sessions import ChatRound, due_times
+from hotspan.core.errors import ConfigError
+
+ACKNOWLEDGEMENT: Final = "Thank you, I know all of that now."
+
+_OPENING: Final = "You are a helpful assistant. "
+_PRE_WARM_UP_REQUESTS: Final = 4
+
+_CHOICES: Final = {
+    "loop": ("closed", "open"),
+    "arrivals": ("even", "poisson"),
+    "system_prompt": ("numbered", "shared"),
+    "text": ("filler", "prose"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MultiRoundChatOptions:
+    """The flags `--mrc-*`."""
+
+    NAME: ClassVar[str] = "multi-round-chat"
+    PREFIX: ClassVar[str] = "mrc"
+    COUNT_FLAG: ClassVar[str] = "--mrc-num-sessions"
+
+    shared_prompt_length: int = option(2000, "Tokens in a session's system prompt.")
+    chat_history_length: int = option(10_000, "Tokens that a session's user said before the first turn.")
+    user_input_length: int = option(50, "Tokens in each question.")
+    output_length: int = option(200, "Tokens that an answer may have.")
+    qps: float = option(1.0, "Turns due in a second, over all sessions.")
+    duration: float = option(60.0, "Seconds for which turns are due; what was sent by then is still answered.")
+    loop: Literal["closed", "open"] = option(
+        "closed", "closed: a busy session holds back all turns after its own; open: only its own."
+    )
+    arrivals: Literal["even", "poisson"] = option("even", "Turns are due at even times, or at random (poisson).")
+    system_prompt: Literal["numbered", "shared"] = option(
+        "numbered", "numbered: begins with the session's number, so that nothing is shared; shared: the same for all."
+    )
+    text: Literal["filler", "prose"] = option("filler", "Texts: filler (one word repeated) or prose (varied text).")
+    num_sessions: int = option(0, "Sessions; 0 works the number out from --kv-cache-volume.")
+    num_requests: int = option(0, "Turns to send, however long that takes; 0 goes by --mrc-duration.")
+
+    def __post_init__(self) -> None:
+        for name in ("shared_prompt_length", "chat_history_length", "user_input_length", "output_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
+        for name in ("qps", "duration"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{_flag(name)} must be more than 0, not {getattr(self, name)}")
+        for name in ("num_sessions", "num_requests"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{_flag(name)} must be 0 (worked out) or more, not {getattr(self, name)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{_flag(name)} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+
+    @property
+    def needs_scale(self) -> bool:
+        return self.num_sessions == 0
+
+    def sessions(self, scale: Scale) -> int:
+        """How many sessions: as asked, or as many as fill the volume before their first turn, at least one."""
+        if self.num_sessions:
+            return self.num_sessions
+        if scale.tokens_per_gb is None:
+            raise ConfigError("the number of sessions is unknown: pass --mrc-num-sessions or --tokens-per-gb-kvcache")
+        tokens = self.shared_prompt_length + self.chat_history_length
+        return max(1, int(scale.kv_cache_volume * scale.tokens_per_gb / tokens))
+
+    def build(self, scale: Scale, seed: int) -> Workload:
+        return MultiRoundChat(self, self.sessions(scale), seed)
+
+
+def _flag(name: str) -> str:
+    return f"--mrc-{name.replace('_', '-')}"
+
+
+class MultiRoundChat:
+    """Pre-warm-up on texts of their own, each session once alone, the turns as they are due, and first turns alone."""
+
+    def __init__(self, options: MultiRoundChatOptions, num_sessions: int, seed: int) -> None:
+        self.options = options
+        self.num_sessions = num_sessions
+        self.seed = seed
+        due = due_times(options.qps, options.arrivals, seed)
+        within = islice(due, options.num_requests) if options.num_requests else takewhile(self._is_in_time, due)
+        self.due_s = tuple(within)
+        self.openings: tuple[tuple[Message, ...], ...] = ()
+        self.questions: tuple[str, ...] = ()
+
+    def _is_in_time(self, due_s: float) -> bool:
+        return due_s < self.options.duration
+
+    async def prepare(self, count_tokens: CountTokens) -> None:
+        texts = _Texts(self.options, self.seed, count_tokens)
+        self.openings = tuple([await texts.opening(number) for number in range(self.num_sessions)])
+        turns = max(1, ceil(len(self.due_s) / self.num_sessions))
+        self.questions = tuple([await texts.question(turn) for turn in range(turns)])
+
+    def rounds(self) -> Sequence[Round]:
+        options = self.options
+        longest = options.shared_prompt_length + options.chat_history_length
+        first = pre_warm_up(_PRE_WARM_UP_REQUESTS, longest, options.output_length)
+        warm_up = tuple(Prompt(f"warmup_s{i}", "Hello", 1, opening) for i, opening in enumerate(self.openings))
+        # Later turns hold what was answered before; the first ones are the same for every server.
+        check = tuple(
+            Prompt(f"s{i}_r{i}", self.questions[0], options.output_length, opening)
+            for i, opening in enumerate(self.openings)
+        )
+        stops_after_s = None if options.num_requests else options.duration
+        turns = ChatRound(
+            name=RoundName.QUERY,
+            openings=self.openings,
+            questions=self.questions,
+            due_s=self.due_s,
+            max_tokens=options.output_length,
+            loop=Loop(options.loop),
+            stops_after_s=stops_after_s,
+        )
+        return (
+            ClosedLoop(RoundName.PRE_WARM_UP, first, _PRE_WARM_UP_REQUESTS),
+            ClosedLoop(RoundName.WARM_UP, warm_up, 1),
+            turns,
+            ClosedLoop(RoundName.CHECK, check, 1),
+        )
+
+
+class _Texts:
+    """What the sessions say, in filler or in prose. No two texts share more than a system prompt that is shared."""
+
+    def __init__(self, options: MultiRoundChatOptions, seed: int, count_tokens: CountTokens) -> None:
+        self._options = options
+        self._count_tokens = count_tokens
+        # Seeds of two runs with neighbouring --seed must not share texts.
+        self._seed = seed * 1_000_003
+        self._shared: str | None = None
+
+    async def opening(self, number: int) -> tuple[Message, ...]:
+        """System prompt, history and the assistant's acknowledgement of one session."""
+        said = f"[Session {number} history] "
+        history = await self._text(said, "hi", self._options.chat_history_length, 3 * number + 1)
+        system = await self._system_prompt(number)
+        return Message("system", system), Message("user", history), Message("assistant", ACKNOWLEDGEMENT)
+
+    async def question(self, turn: int) -> str:
+        """What every session is asked in that turn; what was said before tells the sessions apart."""
+        return await self._text("", "tell", self._options.user_input_length, 3 * turn + 2)
+
+    async def _system_prompt(self, number: int) -> str:
+        length = self._options.shared_prompt_length
+        if self._options.system_prompt == "numbered":
+            return await self._text(f"Session {number}. {_OPENING}", "help", length, 3 * number)
+        if self._shared is None:
+            self._shared = await self._text(_OPENING, "help", length, 0)
+        return self._shared
+
+    async def _text(self, opening: str, filler: str, length: int, number: int) -> str:
+        """`opening` and more, together `length` words of filler, or tokens of prose."""
+        if self._options.text == "prose":
+            return await fitted_prose(opening, self._seed + number, length, self._count_tokens)
+        return opening + " ".join([filler] * max(0, length - len(opening.split())))
