@@ -77,8 +77,8 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
-.PHONY: proofs kill power flip fault slow model simulate fuzz identity soak timing
-proofs: kill power flip fault slow model simulate fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+.PHONY: proofs kill power flip fault slow model simulate fuzz replicas identity soak timing
+proofs: kill power flip fault slow model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: install  ## R1: 10,000 kills of writing processes
 	@$(BIN)/hotspan prove kill --cycles 10000 --output $(R)/kill.json
 power: install  ## R2: 100,000 power losses
@@ -93,6 +93,8 @@ model: install  ## R6: a million random steps against a dict
 	@$(BIN)/hotspan prove model --steps 1000000 --output $(R)/model.json
 simulate: install  ## R7: 10,000 seeds of everything at once
 	@$(BIN)/hotspan prove simulate --seeds 10000 --output $(R)/simulate.json
+replicas: install  ## R11: 10,000 seeds of replicas that share an L2
+	@$(BIN)/hotspan prove replicas --seeds 10000 --output $(R)/replicas.json
 fuzz: install  ## R8: 100,000 malformed frames, tables, logs, requests and settings
 	@$(BIN)/hotspan prove fuzz --cases 100000 --output $(R)/fuzz.json
 identity: install  ## R9: digests at store and at load

@@ -24,7 +24,7 @@ class Rig:
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
         self.slab.unlink()
         self.tier = ManualTier(disk, SIZE, store_depth=store_depth, clock=self.clock)
-        self.cache = TieredCache(self.slab, self.tier if disk else None, clock=self.clock)
+        self.cache = TieredCache(self.slab, *([self.tier] if disk else []), clock=self.clock)
 
     def __enter__(self) -> "Rig":
         return self

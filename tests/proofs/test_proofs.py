@@ -8,11 +8,15 @@ import pytest
 
 from hotspan.cache.ram import RamTier
 from hotspan.core.directives import parse_directives
-from hotspan.proofs import fault, flip, fuzz, kill, model, power, simulate, soak
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from hotspan.proofs.proof import Proof
+from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.log import GenerationLog
+from hotspan.tiers.stores.base import Found
 from hotspan.tiers.table import DiskTable
+from hotspan.tiers.view import LogView
 
 
 def silent(done: int, of: int) -> None:
@@ -144,6 +148,31 @@ def test_simulations_follow_from_the_seed() -> None:
     one, same = (simulate.run(simulate.Options(seeds=6, seed=5), silent).figures for _ in range(2))
     assert one == same
     assert one != simulate.run(simulate.Options(seeds=6, seed=6), silent).figures
+
+
+def test_replicas() -> None:
+    """R11: 150 simulations of replicas that share an L2, which fails, loses all, and trims its log."""
+    found = passed(replicas.run(replicas.Options(seeds=150), silent))
+    assert found["failures"] == 0
+    assert min(found[name] for name in ("l2_hits", "invalidations", "crashes", "losses", "faults")) > 50
+
+
+@pytest.mark.parametrize("broken", ["view", "applied", "parents"])
+def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """With a log that nobody heeds, stores that claim to be newer than they are, or gaps, old bytes are hits."""
+    if broken == "view":
+        monkeypatch.setattr(LogView, "taken_at", lambda *a: 0)
+    elif broken == "applied":
+        present = property(lambda self: self.generation, lambda self, value: None)
+        monkeypatch.setattr(LogFollower, "applied", present, raising=False)
+    else:
+        monkeypatch.setattr("hotspan.tiers.remote.readable", every_one)
+    assert any(not replicas.run(replicas.Options(only=case), silent).passed for case in range(400))
+
+
+def every_one(chunks: list[Chunk], found: dict[ChunkKey, Found], *_: object) -> tuple[list[Found], list[ChunkKey]]:
+    """All that is there, as if there were no log and no ancestors."""
+    return list(found.values()), []
 
 
 def test_fuzz() -> None:

@@ -84,7 +84,7 @@ class IndexBench:
         """A text in RAM, looked up as the engine does; and what an invalidation costs beside many others."""
         slots = self.chunks // 2
         with SharedSlab(f"index-{uuid.uuid4().hex}", slots, PAGE_BYTES) as slab:
-            cache = TieredCache(slab, None)
+            cache = TieredCache(slab)
             for start in range(0, slots, TEXT):
                 chunks = text_of(start, min(TEXT, slots - start))
                 cache.begin_store(chunks, Reader(terms=Terms(tenant=1, labels=frozenset({start + 1}))))

@@ -1,4 +1,4 @@
-"""The store controller: which chunks of RAM go to the tier below, in the background, and in which order."""
+"""The store controller: which chunks of RAM go to a tier below, in the background, and in which order."""
 
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.ram import RamTier
@@ -10,7 +10,7 @@ from hotspan.tiers.base import StorageTier, Transfer
 class StoreController:
     """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile."""
 
-    def __init__(self, ram: RamTier, below: StorageTier | None, stats: CacheStats) -> None:
+    def __init__(self, ram: RamTier, below: StorageTier, stats: CacheStats) -> None:
         self._ram = ram
         self._below = below
         self._stats = stats
@@ -24,14 +24,12 @@ class StoreController:
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether the tier has the chunk, or is being given it."""
-        if self._below is None:
-            return False
         writing = self._writing.get(key)
         return self._below.lookup(key) or (writing is not None and not writing.doomed)
 
     def offer(self, key: ChunkKey) -> None:
         """A chunk came to RAM, or was used there a second time."""
-        if self._below is not None and not self.holds(key):
+        if not self.holds(key):
             self._offered[key] = None
 
     def forget(self, key: ChunkKey) -> None:
@@ -40,7 +38,7 @@ class StoreController:
 
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
-        while self._below is not None and self._offered and self._below.can_store():
+        while self._offered and self._below.can_store():
             key = next(iter(self._offered))
             del self._offered[key]
             entry = self._ram.entries.get(key)

@@ -61,6 +61,7 @@ class Reader:
     pins:       entries that may not go, because this request was told HIT or waits for them.
     waiting:    chunks on their way to RAM that it waits for.
     since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
+    is_asking:  it waits for a tier to say what it has.
     cut:        it has waited enough: from here on it is told MISS for what is not in RAM.
     promoted:   where chunks that it waited for came from.
     """
@@ -73,6 +74,7 @@ class Reader:
     pins: dict[ChunkKey, Entry] = field(default_factory=dict)
     waiting: set[ChunkKey] = field(default_factory=set)
     since_s: float | None = None
+    is_asking: bool = False
     cut: bool = False
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)
 

@@ -1,14 +1,17 @@
 """TieredCache: look up, promote, store, persist, forget. One thread (the scheduler's) calls it; nothing here waits.
 
-    engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk
-    engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk
+    engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk, L2
+    engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk, else L2
 
 HIT is said only of what is in RAM. What lies below is promoted while the request waits (RETRY); a promotion that fails,
-or makes no progress for `patience_s`, or finds no room in RAM is a MISS, and the request's prefix is cut there.
+or makes no progress for `patience_s`, or finds no room in RAM is a MISS, and the request's prefix is cut there. So is
+what a tier that must ask elsewhere has not answered by then.
 This file is the one place where a tier's fault becomes a miss.
 """
 
+import functools
 import heapq
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,12 +22,14 @@ from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
-from hotspan.tiers.base import Durable, StorageTier, TierUsage, Transfer
+from hotspan.tiers.base import AllDurable, Durable, StorageTier, TierUsage, Transfer
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
 PATIENCE_S = 0.050
 """How long a request waits while nothing at all lands in RAM."""
+
+_SLICE_S = 0.001
 
 _QUEUE_PATIENCE = 20
 """How many times longer it waits in the queue while others' chunks land."""
@@ -38,11 +43,19 @@ class Placement:
     slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A chunk on its way to RAM."""
+
+    entry: Entry
+    source: StorageTier
+
+
 class TieredCache:
-    """RAM over one optional tier below it.
+    """RAM over the tiers below it.
 
     slab:       the RAM tier's memory; slot i is a chunk's bytes.
-    below:      the disk tier, or None.
+    below:      the tiers below, fastest first; each gets every chunk, and the first that has one gives it back.
     namespace:  of all its chunks.
     shares:     of RAM, by tenant.
     patience_s: how long a request waits for a promotion that makes no progress.
@@ -52,8 +65,7 @@ class TieredCache:
     def __init__(
         self,
         slab: SharedSlab,
-        below: StorageTier | None,
-        *,
+        *below: StorageTier,
         namespace: bytes = bytes(32),
         shares: Shares | None = None,
         patience_s: float = PATIENCE_S,
@@ -65,8 +77,8 @@ class TieredCache:
         self._namespace = namespace
         self._patience_s = patience_s
         self._clock = clock or SystemClock()
-        self._controller = StoreController(self.ram, below, self.stats)
-        self._promoting: dict[ChunkKey, Entry] = {}
+        self._controllers = [StoreController(self.ram, tier, self.stats) for tier in below]
+        self._promoting: dict[ChunkKey, Promotion] = {}
         self._doomed: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
         self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
         self._expiries: list[tuple[int, ChunkKey]] = []
@@ -74,6 +86,12 @@ class TieredCache:
         self._landed_s = 0.0
 
     # -- look up ---------------------------------------------------------------------------------------------------
+
+    def ask(self, chunks: Sequence[Chunk], reader: Reader) -> None:
+        """A request is about to look these chunks up, in a chain's order: tiers that must ask elsewhere begin to."""
+        if any(not self._has(chunk.key) for chunk in chunks):
+            for tier in self._below:
+                tier.ask(chunks)
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.
@@ -93,7 +111,9 @@ class TieredCache:
         if entry is None:
             entry = self._promote(chunk)
             if entry is None:
-                return self._await_room(chunk, reader)
+                return self._await_room(chunk, reader) if self._find(chunk.key) else self._await_answer(chunk, reader)
+            if reader.is_asking:
+                reader.is_asking, reader.since_s = False, None  # the answer came: this is another wait
         if chunk.key not in reader.waiting:
             reader.waiting.add(chunk.key)
             entry.readers.append(reader)
@@ -113,6 +133,7 @@ class TieredCache:
         reader.pins.clear()
         reader.waiting.clear()
         reader.since_s = None
+        reader.is_asking = False
 
     def join(self, chunks: Iterable[Chunk], reader: Reader) -> None:
         """The reader's request uses these chunks, wherever they lie: they carry its tags and its expiry from now on."""
@@ -121,15 +142,15 @@ class TieredCache:
             entry = self.ram.entries.get(chunk.key)
             if entry is not None:
                 self._join(entry, terms, renew=reader.renews)
-            elif self._below is not None and self._below.lookup(chunk.key):
-                self._below.join(chunk.key, terms)
+                continue
+            for tier in self._below:
+                if tier.lookup(chunk.key):
+                    tier.join(chunk.key, terms)
 
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, wherever it lies; None if it is nowhere."""
         entry = self.ram.entries.get(key)
-        if entry is not None:
-            return entry.terms
-        return self._below.terms(key) if self._below is not None and self._below.lookup(key) else None
+        return entry.terms if entry is not None else self._terms_below(key)
 
     # -- load ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +197,7 @@ class TieredCache:
                 continue
             entry = None
             if chunk.key not in self._doomed and self._has_parent(chunk):
-                was_nowhere = not self._controller.holds(chunk.key)
+                was_nowhere = not self._is_held_below(chunk.key)
                 entry = self._add(chunk, self._joined_below(chunk.key, terms), State.STORING)
                 if entry is not None and was_nowhere:  # what stood on it stood behind a gap
                     for fallen in self.ram.above(entry):
@@ -201,25 +222,28 @@ class TieredCache:
             else:
                 self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
                 self._wake(entry, Tier.RAM)
-                self._controller.offer(chunk.key)
-        self._controller.step()
+                self._offer(chunk.key)
+        for controller in self._controllers:
+            controller.step()
 
     # -- forget ----------------------------------------------------------------------------------------------------
 
-    def invalidate(self, scope: Scope, durable: Durable) -> dict[Tier, int]:
+    def invalidate(self, scope: Scope, durable: Durable, *, is_foreign: bool = False) -> dict[Tier, int]:
         """Forget at once, on every tier, what `scope` takes and what stands on it; returns how many chunks by tier.
 
+        is_foreign: another replica asked for it, so that the log of the L2 has it already.
+
         `durable` is called when not even a crash can bring them back (at once where nothing is below RAM), or with
-        False when that can't be had.
+        False when that can't be had on every tier.
         """
         removed = {Tier.RAM: 0}
         for entry in self.ram.taken(scope, self._namespace):
             self._forget_one(entry)
             removed[Tier.RAM] += 1
-        if self._below is None:
-            durable(True)
-        else:
-            removed[self._below.tier] = self._below.invalidate(scope, durable)
+        below = [tier for tier in self._below if not (is_foreign and tier.tier is Tier.L2)]
+        logged = AllDurable(len(below), durable)
+        for tier in below:
+            removed[tier.tier] = tier.invalidate(scope, logged)
         removed[Tier.RAM] += self._forget_fallen()
         self.stats.invalidated.update(removed)
         return removed
@@ -248,31 +272,37 @@ class TieredCache:
 
     @property
     def is_moving(self) -> bool:
-        """Whether promotions are on their way."""
-        return bool(self._promoting)
+        """Whether promotions, or answers of what could be promoted, are on their way."""
+        return bool(self._promoting) or any(tier.asking for tier in self._below)
 
     @property
     def is_persisting(self) -> bool:
-        """Whether chunks wait for the tier below, or are on their way to it."""
-        return self._controller.is_busy
+        """Whether chunks wait for a tier below, or are on their way to it."""
+        return any(controller.is_busy for controller in self._controllers)
 
     def step(self) -> None:
-        """Take note of what the tier below finished and of what expired, and give the tier more to write."""
+        """Take note of what the tiers below finished and of what expired, and give them more to write."""
         self._expire()
-        if self._below is None:
-            return
-        for transfer in self._below.finished():
-            if transfer.is_load:
-                self._end_promotion(transfer)
-            else:
-                self._settle(transfer)
-                self._let_go(self._controller.ended(transfer))
-        self._controller.step()
+        for tier, controller in zip(self._below, self._controllers, strict=True):
+            for transfer in tier.finished():
+                self._settle(tier.tier, transfer)
+                if transfer.is_load:
+                    self._end_promotion(tier.tier, transfer)
+                else:
+                    self._let_go(controller.ended(transfer))
+            controller.step()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until the tier below finishes something, at most `timeout_s`."""
-        if self._below is not None:
-            self._below.wait(timeout_s)
+        """Sleep until a tier below finishes something, at most `timeout_s`."""
+        busy = [tier for tier in self._below if tier.asking or tier in self._sources()] or list(self._below)
+        if len(busy) == 1:
+            busy[0].wait(timeout_s)
+            return
+        deadline = self._clock.monotonic() + timeout_s
+        for tier in itertools.cycle(busy):  # nobody tells which of them will be first
+            left = deadline - self._clock.monotonic()
+            if left <= 0 or tier.wait(min(left, _SLICE_S)):
+                return
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
@@ -283,26 +313,26 @@ class TieredCache:
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
         usage = {Tier.RAM: self.ram.usage()}
-        if self._below is not None:
-            usage[self._below.tier] = self._below.usage()
-        return usage
+        return usage | {tier.tier: tier.usage() for tier in self._below}
 
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
         deadline = self._clock.monotonic() + timeout_s
-        while self._below is not None and self.is_persisting:
+        while self.is_persisting:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 break
             self.wait(min(left, 0.05))
             self.step()
-        if self._below is not None:
-            self._below.close(max(0.0, deadline - self._clock.monotonic()))
+        for tier in self._below:
+            tier.close(max(0.0, deadline - self._clock.monotonic()))
         self.ram.slab.close()
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        lent = [*self._promoting.values(), *self._controller.in_flight(), *self._doomed.values(), *self._held]
+        lent = [promotion.entry for promotion in self._promoting.values()] + [*self._doomed.values(), *self._held]
+        for controller in self._controllers:
+            lent += controller.in_flight()
         self.ram.check({entry.slot for entry in lent if entry.doomed})
         if any(not entry.doomed or not entry.engine_copies for entry in self._doomed.values()):
             raise AssertionError("a forgotten chunk that nobody copies is kept")
@@ -310,24 +340,47 @@ class TieredCache:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
-        entry = self.ram.add(chunk, terms, state, self._controller.holds)
+        entry = self.ram.add(chunk, terms, state, self._is_held_below)
         if entry is not None and terms.expires_s:
             heapq.heappush(self._expiries, (terms.expires_s, chunk.key))
         return entry
 
     def _has_parent(self, chunk: Chunk) -> bool:
         """Whether the chunk stands on something, in RAM or below."""
-        return chunk.parent is None or chunk.parent in self.ram.entries or self._controller.holds(chunk.parent)
+        return chunk.parent is None or chunk.parent in self.ram.entries or self._is_held_below(chunk.parent)
 
     def _joined_below(self, key: ChunkKey, terms: Terms) -> Terms:
-        """The terms of a chunk that was computed again although the tier below has it: one set for both copies.
+        """The terms of a chunk that was computed again although a tier below has it: one set for all copies.
 
-        Told also to a tier that does not find it: one that is given up may have it still, and come back.
+        Told also to tiers that do not find it: one that is given up may have it still, and come back.
         """
-        if self._below is None:
-            return terms
-        self._below.join(key, terms)
-        return self._below.terms(key) if self._below.lookup(key) else terms
+        for tier in self._below:
+            tier.join(key, terms)
+        return self._terms_below(key) or terms
+
+    def _terms_below(self, key: ChunkKey) -> Terms | None:
+        """The terms of a chunk below RAM, joined over the tiers that have it; None if none has."""
+        found = [tier.terms(key) for tier in self._below if tier.lookup(key)]
+        return functools.reduce(Terms.joined, found) if found else None
+
+    def _find(self, key: ChunkKey) -> StorageTier | None:
+        """The fastest tier below RAM that has a chunk."""
+        return next((tier for tier in self._below if tier.lookup(key)), None)
+
+    def _has(self, key: ChunkKey) -> bool:
+        return key in self.ram.entries or self._find(key) is not None
+
+    def _is_held_below(self, key: ChunkKey) -> bool:
+        """Whether a tier has a chunk, or is being given it."""
+        return any(controller.holds(key) for controller in self._controllers)
+
+    def _offer(self, key: ChunkKey) -> None:
+        for controller in self._controllers:
+            controller.offer(key)
+
+    def _sources(self) -> set[StorageTier]:
+        """The tiers that promotions are on their way from."""
+        return {promotion.source for promotion in self._promoting.values()}
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
         held = reader.pins.get(entry.chunk.key)
@@ -353,29 +406,32 @@ class TieredCache:
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
         self.ram.touch(leaf_first)
-        if self._below is not None:
-            self._below.touch(leaf_first)
-            for key in keys:
-                self._controller.offer(key)  # refused before, or evicted there: a second touch
+        for tier in self._below:
+            tier.touch(leaf_first)
+        for key in keys:
+            self._offer(key)  # refused before, or evicted there: a second touch
 
     def _join(self, entry: Entry, terms: Terms, *, renew: bool) -> None:
         joined = entry.terms.joined(terms)
         if renew and terms.expires_s > joined.expires_s > 0:
             joined = replace(joined, expires_s=terms.expires_s)
-            if self._below is not None and entry.state is State.READY:
-                self._below.discard(
-                    entry.chunk.key
-                )  # its frame says the old expiry: write it anew, and what stood on it
-                for each in sorted([entry, *self.ram.above(entry)], key=lambda each: each.chunk.index):
-                    if each.state is State.READY:
-                        self._controller.offer(each.chunk.key)
+            if entry.state is State.READY:
+                self._write_anew(entry)
         if joined is entry.terms:
             return
         entry.terms = joined
         if joined.expires_s:
             heapq.heappush(self._expiries, (joined.expires_s, entry.chunk.key))
-        if self._below is not None:
-            self._below.join(entry.chunk.key, joined)
+        for tier in self._below:
+            tier.join(entry.chunk.key, joined)
+
+    def _write_anew(self, entry: Entry) -> None:
+        """Its frames below say the old expiry: drop them, and write it again with what stood on it."""
+        for tier in self._below:
+            tier.discard(entry.chunk.key)
+        for each in sorted([entry, *self.ram.above(entry)], key=lambda each: each.chunk.index):
+            if each.state is State.READY:
+                self._offer(each.chunk.key)
 
     def _expire(self) -> None:
         """Forget what is in RAM past its time."""
@@ -391,28 +447,39 @@ class TieredCache:
 
     def _promote(self, chunk: Chunk) -> Entry | None:
         """Start to read a chunk from below into RAM; None if it is not there or RAM has no room."""
-        if self._below is None or not self._below.lookup(chunk.key):
+        source = self._find(chunk.key)
+        if source is None:
             return None
         if chunk.key in self._promoting or chunk.key in self._doomed:
             return None  # forgotten, and its slot is still in use: two of one name could not be told apart
-        entry = self._add(chunk, self._below.terms(chunk.key), State.PROMOTING)
+        entry = self._add(chunk, self._terms_below(chunk.key) or Terms(), State.PROMOTING)
         if entry is None:
             return None
-        if not self._below.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
+        if not source.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
             self.ram.free(self.ram.forget(entry))
             return None
         entry.moving += 1
-        self._promoting[chunk.key] = entry
+        self._promoting[chunk.key] = Promotion(entry, source)
         return entry
 
     def _await_room(self, chunk: Chunk, reader: Reader) -> Lookup:
         """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
-        if self._below is None or not self._below.lookup(chunk.key):
-            return Lookup.MISS
         others_move = self._loading or len(self._promoting) > len(reader.waiting)
         if not others_move or reader.pins or self._is_late(reader):
             return self._cut(reader)
         return Lookup.RETRY
+
+    def _await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
+        """A chunk that no tier is known to have: wait a little for those that ask elsewhere, else miss."""
+        asked = [tier for tier in self._below if tier.is_asking(chunk.key)]
+        if not asked:
+            return Lookup.MISS
+        reader.is_asking = True
+        if not self._is_late(reader):
+            return Lookup.RETRY
+        for tier in asked:
+            tier.late()
+        return self._cut(reader)
 
     def _cut(self, reader: Reader) -> Lookup:
         reader.cut = True
@@ -420,14 +487,13 @@ class TieredCache:
         return Lookup.MISS
 
     def _cut_late(self, reader: Reader) -> Lookup:
-        if self._below is not None:
-            self._below.late()
+        for source in {self._promoting[key].source for key in reader.waiting if key in self._promoting}:
+            source.late()
         return self._cut(reader)
 
-    def _end_promotion(self, transfer: Transfer) -> None:
-        entry = self._promoting.pop(transfer.key)
+    def _end_promotion(self, tier: Tier, transfer: Transfer) -> None:
+        entry = self._promoting.pop(transfer.key).entry
         entry.moving -= 1
-        tier = self._settle(transfer)
         if entry.doomed:
             self._let_go(entry)
         elif transfer.fault is None:
@@ -438,17 +504,14 @@ class TieredCache:
                 reader.cut = True
             self._forget(entry)
 
-    def _settle(self, transfer: Transfer) -> Tier:
-        """Count a transfer; returns the tier it was of."""
-        assert self._below is not None
-        tier = self._below.tier
+    def _settle(self, tier: Tier, transfer: Transfer) -> None:
+        """Count a transfer."""
         if transfer.fault is not None:
             self.stats.faults[tier, transfer.fault.value] += 1
         elif transfer.is_load:
             self.stats.loaded(tier, transfer.bytes, transfer.seconds)
         else:
             self.stats.stored(tier, transfer.bytes, transfer.seconds)
-        return tier
 
     def _forget(self, entry: Entry) -> None:
         """Make a chunk unfindable, and what stands on it: behind a gap no invalidation would reach it."""
@@ -460,14 +523,15 @@ class TieredCache:
         """Make one chunk unfindable; its slot comes free when nothing uses it any more."""
         self._wake(entry, None)
         self.ram.forget(entry)
-        self._controller.forget(entry.chunk.key)
+        for controller in self._controllers:
+            controller.forget(entry.chunk.key)
         entry.doomed = True
         if entry.engine_copies:
             self._doomed[entry.chunk.key] = entry
         self._let_go(entry)
 
     def _forget_fallen(self) -> int:
-        """Forget what stood on chunks that the tier below alone had, and has no more; returns how many."""
+        """Forget what stood on chunks that a tier below alone had, and has no more; returns how many."""
         before = len(self.ram.entries)
         for entry in [entry for entry in self.ram.entries.values() if not self._has_parent(entry.chunk)]:
             if not entry.doomed:

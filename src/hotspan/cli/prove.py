@@ -13,7 +13,7 @@ import typer
 
 from hotspan.cli.errors import explained
 
-NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "soak", "fuzz")
+NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "soak", "fuzz")
 
 
 def prove(
@@ -23,8 +23,8 @@ def prove(
     cycles: Annotated[int | None, typer.Option(min=1, help="kill: how often the process is killed.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="power: power losses.")] = None,
     flips: Annotated[int | None, typer.Option(min=1, help="flip: flipped bits of payloads.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="model: calls.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="simulate: simulations.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="model: calls; simulate, replicas: of each simulation.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: simulations.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="fuzz: inputs.")] = None,
     hours: Annotated[float | None, typer.Option(help="soak: how long.")] = None,
     duty: Annotated[float | None, typer.Option(help="soak: part of one core to use.")] = None,

@@ -11,6 +11,9 @@ OWN_OPTIONS = (
     "--ram-gib",
     "--disk",
     "--disk-gib",
+    "--l2",
+    "--l2-option",
+    "--l2-log",
     "--chunk-tokens",
     "--no-cache",
     "--model-digest",
@@ -32,6 +35,22 @@ def serve(
     ram_gib: Annotated[float, typer.Option(help="RAM tier, in GiB of /dev/shm.")] = 4.0,
     disk: Annotated[Path | None, typer.Option(help="Disk tier: a directory of its own, best on NVMe.")] = None,
     disk_gib: Annotated[float | None, typer.Option(help="Disk tier, in GiB; allocated at the start.")] = None,
+    l2: Annotated[
+        str | None,
+        typer.Option(
+            help="A cache that replicas share: sagemaker-hyperpod://HOST:9200 (`hotspan daemon`, or SageMaker "
+            "HyperPod's), redis:// or rediss://HOST:PORT, file:///SHARED/DIRECTORY or s3://BUCKET/PREFIX."
+        ),
+    ] = None,
+    l2_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the L2's client, such as timeout_ms=1000. May be repeated.")
+    ] = None,
+    l2_log: Annotated[
+        str | None,
+        typer.Option(
+            help="Where invalidations are shared if the L2 can't do that (SageMaker's own): redis:// or file:///."
+        ),
+    ] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens kept and found as one.")] = 256,
     model_digest: Annotated[
         str, typer.Option(help="How weights are told apart: sampled (fast) or full (reads all of them).")
@@ -69,7 +88,7 @@ def serve(
     Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size.
     """
     with explained():
-        from hotspan.config.settings import cache_settings
+        from hotspan.config.settings import cache_settings, named_values
         from hotspan.config.tenants import Tenants, load_tenants
         from hotspan.server.options import ServeOptions
         from hotspan.server.run import run_server
@@ -81,6 +100,9 @@ def serve(
                 ram_gib=ram_gib,
                 disk=disk,
                 disk_gib=disk_gib,
+                l2=l2,
+                l2_options=named_values("--l2-option", l2_option or []),
+                l2_log=l2_log,
                 chunk_tokens=chunk_tokens,
                 model_digest=model_digest,
                 persistence=persistence,

@@ -1,7 +1,7 @@
 """The cache's settings, as they travel from the command line to the engine's processes."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +19,21 @@ class DiskSettings:
 
     directory: str
     bytes: int
+    threads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class L2Settings:
+    """A store that replicas share.
+
+    url:     redis://, rediss://, file:///, s3:// or sagemaker-hyperpod://.
+    options: of its client, by the names of its kind (`hotspan serve --help`).
+    log:     url of a store that keeps the log of invalidations, where that of `url` can't.
+    """
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    log: str | None = None
     threads: int = 4
 
 
@@ -63,6 +78,7 @@ class CacheSettings:
 
     ram_bytes: int
     disk: DiskSettings | None = None
+    l2: L2Settings | None = None
     chunk_tokens: int = 256
     model_digest: ModelDigest = "sampled"
     persistence: Persistence = "tiers"
@@ -85,6 +101,8 @@ class CacheSettings:
         fields = dict(data)
         if fields.get("disk") is not None:
             fields["disk"] = DiskSettings(**fields["disk"])
+        if fields.get("l2") is not None:
+            fields["l2"] = L2Settings(**fields["l2"])
         if fields.get("encryption") is not None:
             fields["encryption"] = EncryptionSettings(**fields["encryption"])
         fields["tenants"] = tuple(TenantShare(**share) for share in fields.get("tenants", ()))
@@ -97,6 +115,9 @@ def cache_settings(
     ram_gib: float,
     disk: Path | None = None,
     disk_gib: float | None = None,
+    l2: str | None = None,
+    l2_options: Mapping[str, str] | None = None,
+    l2_log: str | None = None,
     chunk_tokens: int = 256,
     model_digest: str = "sampled",
     persistence: str = "tiers",
@@ -132,6 +153,10 @@ def cache_settings(
         raise ConfigError(
             "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
         )
+    if persistence == "none" and l2 is not None:
+        raise ConfigError("--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out")
+    if l2 is None and (l2_options or l2_log is not None):
+        raise ConfigError("--l2-option and --l2-log belong to an L2: name it with --l2")
     if (kek is None) != (key_store is None):
         missing, given = ("--key-store", "--kek") if key_store is None else ("--kek", "--key-store")
         raise ConfigError(f"{given} is given without {missing}: `hotspan keys init` makes a key store for a KEK")
@@ -141,6 +166,7 @@ def cache_settings(
     return CacheSettings(
         ram_bytes=int(ram_gib * GIB),
         disk=disk_settings,
+        l2=None if l2 is None else L2Settings(l2, dict(l2_options or {}), l2_log),
         chunk_tokens=chunk_tokens,
         model_digest=cast(ModelDigest, model_digest),
         persistence=cast(Persistence, persistence),
@@ -159,3 +185,12 @@ def _encryption(kek: str | None, key_store: Path | None) -> EncryptionSettings |
     if kek.startswith("file:"):  # the engine's processes may run in another directory
         kek = f"file:{Path(kek.removeprefix('file:')).expanduser().absolute()}"
     return EncryptionSettings(kek, str(key_store.expanduser().absolute()))
+
+
+def named_values(option: str, given: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE pairs as a dict. Raises: ConfigError that names the option."""
+    pairs = [pair.partition("=") for pair in given]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise ConfigError(f"{option} is {name!r}: write {option} NAME=VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -22,11 +24,22 @@ from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import RequestState
 from hotspan.keyring.keyring import Keyring
+from hotspan.tiers.base import AllDurable
+from hotspan.tiers.follower import LogFollower, LogPosition
 from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.position import write_position
 
 logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
+
+_MOST_FOREIGN = 64
+"""Invalidations by others, unread so far, above which it is quicker to forget everything."""
+
+
+def replica_name() -> str:
+    """A name for this process among the replicas."""
+    return f"{socket.gethostname()}/{uuid.uuid4().hex[:8]}"
 
 
 class Administrator:
@@ -36,16 +49,21 @@ class Administrator:
         self,
         manager: HotspanManager,
         prefixes: GpuPrefixes,
-        guard: GuardedTier | None,
+        disk: GuardedTier | None,
+        follower: LogFollower | None,
+        directory: Path | None,
         keys: TenantKeys | None,
         hasher: Callable[[], Any],
     ) -> None:
         self._manager = manager
         self._prefixes = prefixes
-        self._guard = guard
+        self._disk = disk
+        self._follower = follower
+        self._directory = directory
+        self._position: LogPosition | None = None
         self._keys = keys
         self._hasher = hasher
-        self._replica = f"{socket.gethostname()}/{uuid.uuid4().hex[:8]}"
+        self._replica = follower.replica if follower is not None else replica_name()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="hotspan-admin")
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
@@ -95,13 +113,12 @@ class Administrator:
             "receipt": uuid.uuid4().hex,
             "at": time.time(),
             "scope": dict(asked),
-            "replicas": [self._replica],
         }
         blocks, stale = self._prefixes.invalidate(scope, named)
         stopped = self._manager.disown(scope, stale)
 
         def ended(durable: bool) -> None:
-            answer.set_result(receipt | {"is_durable": durable})
+            answer.set_result(receipt | {"is_durable": durable} | self._witnesses(durable))
 
         removed = self._manager.cache.invalidate(scope, lambda durable: self._threads.submit(ended, durable))
         receipt["removed"] = {"gpu_blocks": blocks} | {f"{tier.value}_chunks": count for tier, count in removed.items()}
@@ -109,8 +126,46 @@ class Administrator:
         logger.info("cache_invalidated receipt=%s removed=%s", receipt["receipt"], receipt["removed"])
         return answer
 
+    def _witnesses(self, is_durable: bool) -> Answer:
+        """Which replicas have seen the invalidation; blocks until all that are alive have, or two seconds.
+
+        One that is cut off from the log is among the missing as long as its last word is remembered, and reads nothing
+        from the L2 until it has read the log again.
+        """
+        if self._follower is None or not is_durable:
+            return {"replicas": [self._replica]}
+        try:
+            found = self._follower.witnesses()
+        except OSError as error:
+            logger.warning("l2_witnesses_unknown error=%s", str(error))
+            return {"replicas": [self._replica]}
+        return {"replicas": list(found.seen), "replicas_missing": list(found.missing)}
+
+    def follow(self) -> None:
+        """Forget here what other replicas invalidated; called before a request is admitted."""
+        if self._follower is None:
+            return
+        scopes = self._follower.foreign()
+        if len(scopes) > _MOST_FOREIGN:
+            scopes = [Scope()]
+        position = self._follower.position
+        if position is None or position == self._position:
+            return
+        self._position = position
+        done = AllDurable(len(scopes), lambda durable: self._threads.submit(self._keep_position, position, durable))
+        for scope in scopes:
+            # The engine's prefixes go by its own hashes, of which keys say nothing: all of the tenant's.
+            blocks, stale = self._prefixes.invalidate(replace(scope, keys=None))
+            self._manager.disown(scope, stale)
+            removed = self._manager.cache.invalidate(scope, done, is_foreign=True)
+            logger.info("cache_invalidated_elsewhere gpu_blocks=%d removed=%s", blocks, removed)
+
+    def _keep_position(self, position: LogPosition, durable: bool) -> None:
+        if durable and self._directory is not None:
+            write_position(self._directory, position)
+
     def _verify(self) -> "Answer | Future[Answer]":
-        check = self._guard.verification() if self._guard is not None else None
+        check = self._disk.verification() if self._disk is not None else None
         if check is None:
             return {"replica": self._replica, "tiers": {}}
         return self._threads.submit(lambda: {"replica": self._replica, "tiers": {Tier.DISK.value: check.run()}})

@@ -19,11 +19,11 @@ from vllm.v1.request import Request
 
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.environment import environment
-from hotspan.config.settings import CacheSettings, DiskSettings
+from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.terms import DEFAULT_TENANT, Terms, tenant_label
-from hotspan.engine.admin import Administrator, Answer
+from hotspan.engine.admin import Administrator, Answer, replica_name
 from hotspan.engine.admission import Admission
 from hotspan.engine.compat import (
     OffloadingConnector,
@@ -43,9 +43,13 @@ from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.worker import HostWorker
 from hotspan.keyring.keyring import open_keyring
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.follower import LogFollower, VolatileLog
 from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.position import read_position
+from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
+from hotspan.tiers.stores.open import open_store
 
 _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
@@ -67,6 +71,7 @@ class HotspanConnector(OffloadingConnector):
         settings = CacheSettings.from_json(extra["hotspan"])
         self._prefixes = GpuPrefixes()
         self._keys: TenantKeys | None = None
+        self._follower: LogFollower | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
@@ -92,6 +97,7 @@ class HotspanConnector(OffloadingConnector):
         self._prefixes.bind(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
+        self._administrator.follow()
         self._prefixes.expire(self._clock.unix())
         state = self.manager.admit(request)
         self._prefixes.arrive(request, state.reader.terms)
@@ -123,6 +129,8 @@ class HotspanConnector(OffloadingConnector):
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self._follower is not None:
+            self._follower.close()
         if self._keys is not None:
             self._keys.keyring.close()
 
@@ -163,6 +171,7 @@ class HotspanConnector(OffloadingConnector):
         return bool(self._stale) or super().has_pending_push_work()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        self._administrator.follow()
         meta = super().build_connector_meta(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens:
             return meta
@@ -191,32 +200,47 @@ class HotspanConnector(OffloadingConnector):
         self._keys = _keys(settings)
         sweep_dead_slabs()
         slab = spec.open_slab()
-        guard = None
+        disk = l2 = None
         try:
             if settings.disk is not None:
-                guard = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
+                disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
+            if settings.l2 is not None:
+                self._follower = _follower(settings.l2, self._disk_directory(settings))
+                l2 = GuardedTier(self._l2_opener(settings.l2, self._follower, namespace, spec))
+                self._follower.start()
         except BaseException:
             slab.close()
             raise
         finally:
             slab.unlink()  # every worker has mapped it by now
-        cache = TieredCache(slab, guard, namespace=namespace, shares=_shares(settings), patience_s=settings.patience_s)
+        below = [tier for tier in (disk, l2) if tier is not None]
+        cache = TieredCache(slab, *below, namespace=namespace, shares=_shares(settings), patience_s=settings.patience_s)
         admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
         self.manager.open(cache, admission, chunk_tokens, settings.drain_s)
         self._administrator = Administrator(
-            self.manager, self._prefixes, guard, self._keys, lambda: block_hasher(config, spec.tokens_per_hash)
+            self.manager,
+            self._prefixes,
+            disk,
+            self._follower,
+            self._disk_directory(settings),
+            self._keys,
+            lambda: block_hasher(config, spec.tokens_per_hash),
         )
         offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
+
+    def _disk_directory(self, settings: CacheSettings) -> Path | None:
+        """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""
+        if settings.disk is None:
+            return None
+        directory, parallel = Path(settings.disk.directory), self._vllm_config.parallel_config
+        return directory / f"replica-{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else directory
 
     def _disk_opener(
         self, settings: CacheSettings, disk: DiskSettings, namespace: bytes, spec: HotspanSpec
     ) -> Callable[[bool], DiskTier]:
         """What opens the disk tier, and opens it again after trouble."""
-        directory, parallel = Path(disk.directory), self._vllm_config.parallel_config
-        if parallel.data_parallel_size > 1:
-            directory /= f"replica-{parallel.data_parallel_index}"
         options = DiskOptions(
-            directory,
+            self._disk_directory(settings) or Path(disk.directory),
             disk.bytes,
             disk.threads,
             store_depth=max(8, spec.slots // 2),
@@ -224,6 +248,23 @@ class HotspanConnector(OffloadingConnector):
             shares=_shares(settings),
         )
         return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes)
+
+    def _l2_opener(
+        self, settings: L2Settings, follower: LogFollower, namespace: bytes, spec: HotspanSpec
+    ) -> Callable[[bool], RemoteTier]:
+        """What opens the L2 tier, and opens it again after trouble."""
+
+        def opened(again: bool) -> RemoteTier:
+            options = RemoteOptions(
+                open_store("--l2", settings.url, settings.options),
+                follower,
+                settings.threads,
+                store_depth=max(4, spec.slots // 4),
+                keys=self._keys,
+            )
+            return RemoteTier(options, namespace, spec.slot_bytes)
+
+        return opened
 
     def _groups(self, spec: HotspanSpec) -> list[ChunkGroup]:
         return [
@@ -240,6 +281,18 @@ def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
     """Blocks that make at least `chunk_tokens` tokens of the group with the largest blocks."""
     largest = max(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
     return max(1, -(-chunk_tokens // largest))
+
+
+def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
+    """The reader of the L2's log, with a connection of its own."""
+    if settings.log is not None:
+        log = open_store("--l2-log", settings.log, {}).log
+    else:
+        log = open_store("--l2", settings.url, settings.options).log
+    if log is None:
+        log = VolatileLog()
+        return LogFollower(log, replica_name(), since=log.position)
+    return LogFollower(log, replica_name(), since=read_position(directory) if directory is not None else None)
 
 
 def _shares(settings: CacheSettings) -> Shares:

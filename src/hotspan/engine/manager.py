@@ -126,6 +126,7 @@ class HotspanManager(OffloadingManager):
         if state is not None:
             req_context.set_state(state)
             self._states[req_context.req_id] = state
+            self.cache.ask(state.all_chunks(), state.reader)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:

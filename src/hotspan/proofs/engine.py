@@ -364,7 +364,7 @@ class Engine:
         self.expires.clear()
         self._landed = 0
 
-    def end(self, wait: Callable[[], None]) -> None:
+    def end(self, wait: Callable[[], object]) -> None:
         """Let everybody go; raise Broken if a pin or a slot is left over. wait: lets I/O in flight end."""
         for request in self.requests:
             self.cache.release(request.reader)

@@ -1,7 +1,7 @@
 """A tier in memory whose transfers end when the test says so, as the test says, or never."""
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from hotspan.core.clock import Clock, SystemClock
@@ -103,6 +103,14 @@ class ManualTier:
 
     # -- StorageTier -----------------------------------------------------------------------------------------------
 
+    asking = 0
+
+    def ask(self, chunks: Sequence[Chunk]) -> None:
+        return
+
+    def is_asking(self, key: ChunkKey) -> bool:
+        return False
+
     def lookup(self, key: ChunkKey) -> bool:
         if key not in self.held:
             return False
@@ -151,8 +159,8 @@ class ManualTier:
     def late(self) -> None:
         self.lates += 1
 
-    def wait(self, timeout_s: float) -> None:
-        return
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._ended)
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         return

@@ -4,7 +4,8 @@ The shape is that of vLLM's secondary tiers. All calls come from one thread (the
 bytes move on the tier's own threads. A tier never raises for I/O: a transfer ends as done or with its fault.
 """
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -74,13 +75,46 @@ Durable = Callable[[bool], None]
 """Called once, from any thread: whether an invalidation is on the medium for good."""
 
 
+class AllDurable:
+    """Calls `durable` once, when as many have called it: with True only if all of them said so. From any thread."""
+
+    def __init__(self, count: int, durable: Durable) -> None:
+        self._left = count
+        self._is_durable = True
+        self._durable = durable
+        self._lock = threading.Lock()
+        if not count:
+            durable(True)
+
+    def __call__(self, done: bool) -> None:
+        with self._lock:
+            self._left -= 1
+            self._is_durable &= done
+            if self._left:
+                return
+        self._durable(self._is_durable)
+
+
 class StorageTier(Protocol):
     """A tier below RAM."""
 
     tier: Tier
 
+    @property
+    def asking(self) -> int:
+        """How many answers it waits for; 0 for a tier that knows what it has."""
+        ...
+
+    def ask(self, chunks: Sequence[Chunk]) -> None:
+        """Begin to find out which of these chunks are here, all of a text's, in a chain's order."""
+        ...
+
+    def is_asking(self, key: ChunkKey) -> bool:
+        """Whether it waits to be told if this chunk is here."""
+        ...
+
     def lookup(self, key: ChunkKey) -> bool:
-        """Whether the chunk is here and readable. Changes nothing."""
+        """Whether the chunk is known to be here and readable. Changes nothing."""
         ...
 
     def terms(self, key: ChunkKey) -> Terms:
@@ -114,8 +148,11 @@ class StorageTier(Protocol):
         """A request gave up waiting for a load."""
         ...
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a transfer ends, at most `timeout_s`; returns at once if one is unreported."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a transfer ends or an answer comes, at most `timeout_s`; returns at once if one is unreported.
+
+        Whether one is.
+        """
         ...
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:

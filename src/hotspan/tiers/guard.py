@@ -10,9 +10,9 @@ While it is given up every look-up is a miss, so that requests run as fast as wi
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
@@ -41,6 +41,11 @@ class OpenTier(StorageTier, Protocol):
     """A tier that can be given up: jobs that have not begun are reported as dropped."""
 
     def give_up(self) -> None: ...
+
+
+@runtime_checkable
+class VerifiableTier(Protocol):
+    """A tier that can check all it has."""
 
     def verification(self) -> FrameCheck: ...
 
@@ -79,8 +84,19 @@ class GuardedTier:
         return self._is_up
 
     def verification(self) -> FrameCheck | None:
-        """A check of all that is stored (tiers/check.py); None while the tier is given up."""
-        return self._current.verification() if self._is_up else None
+        """A check of all that is stored (tiers/check.py); None while the tier is given up, or for one that has none."""
+        return self._current.verification() if self._is_up and isinstance(self._current, VerifiableTier) else None
+
+    @property
+    def asking(self) -> int:
+        return self._current.asking if self._is_up else 0
+
+    def ask(self, chunks: Sequence[Chunk]) -> None:
+        if self._is_up:
+            self._current.ask(chunks)
+
+    def is_asking(self, key: ChunkKey) -> bool:
+        return self._is_up and self._current.is_asking(key)
 
     def lookup(self, key: ChunkKey) -> bool:
         return self._is_up and self._current.lookup(key)
@@ -120,8 +136,8 @@ class GuardedTier:
     def late(self) -> None:
         self._lates += 1
 
-    def wait(self, timeout_s: float) -> None:
-        self._current.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        return self._current.wait(timeout_s)
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         if self._is_up:

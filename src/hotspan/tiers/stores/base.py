@@ -83,8 +83,10 @@ class ObjectStore(Protocol):
     Raises: OSError (ConnectionError, TimeoutError) from every method when the store can't be reached or fails.
     """
 
-    log: "SharedLog | None"
-    """None for a store that can't keep one."""
+    @property
+    def log(self) -> "SharedLog | None":
+        """None for a store that can't keep one."""
+        ...
 
     def find(self, keys: Sequence[ChunkKey]) -> list[Found | None]:
         """What is there, in the order of `keys`, in one round trip where the store can.
@@ -135,8 +137,10 @@ class LogPage:
     """What a log says after a generation.
 
     epoch:      of this log; another one means that the log was lost and began anew, and so did all objects.
-    generation: of its newest entry, or that asked for if there is none after it.
-    floor:      entries up to this generation are gone from the log: who has not read them knows nothing.
+    generation: of its newest entry; `floor` if there is none.
+    floor:      entries up to this generation are gone from the log: who has not read them knows nothing. A new log's
+                floor is the Unix time in milliseconds when it began: above all generations of the one before it, so
+                that what is still stored under those is no hit.
     """
 
     epoch: bytes

@@ -1,0 +1,227 @@
+"""One replica's reading of the log that all share, on a thread of its own, and its word on how far it has read.
+
+An entry counts as read once it is queued for the engine: the engine takes the queue before it admits a request, so an
+invalidation binds every request that is admitted after this replica has said that it read it.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import ChunkKey
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation, SharedLog
+from hotspan.tiers.view import LogView
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY_S = 0.1
+STALE_S = 2.0
+"""Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
+
+REPORT_TTL_S = 5.0
+WITNESS_S = 2.0
+"""How long an invalidation waits for the other replicas to say that they have read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Which replicas have read an invalidation, and which of those that are alive have not said so."""
+
+    seen: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class LogPosition(NamedTuple):
+    """How far a replica has done what a log says."""
+
+    epoch: bytes
+    generation: int
+
+
+class VolatileLog:
+    """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
+
+    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._epoch = secrets.token_bytes(16)
+        self._floor = self._now()
+        self._entries: list[SharedInvalidation] = []
+        self._lock = threading.Lock()
+
+    @property
+    def position(self) -> LogPosition:
+        """Where it began: nothing is to be done for what is older, since nobody wrote it."""
+        return LogPosition(self._epoch, self._floor)
+
+    def append(self, scope: Scope, by: str) -> int:
+        with self._lock:
+            generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
+            self._entries.append(SharedInvalidation(generation, scope, by))
+            return generation
+
+    def read(self, after: int) -> LogPage:
+        with self._lock:
+            newer = [entry for entry in self._entries if entry.generation > after]
+            last = max(after, self._floor, self._now() - 1)  # no entry will come that is older than now
+            return LogPage(self._epoch, last, self._floor, newer)
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        return
+
+    def forget(self, replica: str) -> None:
+        return
+
+    def replicas(self) -> dict[str, int]:
+        return {}
+
+    def _now(self) -> int:
+        return int(self._clock.unix() * 1000)
+
+
+class LogFollower:
+    """Reads the log again and again.
+
+    since:      how far a former process of this replica came, whose chunks this one may still have on disk. What came
+                later is done before all else; everything is forgotten if the log can't say what that is.
+
+    view:       what it says; replaced when the log was lost and began anew.
+    generation: of the newest entry read.
+    applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
+    version:    changes whenever `view` says more.
+    marks:      terms that objects are still to be given: until they are, this replica does not say how far it has read.
+    """
+
+    def __init__(
+        self, log: SharedLog, replica: str, clock: Clock | None = None, *, since: LogPosition | None = None
+    ) -> None:
+        self.replica = replica
+        self.view = LogView()
+        self.generation = self.applied = since.generation if since is not None else 0
+        self.version = 0
+        self.marks: dict[ChunkKey, Terms] = {}
+        self._appended = 0
+        self._log = log
+        self._clock = clock or SystemClock()
+        self._epoch = since.epoch if since is not None else None
+        self._read_s = -STALE_S
+        self._is_begun = False
+        self._reported = 0
+        self._queued: deque[tuple[int, Scope | None]] = deque()  # None: nothing to do for the engine
+        self._reading = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def position(self) -> LogPosition | None:
+        """How far the engine has done what the log says; None before it was read."""
+        return LogPosition(self._epoch, self.applied) if self._epoch is not None and self._is_begun else None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the log was read so lately that what it says may be relied on."""
+        return self._clock.monotonic() - self._read_s < STALE_S
+
+    def start(self) -> None:
+        """Begin to read, on a thread of its own, until `close`."""
+        self._thread = threading.Thread(target=self._run, name="hotspan-l2-log", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> bool:
+        """Read what is new and say so. Whether that went well; never raises. Blocks: for the log's deadline."""
+        with self._reading:
+            started_s = self._clock.monotonic()
+            try:
+                self._take(self._next_page())
+                if not self.marks:
+                    self._reported = self.generation
+                self._log.report(self.replica, self._reported, REPORT_TTL_S)
+            except OSError as error:
+                if self.is_fresh:
+                    logger.warning("l2_log_not_read error=%s", str(error))
+                return False
+            self._read_s = started_s
+            return True
+
+    def foreign(self) -> list[Scope]:
+        """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
+        scopes: list[Scope] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                generation, scope = self._queued.popleft()
+                if scope is not None:
+                    scopes.append(scope)
+                self.applied = generation
+        return scopes
+
+    def append(self, scope: Scope) -> None:
+        """Write an invalidation, and read it.
+
+        Raises: OSError. Blocks: for the log's deadline, twice.
+        """
+        generation = self._log.append(scope, self.replica)
+        self._appended = max(self._appended, generation)
+        while self.generation < generation:
+            if not self.poll() or self._ending.wait(0.001):
+                raise TimeoutError("an invalidation was written to the log and can't be read")
+
+    def witnesses(self, timeout_s: float = WITNESS_S) -> Witnesses:
+        """Which replicas have read what this one wrote last; waits at most `timeout_s` for all that are alive.
+
+        Raises: OSError.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            replicas = self._log.replicas() | {self.replica: self.generation}
+            missing = sorted(name for name, read in replicas.items() if read < self._appended)
+            if not missing or self._clock.monotonic() >= deadline or self._ending.wait(0.02):
+                return Witnesses(tuple(sorted(replicas.keys() - set(missing))), tuple(missing))
+
+    def close(self) -> None:
+        """Stop reading, and say that this replica is gone."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        with contextlib.suppress(OSError):
+            self._log.forget(self.replica)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self.poll()
+            self._ending.wait(READ_EVERY_S)
+
+    def _next_page(self) -> LogPage:
+        """What was not read yet; all that there is, where that continues nothing, or is to be known whole."""
+        if self._is_begun:
+            page = self._log.read(self.generation)
+            if page.epoch == self._epoch:
+                return page
+        return self._log.read(0)
+
+    def _take(self, page: LogPage) -> None:
+        is_lost = page.epoch != self._epoch or page.floor > self.generation
+        if is_lost or not self._is_begun:
+            self.view = LogView(page.floor)
+        if is_lost:  # nobody can tell what the others invalidated meanwhile
+            if self._is_begun:
+                logger.warning("l2_log_lost generation=%d floor=%d", self.generation, page.floor)
+            self._queued.append((page.floor, Scope()))
+        for entry in page.entries:
+            self.view.add(entry.generation, entry.scope)
+            if is_lost or entry.generation > self.generation:
+                self._queued.append((entry.generation, entry.scope if entry.by != self.replica else None))
+        if is_lost or page.generation != self.generation:
+            self._queued.append((page.generation, None))
+        if is_lost or page.entries:
+            self.version += 1
+        self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True

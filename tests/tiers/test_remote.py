@@ -1,0 +1,494 @@
+"""The L2 tier over a store in memory: what it asks for, knows, writes and refuses."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.inline import InlineQueues
+from hotspan.testing.keys import FixedKeys
+from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
+from hotspan.tiers.base import Fault, Transfer
+from hotspan.tiers.follower import STALE_S, LogFollower
+from hotspan.tiers.record import unpack
+from hotspan.tiers.remote import RemoteOptions, RemoteTier
+
+SIZE = 2 * 4096
+NAMESPACE = bytes(range(32))
+
+
+class Replica:
+    """One replica's tier over a server that others share, on simulated time; `turn` lets its I/O happen."""
+
+    def __init__(
+        self, server: MemoryServer, name: str = "a", *, is_sealed: bool = False, namespace: bytes = NAMESPACE
+    ) -> None:
+        self.clock = server.clock
+        self.queues = InlineQueues()
+        self.follower = LogFollower(MemoryLog(server), name, server.clock)
+        self.poll()
+        options = RemoteOptions(
+            MemoryStore(server),
+            self.follower,
+            keys=FixedKeys(sum(name.encode())) if is_sealed else None,
+            queue=self.queues.queue,
+        )
+        self.tier = RemoteTier(options, namespace, SIZE, server.clock)
+
+    def poll(self) -> list[Scope]:
+        """Read the log, and do what it says, as the engine does; what that was."""
+        self.follower.poll()
+        return self.follower.foreign()
+
+    def turn(self) -> list[Transfer]:
+        """All I/O in flight ends; what ended."""
+        ended = []
+        for _ in range(3):
+            self.queues.run()
+            ended += self.tier.finished()
+        return ended
+
+    def store(self, chunks: list[Chunk], terms: Terms = Terms(), version: int = 0) -> list[Fault | None]:  # noqa: B008
+        """Store chunks; how each ended."""
+        for chunk in chunks:
+            assert self.tier.submit_store(chunk, terms, aligned(SIZE, content(chunk.key, SIZE, version)))
+        return [transfer.fault for transfer in self.turn()]
+
+    def ask(self, chunks: list[Chunk]) -> list[bool]:
+        """Ask, wait, and look up."""
+        self.tier.ask(chunks)
+        self.turn()
+        return [self.tier.lookup(chunk.key) for chunk in chunks]
+
+    def load(self, key: ChunkKey) -> bytes | Fault | None:
+        """A chunk's bytes, the fault, or None if it is not known."""
+        into = aligned(SIZE)
+        if not self.tier.submit_load(key, into):
+            return None
+        (transfer,) = self.turn()
+        return transfer.fault if transfer.fault is not None else bytes(into)
+
+    def invalidate(self, **scope: Any) -> bool:
+        """Invalidate; whether that is durable."""
+        told: list[bool] = []
+        self.tier.invalidate(Scope(**scope), told.append)
+        self.turn()
+        self.poll()
+        (durable,) = told
+        return durable
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer(clock=SimulatedClock())
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def make(request: pytest.FixtureRequest, server: MemoryServer) -> Iterator[Callable[..., Replica]]:
+    """Makes replicas over one server; their books are checked at the end."""
+    made: list[Replica] = []
+
+    def replica(name: str = "a", **options: Any) -> Replica:
+        made.append(Replica(server, name, is_sealed=request.param, **options))
+        return made[-1]
+
+    yield replica
+    server.before = lambda method: None
+    for one in made:
+        one.turn()
+        one.tier.check()
+        one.tier.close(1.0)
+
+
+def test_one_replica_reads_what_another_stored(make: Callable[..., Replica]) -> None:
+    """A chain that one replica stored is found by another, byte for byte, and not before it is asked for."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 4)
+    assert a.store(chunks) == [None] * 4
+    assert not any(b.tier.lookup(chunk.key) for chunk in chunks)
+    assert b.ask(chunks) == [True] * 4
+    assert [b.load(chunk.key) for chunk in chunks] == [content(chunk.key, SIZE) for chunk in chunks]
+
+
+def test_what_is_encrypted_is_not_there_in_the_clear(server: MemoryServer) -> None:
+    """With keys the store never sees a chunk's bytes; without, it does."""
+    for is_sealed in (True, False):
+        replica, (chunk,) = Replica(server, is_sealed=is_sealed), chain(f"text {is_sealed}", 1)
+        replica.store([chunk])
+        assert (content(chunk.key, SIZE) in server.objects[chunk.key][1]) == (not is_sealed)
+        assert replica.load(chunk.key) == content(chunk.key, SIZE)
+
+
+def test_asking_takes_no_time_of_the_caller(make: Callable[..., Replica]) -> None:
+    """While the store does not answer a chunk is asked for and not known; `asking` says so, and ends."""
+    a = make()
+    (chunk,) = chain("text", 1)
+    a.tier.ask([chunk])
+    assert a.tier.is_asking(chunk.key) and a.tier.asking == 1 and not a.tier.lookup(chunk.key)
+    a.turn()
+    assert not a.tier.is_asking(chunk.key) and a.tier.asking == 0
+
+
+def test_what_is_not_there_is_asked_for_again_after_a_while(make: Callable[..., Replica]) -> None:
+    """An answer holds for some seconds: then what another replica stored meanwhile is found."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    assert b.ask(chunks) == [False, False]
+    a.store(chunks)
+    assert b.ask(chunks) == [False, False]
+    a.clock.advance(11)
+    b.poll()
+    assert b.ask(chunks) == [True, True]
+
+
+def test_a_chunk_is_written_once(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Two replicas that store one chunk leave the first one's, on the terms of both."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk], Terms(labels=frozenset({1})))
+    before = server.objects[chunk.key]
+    b.store([chunk], Terms(labels=frozenset({2})))
+    assert server.objects[chunk.key] == before
+    c = make("c")
+    assert c.ask([chunk]) == [True]
+    assert c.tier.terms(chunk.key).labels == {1, 2}
+
+
+@pytest.mark.parametrize("how", ["flip header", "flip payload", "cut", "swap", "other record", "gone"])
+def test_wrong_bytes_are_a_miss(make: Callable[..., Replica], server: MemoryServer, how: str) -> None:
+    """Whatever the store gives that is not the chunk's own frame is a miss, and is deleted unless it is gone."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks)
+    assert b.ask(chunks) == [True, True]
+    key, other = chunks[0].key, chunks[1].key
+    record, frame = server.objects[key]
+    flipped = bytearray(frame)
+    flipped[20 if how == "flip header" else 5000] ^= 1
+    server.objects |= {
+        "flip header": {key: (record, bytes(flipped))},
+        "flip payload": {key: (record, bytes(flipped))},
+        "cut": {key: (record, frame[:-1])},
+        "swap": {key: (record, server.objects[other][1])},
+        "other record": {key: (server.objects[other][0], server.objects[other][1])},
+        "gone": {},
+    }[how]
+    if how == "gone":
+        del server.objects[key]
+    found = b.load(key)
+    assert found is (Fault.GONE if how in ("cut", "gone") else Fault.CORRUPT)
+    assert not b.tier.lookup(key)
+    assert b.load(other) == content(other, SIZE)
+    b.turn()
+    assert how in ("cut", "gone") or key not in server.objects
+
+
+def test_a_record_of_another_chunk_is_not_found(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Records that lie under a wrong key, of another namespace or of another parent are no answer."""
+    a, b = make("a"), make("b")
+    one, two = chain("one", 1)[0], chain("two", 1)[0]
+    a.store([one, two])
+    server.objects[one.key] = server.objects[two.key]
+    assert b.ask([one]) == [False]
+    assert b.ask([replace(two, parent=one.key)]) == [False]
+    other = make("c", namespace=bytes(32))
+    assert other.ask([two]) == [False]
+
+
+def test_nothing_stands_behind_a_gap(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Where an ancestor is gone from the store, what stands on it is not known; it is when the ancestor is back."""
+    a, b, c = make("a"), make("b"), make("c")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    del server.objects[chunks[1].key]
+    assert b.ask(chunks) == [True, False, False]
+    assert b.store([chunks[1]]) == [None]
+    assert c.ask(chunks) == [True, True, True]
+
+
+# -- forgetting ----------------------------------------------------------------------------------------------------
+
+
+def test_an_invalidation_binds_every_replica(make: Callable[..., Replica]) -> None:
+    """What one replica invalidates is gone for who knew it and for who asks later, with what stands on it."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks[:1])
+    a.store(chunks[1:], Terms(labels=frozenset({7})))
+    assert b.ask(chunks) == [True] * 3
+    assert a.invalidate(labels=frozenset({7}))
+    assert [a.tier.lookup(chunk.key) for chunk in chunks[1:]] == [False, False]
+    assert b.poll() == [Scope(labels=frozenset({7}))] and a.poll() == []
+    assert not any(b.tier.lookup(chunk.key) for chunk in chunks)
+    assert b.ask(chunks) == [True, False, False]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_a_store_in_flight_brings_nothing_back(make: Callable[..., Replica]) -> None:
+    """What a replica stores that has not read the invalidation yet is not found by anybody who has."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    assert b.invalidate(keys=frozenset({chunk.key}))
+    a.store([chunk])  # a has not polled
+    assert b.ask([chunk]) == [False]
+    a.poll()
+    a.turn()
+    assert not a.tier.lookup(chunk.key)
+    assert a.store([chunk], version=1) == [None], "what is dead gives way to what is stored anew"
+    b.clock.advance(11)
+    b.poll()
+    assert b.ask([chunk]) == [True]
+    assert b.load(chunk.key) == content(chunk.key, SIZE, 1)
+
+
+def test_what_stood_on_an_invalidated_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
+    """A text's chunk is invalidated and stored anew: what others had stored behind it stays gone."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    assert b.invalidate(keys=frozenset({chunks[0].key}))
+    assert b.ask(chunks[:1]) == [False]
+    assert b.store(chunks[:1]) == [None]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_what_stood_on_a_tagged_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
+    """The same where the chunk alone had the tag, which the chunk that was stored anew has not."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    a.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
+    a.turn()
+    assert b.invalidate(labels=frozenset({9}))
+    assert b.ask(chunks[:1]) == [False]
+    assert b.store(chunks[:1]) == [None]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_a_hit_adds_its_tags_everywhere(make: Callable[..., Replica]) -> None:
+    """A replica's request hits a chunk under a tag: from then on the tag takes the chunk, wherever it was stored."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks)
+    assert b.ask(chunks) == [True, True]
+    b.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
+    b.turn()
+    assert make("c").ask(chunks) == [True, True]
+    assert a.invalidate(labels=frozenset({9}))
+    assert make("d").ask(chunks) == [False, False]
+
+
+def test_a_tag_that_came_later_than_an_invalidation_counts_from_then_on(make: Callable[..., Replica]) -> None:
+    """A chunk outlived an invalidation of a tag that it got only afterwards; the next one takes it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    b.turn()
+    assert make("c").ask([chunk]) == [True]
+    assert a.invalidate(labels=frozenset({9}))
+    assert make("d").ask([chunk]) == [False]
+
+
+def test_marks_that_failed_are_written_later(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A tag that could not be written when a request hit the chunk is written when the store is back."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+
+    def fail(method: str) -> None:
+        if method == "mark":
+            raise ConnectionError("gone")
+
+    server.before = fail
+    a.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    a.turn()
+    assert not server.marks.get(chunk.key)
+    server.before = lambda method: None
+    a.turn()
+    b = make("b")
+    assert b.ask([chunk]) == [True]
+    assert b.tier.terms(chunk.key).labels == {9}
+
+
+def test_time_runs_out(make: Callable[..., Replica]) -> None:
+    """A chunk is a miss from its expiry on, for who knew it, for who asks, and for who loads it just then."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk], Terms(expires_s=int(a.clock.unix()) + 30))
+    assert b.ask([chunk]) == [True]
+    into = aligned(SIZE)
+    assert b.tier.submit_load(chunk.key, into)
+    a.clock.advance(31)
+    a.poll()
+    b.poll()
+    assert [transfer.fault for transfer in b.turn()] == [Fault.GONE]
+    assert not a.tier.lookup(chunk.key) and not b.tier.lookup(chunk.key)
+    assert make("c").ask([chunk]) == [False]
+
+
+def test_who_cannot_read_the_log_reads_nothing(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Without the log for some seconds a replica knows nothing and stores nothing; with it, it goes on."""
+    a = make("a")
+    chunks = chain("text", 2)
+    a.store(chunks)
+
+    def fail(method: str) -> None:
+        if method == "read":
+            raise TimeoutError("no answer")
+
+    server.before = fail
+    a.clock.advance(STALE_S + 0.1)
+    assert not a.follower.poll()
+    assert not any(a.tier.lookup(chunk.key) for chunk in chunks) and not a.tier.can_store()
+    server.before = lambda method: None
+    a.poll()
+    assert a.ask(chunks) == [True, True]
+
+
+def test_a_log_that_was_lost_forgets_everything(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """When the store began anew, or trimmed what was not read yet, the engine is told to forget everything."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    server.lose()
+    assert a.poll() == [Scope()]
+    assert a.ask([chunk]) == [False]
+    assert a.store([chunk]) == [None]
+    server.floor += 50
+    assert a.poll() == [Scope()]
+    assert a.ask([chunk]) == [False], "it is older than all that the log can judge"
+
+
+def test_an_invalidation_that_is_not_logged_is_not_acknowledged(
+    make: Callable[..., Replica], server: MemoryServer
+) -> None:
+    """Where the log takes no entry, the answer is that it is not durable."""
+
+    def fail(method: str) -> None:
+        if method == "append":
+            raise ConnectionError("gone")
+
+    a = make("a")
+    server.before = fail
+    assert a.invalidate() is False
+
+
+def test_what_was_computed_before_an_invalidation_is_not_stored_after_it(make: Callable[..., Replica]) -> None:
+    """A replica has read an invalidation and not applied it yet: what it stores meanwhile is from before, and dead."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    assert a.invalidate(keys=frozenset({chunk.key}))
+    b.follower.poll()
+    b.store([chunk])
+    assert make("c").ask([chunk]) == [False]
+    assert b.follower.foreign() != []
+
+
+def test_a_replica_with_unwritten_tags_has_not_read(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A tag that a hit added, and that the store has not yet, may be the one invalidated: the receipt waits for it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    assert a.follower.witnesses(0.0).missing == ("b",)
+    b.turn()
+    b.poll()
+    assert a.follower.witnesses(0.0).missing == ()
+    assert make("c").ask([chunk]) == [False]
+
+
+def test_the_receipt_names_who_has_read(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Replicas that read the invalidation are named, and those that are alive and did not are missing."""
+    a, b, _ = make("a"), make("b"), make("c")
+    assert a.invalidate(labels=frozenset({1}))
+    b.poll()
+    found = a.follower.witnesses(0.0)
+    assert (found.seen, found.missing) == (("a", "b"), ("c",))
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["find", "get", "put", "delete", "usage"])
+def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: MemoryServer, method: str) -> None:
+    """Each call may fail: what it was for is a miss or not stored, nothing else happens, and all works afterwards."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks[:1])
+    b.ask(chunks)
+
+    def fail(called: str) -> None:
+        if called == method:
+            raise ConnectionResetError("gone")
+
+    server.before = fail
+    b.clock.advance(6)
+    b.poll()
+    assert b.load(chunks[0].key) == (Fault.IO if method == "get" else content(chunks[0].key, SIZE))
+    fault = Fault.IO if method in ("find", "put") else None
+    assert b.store(chunks[1:]) == [fault]
+    b.tier.discard(chunks[1].key)
+    b.turn()
+    server.before = lambda called: None
+    b.clock.advance(11)
+    b.poll()
+    b.ask(chunks)
+    assert b.load(chunks[0].key) == content(chunks[0].key, SIZE)
+
+
+def test_dropped_jobs_are_reported(make: Callable[..., Replica]) -> None:
+    """A tier that is given up reports what had not begun as dropped, answers included."""
+    a = make("a")
+    texts = [chain(str(n), 1)[0] for n in range(12)]
+    for chunk in texts:
+        a.tier.submit_store(chunk, Terms(), aligned(SIZE))
+    a.tier.ask(chain("other", 3))
+    a.tier.give_up()
+    faults = [transfer.fault for transfer in a.turn()]
+    assert len(faults) == 12 and Fault.DROPPED in faults
+    assert a.tier.asking == 0
+
+
+def test_a_discarded_store_does_not_appear(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A chunk that is discarded while it is written is deleted when it was."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    assert a.tier.submit_store(chunk, Terms(), aligned(SIZE, os.urandom(SIZE)))
+    a.tier.discard(chunk.key)
+    a.turn()
+    assert not a.tier.lookup(chunk.key) and chunk.key not in server.objects
+
+
+def test_records_say_what_the_chunk_is(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """The record beside a frame names the chunk, its parent, place, namespace, size and terms."""
+    a = make("a")
+    chunks = chain("text", 2)
+    a.store(chunks, Terms(tenant=5, labels=frozenset({1, 2})))
+    record = unpack(server.objects[chunks[1].key][0])
+    assert record is not None
+    assert (record.key, record.parent, record.place) == (chunks[1].key, chunks[0].key, 1)
+    assert (record.namespace, record.payload_bytes) == (NAMESPACE, SIZE)
+    assert (record.terms.tenant, record.terms.labels) == (5, {1, 2})
+
+
+def test_wrong_sizes_are_the_callers_bug(make: Callable[..., Replica]) -> None:
+    """Buffers of another size raise ValueError."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    with pytest.raises(ValueError):
+        a.tier.submit_store(chunk, Terms(), aligned(SIZE + 4096))
+    with pytest.raises(ValueError):
+        a.tier.submit_load(chunk.key, aligned(SIZE - 4096))
