@@ -822,6 +822,18 @@ def test_time_runs_out_in_ram_and_below() -> None:
         assert rig.cache.usage()[Tier.RAM].chunks == 0
 
 
+def test_what_expires_late_leaves_nothing_behind_when_it_is_evicted() -> None:
+    """A flood of chunks that live for a day costs no memory for those that RAM gave up, and those in RAM still expire."""
+    with Rig(ram=4) as rig:
+        for n in range(500):
+            (chunk,) = chain(f"text {n}", 1)
+            store_as(rig, [chunk], Reader(terms=Terms(expires_s=int(rig.clock.unix()) + 86400)))
+        assert len(rig.cache._expiries) <= 2 * 4 + 64
+        rig.clock.advance(86401)
+        rig.cache.step()
+        assert not rig.cache.ram.entries
+
+
 def test_a_renewed_chunk_is_written_anew() -> None:
     """A hit that renews begins the time to live anew, in RAM and in the frame below."""
     with Rig(4, 4) as rig:

@@ -341,9 +341,19 @@ class TieredCache:
 
     def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
         entry = self.ram.add(chunk, terms, state, self._is_held_below)
-        if entry is not None and terms.expires_s:
-            heapq.heappush(self._expiries, (terms.expires_s, chunk.key))
+        if entry is not None:
+            self._note_expiry(entry)
         return entry
+
+    def _note_expiry(self, entry: Entry) -> None:
+        """Remember when to look at it. What is gone since stays noted, until that is most of what is noted."""
+        if not entry.terms.expires_s:
+            return
+        heapq.heappush(self._expiries, (entry.terms.expires_s, entry.chunk.key))
+        if len(self._expiries) > 2 * len(self.ram.entries) + 64:
+            noted = ((entry.terms.expires_s, key) for key, entry in self.ram.entries.items())
+            self._expiries = [(expires_s, key) for expires_s, key in noted if expires_s]
+            heapq.heapify(self._expiries)
 
     def _has_parent(self, chunk: Chunk) -> bool:
         """Whether the chunk stands on something, in RAM or below."""
@@ -420,8 +430,7 @@ class TieredCache:
         if joined is entry.terms:
             return
         entry.terms = joined
-        if joined.expires_s:
-            heapq.heappush(self._expiries, (joined.expires_s, entry.chunk.key))
+        self._note_expiry(entry)
         for tier in self._below:
             tier.join(entry.chunk.key, joined)
 

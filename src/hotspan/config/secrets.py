@@ -2,11 +2,15 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
 
 _MOST_BYTES = 4 << 20
+
+SECRETS = frozenset({"password", "secret_access_key", "session_token"})
+"""Names of options that are secrets."""
 
 
 def read_private(path: Path, what: str) -> str:
@@ -38,3 +42,24 @@ def read_private(path: Path, what: str) -> str:
 def is_token(text: str) -> bool:
     """Whether an HTTP header can carry it as a credential: visible ASCII, no spaces."""
     return bool(text) and all("!" <= letter <= "~" for letter in text)
+
+
+def resolved(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Options with those that are secrets (SECRETS) fetched from where they are: file:PATH or env:NAME.
+
+    Raises: ConfigError for a secret that is written out, or is not there.
+    """
+    return {name: _fetched(name, value, environment) if name in SECRETS else value for name, value in options.items()}
+
+
+def _fetched(name: str, reference: str, environment: Mapping[str, str]) -> str:
+    kind, _, where = reference.partition(":")
+    if kind == "file" and where:
+        return read_private(Path(where).expanduser(), f"the {name}").strip()
+    if kind == "env" and where:
+        if not environment.get(where):
+            raise ConfigError(f"{name} is to be in the variable {where}, which is not set")
+        return environment[where]
+    raise ConfigError(
+        f"{name} is a secret: write {name}=file:/PATH (mode 0600) or {name}=env:NAME, not the secret itself"
+    )

@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.environment import environment
+from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import SystemClock
 from hotspan.core.errors import HotspanError
@@ -256,7 +257,7 @@ class HotspanConnector(OffloadingConnector):
 
         def opened(again: bool) -> RemoteTier:
             options = RemoteOptions(
-                open_store("--l2", settings.url, settings.options),
+                open_store("--l2", settings.url, resolved(settings.options, environment())),
                 follower,
                 settings.threads,
                 store_depth=max(4, spec.slots // 4),
@@ -288,7 +289,7 @@ def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
     if settings.log is not None:
         log = open_store("--l2-log", settings.log, {}).log
     else:
-        log = open_store("--l2", settings.url, settings.options).log
+        log = open_store("--l2", settings.url, resolved(settings.options, environment())).log
     if log is None:
         log = VolatileLog()
         return LogFollower(log, replica_name(), since=log.position)

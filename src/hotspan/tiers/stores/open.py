@@ -1,20 +1,31 @@
-"""Stores by their URL."""
+"""Stores by their URL, with what else is said of them as text."""
 
-from collections.abc import Mapping
+import dataclasses
+import logging
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from hotspan.core.errors import ConfigError
 from hotspan.tiers.stores.base import ObjectStore
 
-SCHEMES = ("sagemaker-hyperpod", "redis", "rediss", "file", "s3")
+logger = logging.getLogger(__name__)
+
+SHARED_MEMORY = Path("/dev/shm")
+DAEMON_PORT = 9200
+SEGMENT_NAME = "ai_toolkit_cache"
+"""The name of the daemon's shared memory where nothing else is said: HyperPod's."""
+
+Options = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A URL of a store, taken apart."""
+    """A URL of a store, taken apart. `url` has no password in it."""
 
     scheme: str
     host: str
@@ -33,46 +44,118 @@ def parse_store_url(option: str, url: str) -> StoreAddress:
     if parts.scheme == "lm":
         raise ConfigError(
             f"{option} {url}: LMCache's server speaks a protocol of its own, with values only LMCache can read. Start "
-            "`hotspan daemon --size-gib N` on the node and give sagemaker-hyperpod://HOST:9200, or use redis://HOST:6379"
+            f"`hotspan daemon --size-gib N` on the node and give sagemaker-hyperpod://127.0.0.1:{DAEMON_PORT}, or "
+            "use redis://HOST:6379"
         )
-    if parts.scheme not in SCHEMES:
-        meant = get_close_matches(parts.scheme, SCHEMES, 1)
-        hint = f"did you mean {meant[0]}://?" if meant else "give one of " + ", ".join(f"{name}://" for name in SCHEMES)
-        raise ConfigError(f"{option} is {url!r}: {hint}")
+    if parts.scheme not in _OPENERS:
+        meant = get_close_matches(parts.scheme, _OPENERS, 1)
+        known = ", ".join(f"{scheme}://" for scheme in _OPENERS)
+        raise ConfigError(f"{option} is {url!r}: {f'did you mean {meant[0]}://?' if meant else f'give one of {known}'}")
+    if parts.password:
+        raise ConfigError(
+            f"{option} holds a password, which other users of the machine and the log would see: leave it out and give "
+            f"{option}-option password=file:/PATH (or password=env:NAME)"
+        )
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise ConfigError(f"{option} is {url!r}: a directory is written file:///SHARED/DIRECTORY, with three slashes")
-    if parts.scheme != "file" and not parts.hostname:
+    if parts.scheme not in ("file",) and not parts.hostname:
         raise ConfigError(f"{option} is {url!r}: the host is missing, as in {parts.scheme}://HOST")
     return StoreAddress(parts.scheme, parts.hostname or "", port, parts.path, url)
 
 
-def open_store(option: str, url: str, options: Mapping[str, str]) -> ObjectStore:
-    """A client of the store at `url`; it connects when it is first used.
+def open_store(option: str, url: str, options: Options) -> ObjectStore:
+    """A client of the store at `url`; most connect when they are first used.
 
-    Raises: ConfigError for what can't work whatever the store does.
+    options: of its client, by its own names; secrets as they are.
+    Raises:  ConfigError for what can't work whatever the store does.
     """
     address = parse_store_url(option, url)
-    if address.scheme in ("redis", "rediss"):
-        from hotspan.tiers.stores.redis import RedisStore
-
-        return RedisStore(url, **_typed(options, {"prefix": str, "timeout_s": float, "ttl_s": float}))
-    if address.scheme == "file":
-        from hotspan.tiers.stores.file import FileStore
-
-        return FileStore(address.path, **_typed(options, {"capacity_gib": float}))
-    raise NotImplementedError(address.scheme)
+    return _OPENERS[address.scheme](address, options)
 
 
-def _typed(options: Mapping[str, str], kinds: Mapping[str, type]) -> dict[str, Any]:
+def _redis(address: StoreAddress, options: Options) -> ObjectStore:
+    from hotspan.tiers.stores.redis import RedisStore
+
+    given = dict(options)
+    password = given.pop("password", None)
+    url = address.url
+    if password is not None:
+        parts = urlsplit(url)
+        user = quote(parts.username or "", safe="")
+        host = parts.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
+    return RedisStore(url, **_typed(given, {"prefix": str, "timeout_s": float, "ttl_s": float}, also="password"))
+
+
+def _file(address: StoreAddress, options: Options) -> ObjectStore:
+    from hotspan.tiers.stores.file import FileStore
+
+    return FileStore(address.path, **_typed(options, {"timeout_s": float, "capacity_gib": float}))
+
+
+def _s3(address: StoreAddress, options: Options) -> ObjectStore:
+    from hotspan.tiers.stores.s3 import S3Store
+    from hotspan.tiers.stores.s3_settings import S3Settings
+
+    kinds = {
+        field.name: type(field.default)
+        for field in dataclasses.fields(S3Settings)
+        if field.default is not dataclasses.MISSING
+    }
+    own = _typed({name: value for name, value in options.items() if name in kinds}, kinds)
+    return S3Store(address.url, S3Settings(client={n: v for n, v in options.items() if n not in kinds}, **own))
+
+
+def _hyperpod(address: StoreAddress, options: Options) -> ObjectStore:
+    """hotspan's own daemon by its local door if there is one, else whatever answers at the port."""
+    from hotspan.tiers.stores.daemon import DaemonStore
+    from hotspan.tiers.stores.hyperpod import HyperpodStore
+    from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
+
+    named = {name if name.startswith(PREFIX) else PREFIX + name: value for name, value in options.items()}
+    settings = parse_hyperpod_settings({PREFIX + "shared_memory_name": SEGMENT_NAME} | named)
+    door = SHARED_MEMORY / (settings.shared_memory_name.removeprefix("/") + ".sock")
+    if _is_socket(door):
+        return DaemonStore(door, deadline_s=settings.timeout_s, lease_s=settings.lease_ttl_s)
+    logger.info("l2_over_http host=%s door=%s: no local door there", address.host, door)
+    return HyperpodStore(address.host, address.port or DAEMON_PORT, settings)
+
+
+_OPENERS: dict[str, Callable[[StoreAddress, Options], ObjectStore]] = {
+    "sagemaker-hyperpod": _hyperpod,
+    "redis": _redis,
+    "rediss": _redis,
+    "file": _file,
+    "s3": _s3,
+}
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _typed(options: Options, kinds: Mapping[str, type], also: str = "") -> dict[str, Any]:
     """Options as the store takes them. Raises: ConfigError for one that it has not, or that is no number."""
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in kinds:
             meant = get_close_matches(name, kinds, 1)
-            hint = f"did you mean {meant[0]}?" if meant else "it has " + ", ".join(sorted(kinds))
+            known = ", ".join(sorted({*kinds, *filter(None, [also])}))
+            hint = f"did you mean {meant[0]}?" if meant else f"it has {known}"
             raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}")
-        try:
-            values[name] = kinds[name](value)
-        except ValueError as error:
-            raise ConfigError(f"--l2-option {name} is {value!r}: give a number") from error
+        values[name] = _value(name, value, kinds[name])
     return values
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ConfigError(f"--l2-option {name} is {text!r}: give true or false")
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ConfigError(f"--l2-option {name} is {text!r}: give a number") from error

@@ -1,0 +1,84 @@
+"""Replicas of a real engine over a real L2: what one computed the next one loads, and forgetting reaches both."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.config.settings import L2Settings
+from tests.tiers.stores.servers import RedisServer
+
+from .rig import CHUNK, Rig, rig
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 3000
+WHOLE = TOKENS // CHUNK * CHUNK
+
+
+@pytest.fixture(scope="module", params=["redis", "file"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An L2 that outlives the engines."""
+    directory = tmp_path_factory.mktemp("l2")
+    if request.param == "file":
+        yield directory.as_uri()
+        return
+    server = RedisServer(directory)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def start(url: str, tiny_model: Path) -> Iterator[Callable[..., Rig]]:
+    """Starts engines one after the other: each ends the one before it."""
+    running = ExitStack()
+
+    def replica(**cache: Any) -> Rig:
+        running.close()
+        return running.enter_context(rig(tiny_model, cache={"l2": L2Settings(url)} | cache))
+
+    yield replica
+    running.close()
+
+
+def test_a_fresh_replica_loads_what_another_computed(start: Callable[..., Rig]) -> None:
+    """A replica with empty RAM and no disk hits all whole chunks of a text that another computed, byte for byte."""
+    first = start()
+    text = first.text(1, TOKENS)
+    computed = first.ask(text)
+    first.settle(30)
+    digests = dict(first.digests.stored)
+    second = start()
+    second.digests.stored |= digests
+    hit = second.ask(text)
+    assert (hit.cached, hit.tokens) == (WHOLE, computed.tokens)
+    assert second.digests.loaded == 2 * (TOKENS // CHUNK) and second.digests.wrong == 0
+    second.cache.check()
+
+
+def test_what_was_invalidated_is_not_loaded_by_a_fresh_replica(start: Callable[..., Rig]) -> None:
+    """A tagged text that was invalidated is computed anew by the next replica, and one with another tag is loaded."""
+    first = start()
+    gone, kept = first.text(2, TOKENS), first.text(3, TOKENS)
+    first.ask(gone, tags=["doc:1"])
+    first.ask(kept, tags=["doc:2"])
+    first.settle(30)
+    receipt = first.administer(do="invalidate", tenant="default", tags=["doc:1"])
+    assert receipt["is_durable"] and receipt["removed"]["l2_chunks"] == TOKENS // CHUNK
+    assert len(receipt["replicas"]) == 1 and receipt["replicas_missing"] == []
+    second = start()
+    assert second.ask(gone, tags=["doc:1"]).cached == 0
+    assert second.ask(kept, tags=["doc:2"]).cached == WHOLE
+
+
+def test_another_tenants_chunks_are_not_found(start: Callable[..., Rig]) -> None:
+    """In an L2 that all share, a tenant's text is another tenant's miss."""
+    first = start()
+    text = first.text(4, TOKENS)
+    first.ask(text, hotspan={"tenant": "a"})
+    first.settle(30)
+    second = start()
+    assert second.ask(text, hotspan={"tenant": "b"}).cached == 0
