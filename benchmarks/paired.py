@@ -7,7 +7,7 @@ alone with a pool for everything ("bound"). One request runs at a time; a server
 it, once the server has come to rest. Ratios are taken between requests seconds apart; the median of them is reported.
 
     cold     the server with RAM, and the one with disk, each with itself: a new document that it stores against one
-             that it does not (max_offload_tokens 0), per token. (Two processes with the same work differ by more: where
+             that it does not (no_store), per token. (Two processes with the same work differ by more: where
              their memory lies decides.)
     query    a question about each document, the documents in turn, so that the small pools have lost it: ram / bound,
              disk / bound in CPU-seconds; none / ram and none / disk in TTFT
@@ -55,7 +55,7 @@ class Served:
         """One document computed: CPU-seconds of the server's whole tree until it rests again, per 1,000 tokens."""
         body: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
         if not is_stored:
-            body["kv_transfer_params"] = {"max_offload_tokens": 0}
+            body["kv_transfer_params"] = {"no_store": True}
         before = await settled_seconds(self.cpu.seconds)
         async with (
             aiohttp.ClientSession() as session,

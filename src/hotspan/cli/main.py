@@ -7,6 +7,7 @@ from hotspan.cli.bench_eviction import eviction
 from hotspan.cli.bench_index import index
 from hotspan.cli.bench_storage import storage
 from hotspan.cli.cache import cache
+from hotspan.cli.daemon import daemon
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
 from hotspan.cli.keys import keys
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("daemon")(daemon)
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(bench.app, name="bench")

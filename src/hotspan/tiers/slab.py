@@ -5,21 +5,19 @@ the last to map it (the scheduler's process) unlinks it: no way to die leaves me
 """
 
 import contextlib
-import ctypes
 import fcntl
 import mmap
 import os
-import threading
 import time
 from pathlib import Path
 from types import TracebackType
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, PAGE_BYTES
+from hotspan.tiers.pages import populate
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "hotspan-slab-"
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11's mmap does not name it
 
 
 def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
@@ -73,7 +71,7 @@ class SharedSlab:
             fcntl.flock(self._fd, fcntl.LOCK_SH)
             self._map = mmap.mmap(self._fd, self.bytes)
             if self._creator:
-                self._populate()
+                populate(self._map)
         except BaseException:
             if self._creator:
                 self.unlink()
@@ -124,23 +122,6 @@ class SharedSlab:
                 raise ConfigError(f"the process that makes {self.path} died or is stuck: see its log, then start again")
             time.sleep(0.005)
         return True
-
-    def _populate(self) -> None:
-        """Touch every page now, on two threads: shared memory is handed out at 1-2 GB/s a core."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        half = self.slots // 2 * self.slot_bytes
-
-        def touch(start: int, length: int) -> None:
-            if length and libc.madvise(base + start, length, _MADV_POPULATE_WRITE) != 0:
-                for at in range(start, start + length, PAGE_BYTES):  # an older kernel
-                    self._map[at] = 0
-
-        helper = threading.Thread(target=touch, args=(0, half), name="hotspan-populate")
-        helper.start()
-        touch(half, self.bytes - half)
-        helper.join()
 
     @property
     def view(self) -> memoryview:
