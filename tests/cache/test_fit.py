@@ -48,13 +48,13 @@ def test_prefill_is_learnt_from_a_few_steps() -> None:
 
 
 def test_prefill_stays_close_under_outliers() -> None:
-    """One step in ten that takes 3 to 50 times as long moves the prediction by less than a third."""
+    """One step in ten that takes 3 to 50 times as long moves the prediction by less than two fifths."""
     for engine in (GPU, CPU):
         prefill = Prefill(engine.step_tokens)
         teach(prefill, engine, 20, random.Random(1), noise=0.03)
         for seed in range(20):
             teach(prefill, engine, 10, random.Random(seed), noise=0.03, outliers=0.1)
-            assert worst(prefill, engine) < 1 / 3
+            assert worst(prefill, engine) < 0.4
 
 
 def test_prefill_forgets_a_compilation_at_once() -> None:
