@@ -12,6 +12,8 @@ from hotspan.core.types import GIB
 ModelDigest = Literal["sampled", "full"]
 Persistence = Literal["tiers", "none"]
 
+_MOST_GIB = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
@@ -133,7 +135,7 @@ def cache_settings(
 
     Raises: ConfigError that says which option is wrong and what would do.
     """
-    if not ram_gib > 0:
+    if not 0 < ram_gib <= _MOST_GIB:
         raise ConfigError(
             f"--ram-gib is {ram_gib:g}: hotspan needs RAM to pass chunks through, give at least what the requests in "
             "flight need (tokens x KV bytes per token), or --no-cache to serve without hotspan's tiers"
@@ -141,7 +143,7 @@ def cache_settings(
     if (disk is None) != (disk_gib is None):
         missing, given = ("--disk-gib", "--disk") if disk_gib is None else ("--disk", "--disk-gib")
         raise ConfigError(f"{given} is given without {missing}: a disk tier needs a directory and a size")
-    if disk_gib is not None and not disk_gib > 0:
+    if disk_gib is not None and not 0 < disk_gib <= _MOST_GIB:
         raise ConfigError(f"--disk-gib is {disk_gib:g}: give the size of the disk tier in GiB, above 0")
     if chunk_tokens < 1:
         raise ConfigError(f"--chunk-tokens is {chunk_tokens}: give a positive number of tokens (256 is the default)")

@@ -5,26 +5,23 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.directives import CLIENT_DIRECTIVES, Directives, parse_directives
-from hotspan.core.errors import ConfigError, DirectoryError
+from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, seal, verify
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
+from hotspan.proofs import fuzz_l2
+from hotspan.proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
 from hotspan.proofs.places import in_memory
 from hotspan.proofs.proof import Findings, Progress, Proof, rng_of
-from hotspan.testing.chunks import aligned, content, key_of
-from hotspan.testing.inline import InlineQueues
-from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.testing.chunks import aligned, key_of
 from hotspan.tiers.table import SUPERBLOCK_BYTES
 
 CLAIM = "whatever comes in is refused in words or taken for what it is; nothing else, and no wrong byte"
-_NAMESPACE = bytes(range(32))
-_SIZE, _SLOTS = 4096, 6
 _JSON_VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -45,10 +42,6 @@ _JSON_VALUES: tuple[Any, ...] = (
     {},
     {"a": 1},
 )
-
-
-class Broken(Exception):
-    """Input was taken for what it is not, or raised what it must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,88 +75,6 @@ def run(options: Options, progress: Progress) -> Proof:
     figures |= {f"{name}_taken": accepted[name] for name in names}
     figures["failures"] = findings.count
     return Proof("fuzz", CLAIM, figures, not findings.count and sum(kinds.values()) > 0, tuple(findings.kept))
-
-
-@dataclass(slots=True)
-class Bench:
-    """What input is tried on: a directory that is put back for each case, a frame, a model."""
-
-    path: Path
-    chunks: list[Chunk] = field(default_factory=list)
-    good: dict[str, bytes] = field(default_factory=dict)
-    allowed: dict[ChunkKey, bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for number in range(_SLOTS - 1):
-            parent = self.chunks[-1].key if number % 3 else None
-            self.chunks.append(Chunk(key_of(f"chunk-{number}"), parent, number % 3))
-        self.allowed = {chunk.key: content(chunk.key, _SIZE) for chunk in self.chunks}
-        tier, queues = self.open()
-        for chunk in self.chunks:
-            tier.submit_store(
-                chunk, Terms(labels=frozenset({chunk.index + 1})), aligned(_SIZE, self.allowed[chunk.key])
-            )
-            queues.run()
-            tier.finished()
-        tier.invalidate(Scope(labels=frozenset({77})), lambda done: None)
-        queues.run()
-        self.good = {name: (self.path / "disk" / name).read_bytes() for name in ("table", "log", "slab")}
-        tier.close(5.0)
-
-    def open(self) -> tuple[DiskTier, InlineQueues]:
-        queues = InlineQueues()
-        slab_bytes = _SLOTS * (_SIZE + HEADER_BYTES)
-        options = DiskOptions(self.path / "disk", slab_bytes, allow_direct=False, queue=queues.queue)
-        return DiskTier(options, _NAMESPACE, _SIZE), queues
-
-    def look(self, changed: dict[str, bytes]) -> int:
-        """Open the directory with these files changed, and load all that it has; how many chunks that is."""
-        for name, data in (self.good | changed).items():
-            (self.path / "disk" / name).write_bytes(data)
-        try:
-            tier, queues = self.open()
-        except DirectoryError:
-            return 0
-        found = 0
-        try:
-            into = aligned(_SIZE)
-            for chunk in self.chunks:
-                if tier.submit_load(chunk.key, into):
-                    queues.run()
-                    if all(transfer.fault is None for transfer in tier.finished()):
-                        found += 1
-                        if into != self.allowed[chunk.key]:
-                            raise Broken("a chunk has wrong bytes")
-            queues.run()
-            tier.check()
-        finally:
-            tier.close(5.0)
-        return found
-
-
-def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The same bytes with a few of them changed, cut, doubled, moved, or all of them made up."""
-    found = bytearray(data)
-    for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at = rng.randrange(len(found) + 1)
-        length = rng.choice((1, 4, 8, 32, 256, 4096))
-        match rng.randrange(7):
-            case 0 if found:
-                found[at % len(found)] ^= 1 << rng.randrange(8)
-            case 1:
-                found[at : at + length] = rng.randbytes(min(length, len(found) - at))
-            case 2:
-                del found[at:]
-            case 3:
-                del found[at : at + length]
-            case 4:
-                found[at:at] = found[at : at + length]
-            case 5:
-                source = rng.randrange(len(found) + 1)
-                found[at : at + length] = found[source : source + length]
-            case 6:
-                found[at : at + length] = bytes(length)
-    return rng.randbytes(rng.randrange(2 * len(data) + 1)) if rng.random() < 0.03 else bytes(found)
 
 
 # -- what input there is: each takes a case, says whether the input was taken, and raises if it was wrongly -----------
@@ -296,7 +207,7 @@ def _scope(rng: random.Random, chunks: list[Chunk]) -> Scope:
         adapter=rng.choice((None, None, 0, 5)),
         labels=frozenset(rng.sample((1, 2, 3, 4), rng.choice((0, 1, 1, 2)))),
         keys=keys,
-        namespace=rng.choice((None, None, _NAMESPACE, bytes(32))),
+        namespace=rng.choice((None, None, NAMESPACE, bytes(32))),
     )
 
 
@@ -310,7 +221,7 @@ def _invalidation(bench: Bench, rng: random.Random) -> bool:
         for chunk in bench.chunks:
             labels = rng.choice(((), (1,), (2,), (1, 3), tuple(range(2, 17))))
             terms = Terms(rng.choice((1, 2)), rng.choice((0, 5)), frozenset(labels))
-            if rng.random() < 0.9 and tier.submit_store(chunk, terms, aligned(_SIZE)):
+            if rng.random() < 0.9 and tier.submit_store(chunk, terms, aligned(SIZE)):
                 kept[chunk.key] = terms
         queues.run()
         tier.finished()
@@ -339,7 +250,7 @@ def _naive(scope: Scope, key: ChunkKey, terms: Terms) -> bool:
         return False
     if scope.keys is not None and key not in scope.keys:
         return False
-    if scope.namespace is not None and scope.namespace != _NAMESPACE:
+    if scope.namespace is not None and scope.namespace != NAMESPACE:
         return False
     return len(terms.labels) > 13 or all(name in terms.labels for name in scope.labels)  # a record holds 13
 
@@ -353,4 +264,7 @@ KINDS: dict[str, tuple[float, Callable[[Bench, random.Random], bool]]] = {
     "scope_json": (15, _scope_json),
     "tenants": (10, _tenants),
     "invalidation": (10, _invalidation),
+    "settings": (8, fuzz_l2.settings),
+    "url": (8, fuzz_l2.url),
+    "object": (12, fuzz_l2.stored_object),
 }
