@@ -258,7 +258,7 @@ def _naive(scope: Scope, key: ChunkKey, terms: Terms) -> bool:
 KINDS: dict[str, tuple[float, Callable[[Bench, random.Random], bool]]] = {
     "frame": (20, _frame),
     "table": (8, _table),
-    "log": (8, _log),
+    "log": (14, _log),
     "slab": (4, _slab),
     "directives": (25, _directives),
     "scope_json": (15, _scope_json),

@@ -17,7 +17,13 @@ from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.stores.open import open_store, parse_store_url
 
 _NUMBERS = (0.5, 1.0, 4.0, 1e-12, 0.0, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
-_URLS = ("redis://cache:6379/0", "rediss://user@cache", "file:///mnt/kv", "s3://bucket/prefix", "lm://cache:65432")
+_URLS: tuple[str, ...] = (
+    "redis://cache:6379/0",
+    "rediss://user@cache",
+    "file:///mnt/kv",
+    "s3://bucket/prefix",
+    "lm://cache:65432",
+)
 _URLS += ("sagemaker-hyperpod://10.0.0.1:9200",)
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "disk": (None, Path("/nvme"), Path("relative"), Path("~/kv")),
@@ -53,9 +59,8 @@ def url(bench: Bench, rng: random.Random) -> bool:
     text = rng.choice(_URLS)
     if rng.random() < 0.8:
         text = mutated(rng, text.encode()).decode("latin-1")
-    options = {
-        rng.choice(("timeout_s", "ttl_s", "prefix", "capacity_gib", "x", "")): rng.choice(("1", "-1", "nan", "x"))
-    }
+    names, values = ("timeout_s", "ttl_s", "prefix", "capacity_gib", "x", ""), ("1", "-1", "nan", "x")
+    options = {rng.choice(names): rng.choice(values)}
     try:
         address = parse_store_url("--l2", text)
         if address.scheme in ("redis", "rediss"):

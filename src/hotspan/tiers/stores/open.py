@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -156,6 +157,9 @@ def _value(name: str, text: str, kind: type) -> Any:
             return text.lower() == "true"
         raise ConfigError(f"--l2-option {name} is {text!r}: give true or false")
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError as error:
         raise ConfigError(f"--l2-option {name} is {text!r}: give a number") from error
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"--l2-option {name} is {text!r}: give a finite number")
+    return value
