@@ -132,14 +132,14 @@ def compare(engine: Rig, alone: Alone, texts: list[list[int]], requests: int) ->
         "no_cache_p99_s": percentile(theirs, 0.99),
         "bound_s": bound,
         "is_met": percentile(ours, 0.99) <= bound,
-        "trips": engine.cache._below[0].trips,
+        "trips": engine.cache._below.tiers[0].trips,
     }
 
 
 def recovery(engine: Rig, text: list[int]) -> float:
     """Seconds until the tier takes part again, while requests go on."""
     started = time.monotonic()
-    while not engine.cache._below[0].is_up and time.monotonic() - started < 2 * HEALS_S:
+    while not engine.cache._below.tiers[0].is_up and time.monotonic() - started < 2 * HEALS_S:
         ask(engine, text)
         time.sleep(0.1)
     return time.monotonic() - started

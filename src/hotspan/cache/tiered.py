@@ -9,27 +9,23 @@ what a tier that must ask elsewhere has not answered by then.
 This file is the one place where a tier's fault becomes a miss.
 """
 
-import functools
 import heapq
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hotspan.cache.controller import StoreController
+from hotspan.cache.below import Below
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
-from hotspan.tiers.base import AllDurable, Durable, StorageTier, TierUsage, Transfer
+from hotspan.tiers.base import Durable, StorageTier, TierUsage, Transfer
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
 PATIENCE_S = 0.050
 """How long a request waits while nothing at all lands in RAM."""
-
-_SLICE_S = 0.001
 
 _QUEUE_PATIENCE = 20
 """How many times longer it waits in the queue while others' chunks land."""
@@ -73,11 +69,10 @@ class TieredCache:
     ) -> None:
         self.ram = RamTier(slab, shares)
         self.stats = CacheStats()
-        self._below = below
         self._namespace = namespace
         self._patience_s = patience_s
         self._clock = clock or SystemClock()
-        self._controllers = [StoreController(self.ram, tier, self.stats) for tier in below]
+        self._below = Below(below, self.ram, self.stats, self._clock)
         self._promoting: dict[ChunkKey, Promotion] = {}
         self._doomed: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
         self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
@@ -89,9 +84,8 @@ class TieredCache:
 
     def ask(self, chunks: Sequence[Chunk], reader: Reader) -> None:
         """A request is about to look these chunks up, in a chain's order: tiers that must ask elsewhere begin to."""
-        if any(not self._has(chunk.key) for chunk in chunks):
-            for tier in self._below:
-                tier.ask(chunks)
+        if any(chunk.key not in self.ram.entries and self._below.find(chunk.key) is None for chunk in chunks):
+            self._below.ask(chunks)
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.
@@ -111,7 +105,8 @@ class TieredCache:
         if entry is None:
             entry = self._promote(chunk)
             if entry is None:
-                return self._await_room(chunk, reader) if self._find(chunk.key) else self._await_answer(chunk, reader)
+                is_below = self._below.find(chunk.key) is not None
+                return self._await_room(reader) if is_below else self._await_answer(chunk, reader)
             if reader.is_asking:
                 reader.is_asking, reader.since_s = False, None  # the answer came: this is another wait
         if chunk.key not in reader.waiting:
@@ -142,15 +137,13 @@ class TieredCache:
             entry = self.ram.entries.get(chunk.key)
             if entry is not None:
                 self._join(entry, terms, renew=reader.renews)
-                continue
-            for tier in self._below:
-                if tier.lookup(chunk.key):
-                    tier.join(chunk.key, terms)
+            else:
+                self._below.join(chunk.key, terms)
 
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, wherever it lies; None if it is nowhere."""
         entry = self.ram.entries.get(key)
-        return entry.terms if entry is not None else self._terms_below(key)
+        return entry.terms if entry is not None else self._below.terms(key)
 
     # -- load ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +190,7 @@ class TieredCache:
                 continue
             entry = None
             if chunk.key not in self._doomed and self._has_parent(chunk):
-                was_nowhere = not self._is_held_below(chunk.key)
+                was_nowhere = not self._below.holds(chunk.key)
                 entry = self._add(chunk, self._joined_below(chunk.key, terms), State.STORING)
                 if entry is not None and was_nowhere:  # what stood on it stood behind a gap
                     for fallen in self.ram.above(entry):
@@ -222,9 +215,8 @@ class TieredCache:
             else:
                 self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
                 self._wake(entry, Tier.RAM)
-                self._offer(chunk.key)
-        for controller in self._controllers:
-            controller.step()
+                self._below.offer([chunk.key])
+        self._below.step()
 
     # -- forget ----------------------------------------------------------------------------------------------------
 
@@ -240,10 +232,7 @@ class TieredCache:
         for entry in self.ram.taken(scope, self._namespace):
             self._forget_one(entry)
             removed[Tier.RAM] += 1
-        below = [tier for tier in self._below if not (is_foreign and tier.tier is Tier.L2)]
-        logged = AllDurable(len(below), durable)
-        for tier in below:
-            removed[tier.tier] = tier.invalidate(scope, logged)
+        removed |= self._below.invalidate(scope, durable, is_foreign=is_foreign)
         removed[Tier.RAM] += self._forget_fallen()
         self.stats.invalidated.update(removed)
         return removed
@@ -273,36 +262,24 @@ class TieredCache:
     @property
     def is_moving(self) -> bool:
         """Whether promotions, or answers of what could be promoted, are on their way."""
-        return bool(self._promoting) or any(tier.asking for tier in self._below)
+        return bool(self._promoting) or self._below.is_asking
 
     @property
     def is_persisting(self) -> bool:
         """Whether chunks wait for a tier below, or are on their way to it."""
-        return any(controller.is_busy for controller in self._controllers)
+        return self._below.is_storing
 
     def step(self) -> None:
         """Take note of what the tiers below finished and of what expired, and give them more to write."""
         self._expire()
-        for tier, controller in zip(self._below, self._controllers, strict=True):
-            for transfer in tier.finished():
-                self._settle(tier.tier, transfer)
-                if transfer.is_load:
-                    self._end_promotion(tier.tier, transfer)
-                else:
-                    self._let_go(controller.ended(transfer))
-            controller.step()
+        for tier, transfer in self._below.finished(self._let_go):
+            self._settle(tier, transfer)
+            if transfer.is_load:
+                self._end_promotion(tier, transfer)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a tier below finishes something, at most `timeout_s`."""
-        busy = [tier for tier in self._below if tier.asking or tier in self._sources()] or list(self._below)
-        if len(busy) == 1:
-            busy[0].wait(timeout_s)
-            return
-        deadline = self._clock.monotonic() + timeout_s
-        for tier in itertools.cycle(busy):  # nobody tells which of them will be first
-            left = deadline - self._clock.monotonic()
-            if left <= 0 or tier.wait(min(left, _SLICE_S)):
-                return
+        self._below.wait({promotion.source for promotion in self._promoting.values()}, timeout_s)
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
@@ -312,8 +289,7 @@ class TieredCache:
 
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
-        usage = {Tier.RAM: self.ram.usage()}
-        return usage | {tier.tier: tier.usage() for tier in self._below}
+        return {Tier.RAM: self.ram.usage()} | self._below.usage()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
@@ -324,15 +300,13 @@ class TieredCache:
                 break
             self.wait(min(left, 0.05))
             self.step()
-        for tier in self._below:
-            tier.close(max(0.0, deadline - self._clock.monotonic()))
+        self._below.close(max(0.0, deadline - self._clock.monotonic()))
         self.ram.slab.close()
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        lent = [promotion.entry for promotion in self._promoting.values()] + [*self._doomed.values(), *self._held]
-        for controller in self._controllers:
-            lent += controller.in_flight()
+        promoting = [promotion.entry for promotion in self._promoting.values()]
+        lent = [*promoting, *self._below.in_flight(), *self._doomed.values(), *self._held]
         self.ram.check({entry.slot for entry in lent if entry.doomed})
         if any(not entry.doomed or not entry.engine_copies for entry in self._doomed.values()):
             raise AssertionError("a forgotten chunk that nobody copies is kept")
@@ -340,7 +314,7 @@ class TieredCache:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
-        entry = self.ram.add(chunk, terms, state, self._is_held_below)
+        entry = self.ram.add(chunk, terms, state, self._below.holds)
         if entry is not None:
             self._note_expiry(entry)
         return entry
@@ -357,40 +331,12 @@ class TieredCache:
 
     def _has_parent(self, chunk: Chunk) -> bool:
         """Whether the chunk stands on something, in RAM or below."""
-        return chunk.parent is None or chunk.parent in self.ram.entries or self._is_held_below(chunk.parent)
+        return chunk.parent is None or chunk.parent in self.ram.entries or self._below.holds(chunk.parent)
 
     def _joined_below(self, key: ChunkKey, terms: Terms) -> Terms:
-        """The terms of a chunk that was computed again although a tier below has it: one set for all copies.
-
-        Told also to tiers that do not find it: one that is given up may have it still, and come back.
-        """
-        for tier in self._below:
-            tier.join(key, terms)
-        return self._terms_below(key) or terms
-
-    def _terms_below(self, key: ChunkKey) -> Terms | None:
-        """The terms of a chunk below RAM, joined over the tiers that have it; None if none has."""
-        found = [tier.terms(key) for tier in self._below if tier.lookup(key)]
-        return functools.reduce(Terms.joined, found) if found else None
-
-    def _find(self, key: ChunkKey) -> StorageTier | None:
-        """The fastest tier below RAM that has a chunk."""
-        return next((tier for tier in self._below if tier.lookup(key)), None)
-
-    def _has(self, key: ChunkKey) -> bool:
-        return key in self.ram.entries or self._find(key) is not None
-
-    def _is_held_below(self, key: ChunkKey) -> bool:
-        """Whether a tier has a chunk, or is being given it."""
-        return any(controller.holds(key) for controller in self._controllers)
-
-    def _offer(self, key: ChunkKey) -> None:
-        for controller in self._controllers:
-            controller.offer(key)
-
-    def _sources(self) -> set[StorageTier]:
-        """The tiers that promotions are on their way from."""
-        return {promotion.source for promotion in self._promoting.values()}
+        """The terms of a chunk that was computed again although a tier below has it: one set for all copies."""
+        self._below.join(key, terms)
+        return self._below.terms(key) or terms
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
         held = reader.pins.get(entry.chunk.key)
@@ -416,10 +362,8 @@ class TieredCache:
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
         self.ram.touch(leaf_first)
-        for tier in self._below:
-            tier.touch(leaf_first)
-        for key in keys:
-            self._offer(key)  # refused before, or evicted there: a second touch
+        self._below.touch(leaf_first)
+        self._below.offer(keys)  # refused before, or evicted there: a second touch
 
     def _join(self, entry: Entry, terms: Terms, *, renew: bool) -> None:
         joined = entry.terms.joined(terms)
@@ -431,16 +375,13 @@ class TieredCache:
             return
         entry.terms = joined
         self._note_expiry(entry)
-        for tier in self._below:
-            tier.join(entry.chunk.key, joined)
+        self._below.join(entry.chunk.key, joined)
 
     def _write_anew(self, entry: Entry) -> None:
         """Its frames below say the old expiry: drop them, and write it again with what stood on it."""
-        for tier in self._below:
-            tier.discard(entry.chunk.key)
-        for each in sorted([entry, *self.ram.above(entry)], key=lambda each: each.chunk.index):
-            if each.state is State.READY:
-                self._offer(each.chunk.key)
+        self._below.discard(entry.chunk.key)
+        again = sorted([entry, *self.ram.above(entry)], key=lambda each: each.chunk.index)
+        self._below.offer(each.chunk.key for each in again if each.state is State.READY)
 
     def _expire(self) -> None:
         """Forget what is in RAM past its time."""
@@ -456,12 +397,12 @@ class TieredCache:
 
     def _promote(self, chunk: Chunk) -> Entry | None:
         """Start to read a chunk from below into RAM; None if it is not there or RAM has no room."""
-        source = self._find(chunk.key)
+        source = self._below.find(chunk.key)
         if source is None:
             return None
         if chunk.key in self._promoting or chunk.key in self._doomed:
             return None  # forgotten, and its slot is still in use: two of one name could not be told apart
-        entry = self._add(chunk, self._terms_below(chunk.key) or Terms(), State.PROMOTING)
+        entry = self._add(chunk, self._below.terms(chunk.key) or Terms(), State.PROMOTING)
         if entry is None:
             return None
         if not source.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
@@ -471,7 +412,7 @@ class TieredCache:
         self._promoting[chunk.key] = Promotion(entry, source)
         return entry
 
-    def _await_room(self, chunk: Chunk, reader: Reader) -> Lookup:
+    def _await_room(self, reader: Reader) -> Lookup:
         """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
         others_move = self._loading or len(self._promoting) > len(reader.waiting)
         if not others_move or reader.pins or self._is_late(reader):
@@ -480,7 +421,7 @@ class TieredCache:
 
     def _await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
         """A chunk that no tier is known to have: wait a little for those that ask elsewhere, else miss."""
-        asked = [tier for tier in self._below if tier.is_asking(chunk.key)]
+        asked = self._below.asked(chunk.key)
         if not asked:
             return Lookup.MISS
         reader.is_asking = True
@@ -532,8 +473,7 @@ class TieredCache:
         """Make one chunk unfindable; its slot comes free when nothing uses it any more."""
         self._wake(entry, None)
         self.ram.forget(entry)
-        for controller in self._controllers:
-            controller.forget(entry.chunk.key)
+        self._below.forget(entry.chunk.key)
         entry.doomed = True
         if entry.engine_copies:
             self._doomed[entry.chunk.key] = entry
