@@ -1,0 +1,53 @@
+"""Settings of the L2, and its secrets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hotspan.config.secrets import resolved
+from hotspan.config.settings import CacheSettings, cache_settings, named_values
+from hotspan.core.errors import ConfigError
+
+
+def test_settings_travel() -> None:
+    """An L2 with options and a log of its own is the same after its way to the engine."""
+    settings = cache_settings(ram_gib=1, l2="redis://a", l2_options={"timeout_s": "2"}, l2_log="redis://b")
+    assert CacheSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    assert settings.l2 is not None and settings.l2.options == {"timeout_s": "2"}
+
+
+def test_nothing_leaves_memory_without_persistence() -> None:
+    """--persistence none refuses an L2."""
+    with pytest.raises(ConfigError, match="--l2 sends it away"):
+        cache_settings(ram_gib=1, l2="redis://a", persistence="none")
+
+
+@pytest.mark.parametrize("given", [{"l2_options": {"a": "b"}}, {"l2_log": "redis://a"}])
+def test_options_need_an_l2(given: dict[str, object]) -> None:
+    """What belongs to an L2 is refused without one."""
+    with pytest.raises(ConfigError, match="--l2"):
+        cache_settings(ram_gib=1, **given)  # type: ignore[arg-type]
+
+
+def test_pairs_are_named_values() -> None:
+    """NAME=VALUE pairs become a dict; the value may hold an equals sign, and a pair without one is an error."""
+    assert named_values("--l2-option", ["a=1", "b=c=d", "e="]) == {"a": "1", "b": "c=d", "e": ""}
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        named_values("--l2-option", ["a"])
+
+
+def test_secrets_are_fetched(tmp_path: Path) -> None:
+    """A password is read from its file or variable; written out, or where nothing is, it is refused unrepeated."""
+    path = tmp_path / "password"
+    path.write_text("s3cret\n")
+    path.chmod(0o600)
+    assert resolved({"password": f"file:{path}", "prefix": "x"}, {}) == {"password": "s3cret", "prefix": "x"}
+    assert resolved({"password": "env:P"}, {"P": "s3cret"}) == {"password": "s3cret"}
+    for reference in ("s3cret", "env:MISSING", "file:", f"file:{tmp_path}/none"):
+        with pytest.raises(ConfigError) as error:
+            resolved({"password": reference}, {})
+        assert "s3cret" not in str(error.value)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="other users"):
+        resolved({"password": f"file:{path}"}, {})
