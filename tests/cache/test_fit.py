@@ -3,7 +3,7 @@
 import math
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.cache.fit import Accuracy, Fit
@@ -116,6 +116,7 @@ def test_both_rates_are_found() -> None:
     assert math.isclose(1 / per_byte_s, 1e9, rel_tol=0.2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(ANY, ANY, ANY), max_size=60))
 def test_no_measurement_makes_it_wild(measurements: list[tuple[float, float, float]]) -> None:
     """Rates, predictions and their uncertainty are finite and never negative, whatever is measured."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotspan.config.settings import L2Settings
+from tests.daemon.rig import DaemonProcess
 from tests.tiers.stores.servers import RedisServer
 
 from .rig import CHUNK, Rig, rig
@@ -18,27 +19,34 @@ TOKENS = 3000
 WHOLE = TOKENS // CHUNK * CHUNK
 
 
-@pytest.fixture(scope="module", params=["redis", "file"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["redis", "file", "daemon"])
+def l2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L2Settings]:
     """An L2 that outlives the engines."""
     directory = tmp_path_factory.mktemp("l2")
     if request.param == "file":
-        yield directory.as_uri()
+        yield L2Settings(directory.as_uri())
+        return
+    if request.param == "daemon":
+        daemon = DaemonProcess(size_gib=0.25)
+        daemon.start()
+        url = f"sagemaker-hyperpod://127.0.0.1:{daemon.port}"
+        yield L2Settings(url, {"sagemaker_hyperpod_shared_memory_name": daemon.name})
+        daemon.close()
         return
     server = RedisServer(directory)
     server.start()
-    yield server.url
+    yield L2Settings(server.url)
     server.stop()
 
 
 @pytest.fixture
-def start(url: str, tiny_model: Path) -> Iterator[Callable[..., Rig]]:
+def start(l2: L2Settings, tiny_model: Path) -> Iterator[Callable[..., Rig]]:
     """Starts engines one after the other: each ends the one before it."""
     running = ExitStack()
 
     def replica(**cache: Any) -> Rig:
         running.close()
-        return running.enter_context(rig(tiny_model, cache={"l2": L2Settings(url)} | cache))
+        return running.enter_context(rig(tiny_model, cache={"l2": l2} | cache))
 
     yield replica
     running.close()

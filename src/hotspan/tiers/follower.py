@@ -118,6 +118,7 @@ class LogFollower:
         self._queued: deque[tuple[int, Scope | None]] = deque()  # None: nothing to do for the engine
         self._reading = threading.Lock()
         self._ending = threading.Event()
+        self._answered = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -130,10 +131,11 @@ class LogFollower:
         """Whether the log was read so lately that what it says may be relied on."""
         return self._clock.monotonic() - self._read_s < STALE_S
 
-    def start(self) -> None:
-        """Begin to read, on a thread of its own, until `close`."""
+    def start(self, wait_s: float = 1.0) -> None:
+        """Begin to read, on a thread of its own, until `close`; waits at most `wait_s` for the log's first answer."""
         self._thread = threading.Thread(target=self._run, name="hotspan-l2-log", daemon=True)
         self._thread.start()
+        self._answered.wait(wait_s)
 
     def poll(self) -> bool:
         """Read what is new and say so. Whether that went well; never raises. Blocks: for the log's deadline."""
@@ -149,6 +151,7 @@ class LogFollower:
                     logger.warning("l2_log_not_read error=%s", str(error))
                 return False
             self._read_s = started_s
+            self._answered.set()
             return True
 
     def foreign(self) -> list[Scope]:

@@ -20,7 +20,7 @@ PREAMBLE_BYTES = PAGE_BYTES
 """What stands before the frame in an object that is one run of bytes: its record, padded."""
 
 MARK_BYTES = 17
-_MARK = struct.Struct("<cQQ")  # kind, value, generation
+_MARK = struct.Struct(">cQQ")  # kind, value, generation: in this order they sort, the earliest mark of a label first
 _LABEL, _EXPIRY, _WILD = b"L", b"E", b"W"
 
 
@@ -37,8 +37,8 @@ def marks_of(terms: Terms, generation: int) -> list[bytes]:
 def marked(terms: Terms, marks: Iterable[bytes]) -> Terms:
     """The terms of a chunk with its marks, whatever their order and however often each is there.
 
-    Its generation is that of the latest mark that changed them: it outlived all that was invalidated before. A mark
-    that can't be read makes the chunk wild: any tag takes it.
+    Its generation is that of the latest mark that changed them: it outlived all that was invalidated before. Of several
+    marks of one label the earliest counts. A mark that can't be read makes the chunk wild: any tag takes it.
     """
     generation = terms.generation
     for mark in sorted(marks):

@@ -1,0 +1,181 @@
+"""What S3Store makes of a connection: chunks from a real S3 server, against obstore's plain get and put.
+
+usage: python -m benchmarks.l2_s3 [--chunks 8] [--chunk-mib 14] [--repetitions 5] [--output FILE]
+
+The server is moto's, started here, in a process of its own: it sends from memory, and to send a part of an object it
+reads all of it. So both sides get the same ranges of objects of the same size, over as many connections, in turns,
+round by round; the figure is the ratio of the medians. The limit gets them into memory of obstore's, and forgets them;
+the store copies them into memory that is there already, as a cache does. The limit puts objects of the size of a
+segment; the store asks beforehand whether they are there.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.store import S3Store as ObstoreS3
+from tests.tiers.stores.s3_server import CLIENT, S3Server
+
+from hotspan.bench.machine import machine_facts
+from hotspan.bench.storage import Figure, in_turns, page_buffers
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.terms import Terms
+from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
+from hotspan.testing.chunks import chain
+from hotspan.tiers.record import Record
+from hotspan.tiers.stores.s3 import S3Store
+from hotspan.tiers.stores.s3_settings import S3Settings
+
+GOAL = 0.6
+BUCKET = "benchmark"
+TIMEOUT_S = 30.0
+PAGE = bytes(PAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """On how much."""
+
+    chunks: int
+    chunk_mib: float
+    repetitions: int
+    segment_chunks: int
+    connections: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return round_up(int(self.chunk_mib * MIB), PAGE_BYTES)
+
+    @property
+    def frame_bytes(self) -> int:
+        return HEADER_BYTES + self.payload_bytes
+
+
+class Sides:
+    """The store, and obstore alone, over one server."""
+
+    def __init__(self, server: S3Server, settings: Settings) -> None:
+        client: Any = CLIENT | {"endpoint": server.url}
+        self._settings = settings
+        self._raw = ObstoreS3(BUCKET, config=client, client_options={"allow_http": True})
+        self._store = S3Store(
+            f"s3://{BUCKET}/{uuid.uuid4().hex}",
+            S3Settings(timeout_s=TIMEOUT_S, segment_chunks=settings.segment_chunks, client=client),
+        )
+        self._frames = page_buffers(settings.chunks, settings.frame_bytes)
+        self._segment = b"".join(self._frames[: settings.segment_chunks])
+        self._names = (f"text {nth}" for nth in itertools.count())
+        self._paths = (f"raw/segment/{nth}" for nth in itertools.count())
+        text = chain("measured", settings.chunks)
+        self._put(text)
+        obstore.put(self._raw, "raw/read", PAGE + self._segment, use_multipart=False)
+        self._found = self._store.find([chunk.key for chunk in text])
+
+    def get(self, nth: int) -> None:
+        found = self._found[nth]
+        if found is None or not self._store.get(found, [self._frames[nth]]):
+            raise SystemExit("a chunk was gone: the figures would mean nothing")
+
+    def raw_get(self, nth: int) -> None:
+        at = PAGE_BYTES + nth % self._settings.segment_chunks * self._settings.frame_bytes
+        data = obstore.get_range(self._raw, "raw/read", start=at, length=self._settings.frame_bytes)
+        if len(data) != self._settings.frame_bytes:
+            raise SystemExit("an object was gone: the figures would mean nothing")
+
+    def put(self, nth: int) -> None:
+        """One segment of a text of its own."""
+        text = chain(next(self._names), self._settings.segment_chunks)
+        self._put(text)
+        self._store.delete([text[-1].key])
+
+    def raw_put(self, nth: int) -> None:
+        path = next(self._paths)
+        obstore.put(self._raw, path, self._segment, mode="create", use_multipart=False)
+        obstore.delete(self._raw, path)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _put(self, text: Sequence[Chunk]) -> None:
+        for chunk, frame in zip(text, self._frames, strict=False):
+            record = Record(ChunkKey(chunk.key), chunk.parent, bytes(32), self._settings.payload_bytes, Terms())
+            if not self._store.put(record._replace(place=chunk.index), [frame[:HEADER_BYTES], frame[HEADER_BYTES:]]):
+                raise SystemExit("a chunk was not taken: the figures would mean nothing")
+
+
+def measure(server: S3Server, settings: Settings) -> list[Figure]:
+    """Both directions."""
+    with closing(Sides(server, settings)) as sides, ThreadPoolExecutor(settings.connections) as threads:
+
+        def each(job: Callable[[int], None], times: int) -> None:
+            list(threads.map(job, range(times)))
+
+        segments = settings.chunks // settings.segment_chunks
+        gets = {
+            "store": partial(each, sides.get, settings.chunks),
+            "raw": partial(each, sides.raw_get, settings.chunks),
+        }
+        puts = {"store": partial(each, sides.put, segments), "raw": partial(each, sides.raw_put, segments)}
+        got = in_turns(gets, settings.chunks * settings.frame_bytes, settings.repetitions)
+        put = in_turns(puts, segments * settings.segment_chunks * settings.frame_bytes, settings.repetitions)
+    goal = GOAL if settings.connections == 1 else None  # with more, both sides wait for the server's one interpreter
+    way = f"{settings.segment_chunks} to an object, {settings.connections} at once"
+    return [
+        Figure(f"get, {way}", "obstore's get of the same ranges", got["store"], got["raw"], goal),
+        Figure(f"put, {way}", "obstore's put of such objects", put["store"], put["raw"], goal),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=8)
+    parser.add_argument("--chunk-mib", type=float, default=14.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    ways = [
+        Settings(options.chunks, options.chunk_mib, options.repetitions, segment_chunks, connections)
+        for segment_chunks in (1, 4)
+        for connections in (1, 2)
+    ]
+    figures: list[Figure] = []
+    for settings in ways:
+        with S3Server(BUCKET) as server:
+            figures += measure(server, settings)
+        for figure in figures[-2:]:
+            print(f"{figure.name:35} {figure.rate:5.2f} of {figure.limit:5.2f} GB/s: {figure.ratio:.2f}", flush=True)
+    is_met = all(figure.goal is None or (figure.ratio or 0) >= figure.goal for figure in figures)
+    print(f"one at a time at least {GOAL}: {'yes' if is_met else 'NO'}")
+    if options.output is not None:
+        write(options.output, ways, figures)
+    return 0 if is_met else 1
+
+
+def write(path: Path, ways: Sequence[Settings], figures: Sequence[Figure]) -> None:
+    """The figures as JSON, with the machine, the command and every round."""
+    data = {
+        "kind": "l2-s3",
+        "machine": machine_facts(),
+        "command": " ".join(["python -m benchmarks.l2_s3", *sys.argv[1:]]),
+        "settings": [asdict(settings) for settings in ways],
+        "figures": [
+            asdict(figure) | {"median": figure.rate, "limit_median": figure.limit, "ratio": figure.ratio}
+            for figure in figures
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

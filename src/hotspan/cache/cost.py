@@ -1,0 +1,286 @@
+"""Load or compute? For one request, before it computes anything: how much of its prefix to load from below RAM.
+
+    first token, with k chunks loaded = max(loads of the tiers) + copies to the engine + computing the rest
+
+The best k is taken if it saves enough. What was predicted may be wrong, so a request also gets a patience, which grows
+with every chunk that lands by what that chunk saves. At whatever moment it runs out, the request can compute what has
+not landed, and its first token still comes within
+
+    1.05 x (what it takes without these loads) + 50 ms, and 2 x
+
+as far as the engine's speed is known. A load that is well worth its time, but brings its first chunk later than that,
+needs trust: one in a hundred requests may break the first bound, and each request earns half of that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+import numpy.typing as npt
+
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, CostReport, Run, Seconds, TierEstimate
+from hotspan.cache.fit import Accuracy, Fit
+from hotspan.cache.prefill import Prefill
+from hotspan.cache.speed import TierSpeed
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.types import MIB, Tier
+
+_MARGIN = 0.1
+"""The least share of a request's computing that a load has to save."""
+
+_RISK_MARGIN = 0.3
+"""The same for a load that risks the first bound."""
+
+_TRUST_EARNED, _MOST_TRUST = 0.005, 10.0
+_UNKNOWN_TOKENS_PER_S = 10_000
+"""While the engine's speed is unknown, a tier that brings less is not waited for."""
+
+_COPY_PRIOR = (1.0, 1 / (64 * MIB))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forecast:
+    """What happens to a request if it takes the first k chunks, for all k from 0.
+
+    waits:   until they are up, by tier. late_s: until all are, if the tiers are as slow as they sometimes are.
+    total_s: to the first token then. saved_s: what of that they save once they are up.
+    """
+
+    waits: Mapping[Tier, Seconds]
+    late_s: Seconds
+    total_s: Seconds
+    rest_s: Seconds
+    saved_s: Seconds
+
+
+class CostModel:
+    """One engine's. All calls come from the scheduler's thread and return at once.
+
+    step_tokens: the most tokens that the engine computes in one step.
+    lanes:       the tiers below RAM, and how many chunks each moves at a time.
+    """
+
+    def __init__(self, step_tokens: int, lanes: Mapping[Tier, int], clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._prefill = Prefill(step_tokens)
+        self._copies = Fit(_COPY_PRIOR, doubts=2)
+        self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
+        self._loads = {tier: Accuracy() for tier in lanes}
+        self._trust = 1.0
+        self._asked = self._loaded = self._refused = self._probed = self._late = 0
+
+    # -- learn -----------------------------------------------------------------------------------------------------
+
+    def observe_step(self, tokens: int, context_tokens: int, seconds: float) -> None:
+        """The engine ran one step.
+
+        tokens:         of prompts, computed in it; decoded ones do not count. A step without any teaches nothing.
+        context_tokens: the sum, over these tokens, of how many stand before each.
+        """
+        self._prefill.observe_step(tokens, context_tokens, seconds)
+
+    def observe_copy(self, size: int, seconds: float) -> None:
+        """The engine copied `size` bytes of one request from RAM."""
+        self._copies.observe((1.0, float(size)), seconds)
+
+    def begin_load(self, tier: Tier, size: int) -> None:
+        """A chunk was queued at a tier, for whomever."""
+        self._tiers[tier].begin(size, self._clock.monotonic())
+
+    def end_load(self, tier: Tier, size: int, seconds: float | None) -> None:
+        """A chunk landed, `seconds` after its transfer left the queue (`Transfer.seconds`); None: it never will."""
+        self._tiers[tier].end(size, seconds, self._clock.monotonic())
+
+    def settle(self, choice: Choice, waited_s: float, landed: int) -> None:
+        """The wait of a request is over, whatever the reason; once for every choice.
+
+        landed: how many chunks from the front of the chain are in RAM.
+        """
+        if choice.tier is None:
+            return
+        is_whole = landed >= choice.chunks
+        lost_s = choice.lost_s(waited_s, landed)
+        if is_whole or waited_s >= choice.patience_s(landed, 0.0):  # else it was aborted, or met a fault
+            self._late += not is_whole
+            self._loads[choice.tier] = self._loads[choice.tier].after(choice.load_s, waited_s)
+            if choice.recompute_s:
+                self._tiers[choice.tier].judge(lost_s < 0)
+        if choice.is_risky and lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
+            self._trust = min(self._trust + 1, _MOST_TRUST)
+
+    # -- ask -------------------------------------------------------------------------------------------------------
+
+    def prefill_s(self, from_token: int, to_token: int) -> float:
+        """To compute the tokens [from_token, to_token) of a text; 0 while unknown."""
+        return float(self._prefill.seconds(from_token, to_token))
+
+    def load_s(self, tier: Tier, chunks: int, chunk_bytes: int) -> float:
+        """Until so many chunks are up, behind what is queued now; 0 while unknown."""
+        return float(self._tiers[tier].load_s(chunks, chunks * chunk_bytes, self._clock.monotonic()))
+
+    def copy_s(self, size: int) -> float:
+        """To copy a request's `size` bytes from RAM to the engine; 0 while unknown."""
+        return self._copies.predict((1.0, float(size))) if size else 0.0
+
+    def cut(
+        self,
+        total_tokens: int,
+        chunk_tokens: int,
+        chain: Sequence[Run],
+        *,
+        gpu_tokens: int = 0,
+        step_s: float = 0.0,
+        busy_s: float = 0.0,
+    ) -> Choice:
+        """How many chunks of a request to take. Ask once a request, after noting what has landed. Costs about 0.1 ms.
+
+        chain:      where its chunks lie, from the first that the engine has not whole.
+        gpu_tokens: from the front that the engine has already.
+        step_s:     what the step takes that would run without this request; a load ends no sooner. 0 if it idles.
+        busy_s:     until the engine could begin with this request, were nothing to be loaded.
+        """
+        self._asked += 1
+        self._trust = min(self._trust + _TRUST_EARNED, _MOST_TRUST)
+        chain = [run for run in chain if run.chunks > 0]
+        chunks = sum(run.chunks for run in chain)
+        ram = sum(run.chunks for run in takewhile(lambda run: run.tier is Tier.RAM, chain))
+        waits = self._waits(chain, step_s)
+        if ram == chunks or not self._prefill.is_known:
+            self._loaded += chunks > ram
+            return _whole(chunks, ram, waits, chunk_tokens / _UNKNOWN_TOKENS_PER_S)
+        first = gpu_tokens // chunk_tokens
+        have = np.minimum(np.arange(first, first + chunks + 1) * chunk_tokens, max(total_tokens - 1, 0))
+        have[0] = gpu_tokens
+        rest_s = self._prefill.seconds(have, total_tokens) + self._copying(chain)
+        factor = self._prefill.factor(int(have[ram]), total_tokens)
+        return self._choose(chain, ram, self._forecast(waits, rest_s, ram, busy_s), 1 / factor)
+
+    def report(self) -> CostReport:
+        """All of it, as it is now."""
+        per_token_s = self._prefill.fit.rates[1]
+        return CostReport(
+            asked=self._asked,
+            loaded=self._loaded,
+            refused=self._refused,
+            probed=self._probed,
+            late=self._late,
+            prefill=self._prefill.accuracy,
+            loads=dict(self._loads),
+            tiers={tier: _estimate(speed) for tier, speed in self._tiers.items()},
+            tokens_per_s=1 / per_token_s if per_token_s else 0.0,
+            trust=self._trust,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if what it knows can't be."""
+        if not 0 <= self._trust <= _MOST_TRUST:
+            raise AssertionError(f"trust is {self._trust}")
+        rates = [self._prefill.fit.rates, self._copies.rates, *(speed.fit.rates for speed in self._tiers.values())]
+        if not all(0 <= rate < float("inf") for each in rates for rate in each):
+            raise AssertionError(f"a rate is not one: {rates}")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _waits(self, chain: Sequence[Run], step_s: float) -> dict[Tier, Seconds]:
+        """By tier: until those of the first k chunks are up that lie there. Raises: KeyError for an unknown tier."""
+        now_s = self._clock.monotonic()
+        lengths = [run.chunks for run in chain]
+        waits = {}
+        for tier in {run.tier for run in chain} - {Tier.RAM}:
+            counts = _sums([run.tier is tier for run in chain], lengths)
+            sizes = _sums([run.chunk_bytes * (run.tier is tier) for run in chain], lengths)
+            load_s = self._tiers[tier].load_s(counts, sizes, now_s)
+            waits[tier] = np.maximum(load_s, step_s) * (counts > 0)
+        return waits
+
+    def _copying(self, chain: Sequence[Run]) -> Seconds:
+        """To copy the first k chunks from RAM to the engine."""
+        sizes = _sums([run.chunk_bytes for run in chain], [run.chunks for run in chain])
+        latency_s, per_byte_s = self._copies.rates
+        return np.asarray((per_byte_s * sizes + latency_s) * (sizes > 0), np.float64)
+
+    def _forecast(self, waits: Mapping[Tier, Seconds], rest_s: Seconds, ram: int, busy_s: float) -> _Forecast:
+        late_s = np.maximum.reduce([wait_s * self._tiers[tier].factor for tier, wait_s in waits.items()])
+        saved_s = np.maximum(rest_s[ram] - rest_s, 0.0) + busy_s
+        return _Forecast(waits, late_s, np.maximum(late_s, busy_s) + rest_s, rest_s, saved_s)
+
+    def _choose(self, chain: Sequence[Run], ram: int, forecast: _Forecast, known: float) -> Choice:
+        """The best choice, between the `ram` chunks that are up and all.
+
+        known: the share of the predicted computing that can be counted on.
+        """
+        total_s, late_s = forecast.total_s, forecast.late_s
+        least_s, earned_s = known * float(total_s[ram]), known * forecast.saved_s
+        patiences_s = earned_s + min(RESERVE * (BOUND_SHARE * least_s + BOUND_S), least_s)
+        over = np.flatnonzero(late_s[ram + 1 :] > patiences_s[ram:-1])  # the next chunk, with all before it landed
+        sure = ram + int(over[0]) if len(over) else len(total_s) - 1
+        computing_s = float(forecast.rest_s[ram])
+        taken = _best(total_s, ram, len(total_s) - 1, _RISK_MARGIN * computing_s) if self._trust >= 1 else ram
+        is_risky = taken > sure
+        if is_risky:
+            self._trust -= 1
+            next_s = np.append(late_s[1:], late_s[-1])
+            patiences_s = np.maximum(patiences_s, np.minimum(earned_s + least_s, 2 * next_s + BOUND_S))
+        else:
+            taken = _best(total_s, ram, sure, _MARGIN * computing_s)
+        tier = _slowest(forecast.waits, taken) if taken > ram else None
+        return Choice(
+            chunks=taken,
+            probe=self._note(chain, ram, taken),
+            tier=tier,
+            load_s=float(forecast.waits[tier][taken]) if tier else 0.0,
+            rest_s=float(forecast.rest_s[taken]),
+            recompute_s=float(total_s[ram]),
+            is_risky=is_risky,
+            saved_s=forecast.saved_s,
+            patiences_s=patiences_s,
+        )
+
+    def _note(self, chain: Sequence[Run], ram: int, taken: int) -> int:
+        """Count a choice, and tell the tiers; returns how many chunks to probe."""
+        self._loaded += taken > ram
+        at = 0
+        for run in chain:
+            if run.tier is not Tier.RAM and at >= taken:
+                self._refused += 1
+                if at > taken:
+                    return 0
+                probe = min(self._tiers[run.tier].refuse(self._clock.monotonic()), run.chunks)
+                self._probed += probe
+                return probe
+            if run.tier is not Tier.RAM:
+                self._tiers[run.tier].take()
+            at += run.chunks
+        self._refused += taken < at
+        return 0
+
+
+def _whole(chunks: int, ram: int, waits: Mapping[Tier, Seconds], chunk_s: float) -> Choice:
+    """All of it: nothing lies below RAM, or nobody knows what computing costs, which is taken for `chunk_s` a chunk."""
+    tier = _slowest(waits, chunks)
+    load_s = float(waits[tier][chunks]) if tier else 0.0
+    saved_s = np.maximum(np.arange(chunks + 1) - ram, 0) * chunk_s
+    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S)
+
+
+def _slowest(waits: Mapping[Tier, Seconds], taken: int) -> Tier | None:
+    return max(waits, key=lambda tier: float(waits[tier][taken]), default=None)
+
+
+def _best(total_s: Seconds, first: int, last: int, least_s: float) -> int:
+    """The k in [first, last] with the least total; `first` if that does not save more than `least_s`."""
+    best = first + int(np.argmin(total_s[first : last + 1]))
+    return best if total_s[first] - total_s[best] > least_s else first
+
+
+def _sums(values: Sequence[int], lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Sums over the first k chunks of what each chunk of a run adds."""
+    out = np.zeros(sum(lengths) + 1, np.int64)
+    np.cumsum(np.repeat(np.array(values, np.int64), lengths), out=out[1:])
+    return out
+
+
+def _estimate(speed: TierSpeed) -> TierEstimate:
+    latency_s, per_byte_s = speed.fit.rates
+    return TierEstimate(latency_s, 1 / per_byte_s if per_byte_s else 0.0, speed.factor, speed.queued_bytes)
