@@ -823,7 +823,7 @@ def test_time_runs_out_in_ram_and_below() -> None:
 
 
 def test_what_expires_late_leaves_nothing_behind_when_it_is_evicted() -> None:
-    """A flood of chunks that live for a day costs no memory for those that RAM gave up, and those in RAM still expire."""
+    """A flood of chunks that live for a day costs no memory once RAM gave them up; those in RAM still expire."""
     with Rig(ram=4) as rig:
         for n in range(500):
             (chunk,) = chain(f"text {n}", 1)

@@ -62,7 +62,7 @@ class Replica:
 
     def ask(self, chunks: list[Chunk]) -> list[bool]:
         """Ask, wait, and look up."""
-        self.tier.ask(chunks)
+        self.tier.ask(chunks, 0)
         self.turn()
         return [self.tier.lookup(chunk.key) for chunk in chunks]
 
@@ -129,7 +129,7 @@ def test_asking_takes_no_time_of_the_caller(make: Callable[..., Replica]) -> Non
     """While the store does not answer a chunk is asked for and not known; `asking` says so, and ends."""
     a = make()
     (chunk,) = chain("text", 1)
-    a.tier.ask([chunk])
+    a.tier.ask([chunk], 0)
     assert a.tier.is_asking(chunk.key) and a.tier.asking == 1 and not a.tier.lookup(chunk.key)
     a.turn()
     assert not a.tier.is_asking(chunk.key) and a.tier.asking == 0
@@ -455,7 +455,7 @@ def test_dropped_jobs_are_reported(make: Callable[..., Replica]) -> None:
     texts = [chain(str(n), 1)[0] for n in range(12)]
     for chunk in texts:
         a.tier.submit_store(chunk, Terms(), aligned(SIZE))
-    a.tier.ask(chain("other", 3))
+    a.tier.ask(chain("other", 3), 0)
     a.tier.give_up()
     faults = [transfer.fault for transfer in a.turn()]
     assert len(faults) == 12 and Fault.DROPPED in faults

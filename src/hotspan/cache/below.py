@@ -34,10 +34,10 @@ class Below:
         """Whether a tier has a chunk, or is being given it."""
         return any(controller.holds(key) for controller in self._controllers)
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         """Let tiers that must ask elsewhere begin to find out which of these chunks they have."""
         for tier in self.tiers:
-            tier.ask(chunks)
+            tier.ask(chunks, tenant)
 
     def asked(self, key: ChunkKey) -> list[StorageTier]:
         """The tiers that wait to be told whether they have a chunk."""

@@ -83,9 +83,12 @@ class TieredCache:
     # -- look up ---------------------------------------------------------------------------------------------------
 
     def ask(self, chunks: Sequence[Chunk], reader: Reader) -> None:
-        """A request is about to look these chunks up, in a chain's order: tiers that must ask elsewhere begin to."""
+        """A request is about to look up all chunks of its text: tiers that must ask elsewhere begin to.
+
+        chunks: one KV cache group after the other, each in its order.
+        """
         if any(chunk.key not in self.ram.entries and self._below.find(chunk.key) is None for chunk in chunks):
-            self._below.ask(chunks)
+            self._below.ask(chunks, reader.terms.tenant)
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.

@@ -23,7 +23,9 @@ def prove(
     cycles: Annotated[int | None, typer.Option(min=1, help="kill: how often the process is killed.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="power: power losses.")] = None,
     flips: Annotated[int | None, typer.Option(min=1, help="flip: flipped bits of payloads.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="model: calls; simulate, replicas: of each simulation.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="model: calls; simulate, replicas: of each simulation.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: simulations.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="fuzz: inputs.")] = None,
     hours: Annotated[float | None, typer.Option(help="soak: how long.")] = None,

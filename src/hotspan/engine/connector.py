@@ -207,7 +207,9 @@ class HotspanConnector(OffloadingConnector):
                 disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
             if settings.l2 is not None:
                 self._follower = _follower(settings.l2, self._disk_directory(settings))
-                l2 = GuardedTier(self._l2_opener(settings.l2, self._follower, namespace, spec))
+                l2 = GuardedTier(
+                    self._l2_opener(settings.l2, self._follower, namespace, spec, is_isolated=settings.is_isolated)
+                )
                 self._follower.start()
         except BaseException:
             slab.close()
@@ -251,19 +253,22 @@ class HotspanConnector(OffloadingConnector):
         return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes)
 
     def _l2_opener(
-        self, settings: L2Settings, follower: LogFollower, namespace: bytes, spec: HotspanSpec
+        self, settings: L2Settings, follower: LogFollower, namespace: bytes, spec: HotspanSpec, *, is_isolated: bool
     ) -> Callable[[bool], RemoteTier]:
         """What opens the L2 tier, and opens it again after trouble."""
+        options = resolved(settings.options, environment())
+        if settings.url.startswith("s3:") and not is_isolated:
+            options |= {"is_per_tenant": "false"}
 
         def opened(again: bool) -> RemoteTier:
-            options = RemoteOptions(
-                open_store("--l2", settings.url, resolved(settings.options, environment())),
+            remote = RemoteOptions(
+                open_store("--l2", settings.url, options),
                 follower,
                 settings.threads,
                 store_depth=max(4, spec.slots // 4),
                 keys=self._keys,
             )
-            return RemoteTier(options, namespace, spec.slot_bytes)
+            return RemoteTier(remote, namespace, spec.slot_bytes)
 
         return opened
 

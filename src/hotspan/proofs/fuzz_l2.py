@@ -86,7 +86,7 @@ def stored_object(bench: Bench, rng: random.Random) -> bool:
     server.objects[key] = (mutated(rng, record), frame) if rng.random() < 0.5 else (record, mutated(rng, frame))
     server.marks[key] = {rng.randbytes(rng.choice((0, 1, 17, 30))) for _ in range(rng.choice((0, 0, 1)))}
     reader = RemoteTier(RemoteOptions(MemoryStore(server), follower, queue=queues.queue), NAMESPACE, SIZE)
-    reader.ask(bench.chunks[:3])
+    reader.ask(bench.chunks[:3], 0)
     queues.run()
     reader.finished()
     into, found = aligned(SIZE), 0

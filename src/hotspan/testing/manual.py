@@ -105,7 +105,7 @@ class ManualTier:
 
     asking = 0
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         return
 
     def is_asking(self, key: ChunkKey) -> bool:

@@ -80,7 +80,7 @@ class MemoryStore:
         self.log: SharedLog | None = MemoryLog(server)
         self.is_closed = False
 
-    def find(self, keys: Sequence[ChunkKey]) -> list[Found | None]:
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
         self._server.before("find")
         with self._server.lock:
             return [self._found(key) for key in keys]
@@ -112,7 +112,7 @@ class MemoryStore:
             for key, some in marks.items():
                 self._server.marks.setdefault(key, set()).update(some)
 
-    def delete(self, keys: Sequence[ChunkKey]) -> None:
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         self._server.before("delete")
         with self._server.lock:
             for key in keys:

@@ -105,8 +105,8 @@ class StorageTier(Protocol):
         """How many answers it waits for; 0 for a tier that knows what it has."""
         ...
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
-        """Begin to find out which of these chunks are here, all of a text's, in a chain's order."""
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
+        """Begin to find out which chunks of a tenant's text are here: all of it, a KV cache group after the other."""
         ...
 
     def is_asking(self, key: ChunkKey) -> bool:

@@ -128,7 +128,7 @@ class DiskTier:
 
     asking = 0
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         return  # what is here stands in the table
 
     def is_asking(self, key: ChunkKey) -> bool:

@@ -91,9 +91,9 @@ class GuardedTier:
     def asking(self) -> int:
         return self._current.asking if self._is_up else 0
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         if self._is_up:
-            self._current.ask(chunks)
+            self._current.ask(chunks, tenant)
 
     def is_asking(self, key: ChunkKey) -> bool:
         return self._is_up and self._current.is_asking(key)

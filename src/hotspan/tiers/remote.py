@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -95,7 +95,7 @@ class RemoteTier:
     def asking(self) -> int:
         return len(self._asking)
 
-    def ask(self, chunks: Sequence[Chunk]) -> None:
+    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         unknown = {chunk.key for chunk in chunks if not self._is_settled(chunk.key)}
         if not unknown or not self._follower.is_fresh:
             return
@@ -103,9 +103,9 @@ class RemoteTier:
         if unknown:
             self._asking |= unknown
             asked, version = tuple(chunks), self._follower.version
-            nothing = partial(self._answered, asked, unknown, version, None)
+            nothing = partial(self._answered, asked, tenant, unknown, version, None)
             self._queue.submit(
-                lambda scratch: self._find(asked, unknown, version), lambda: self._report(nothing), urgent=True
+                lambda scratch: self._find(asked, tenant, unknown, version), lambda: self._report(nothing), urgent=True
             )
 
     def is_asking(self, key: ChunkKey) -> bool:
@@ -144,7 +144,7 @@ class RemoteTier:
         if not self.lookup(key):
             return False
         found = self._known[key]
-        dropped = partial(self._loaded, key, Fault.DROPPED, 0.0)
+        dropped = partial(self._loaded, found.record, Fault.DROPPED, 0.0)
         self._queue.submit(lambda scratch: self._get(found, scratch, into), lambda: self._report(dropped), urgent=True)
         return True
 
@@ -191,8 +191,8 @@ class RemoteTier:
     def discard(self, key: ChunkKey) -> None:
         if key in self._storing:
             self._storing[key] = False
-        self._known.pop(key, None)
-        self._delete([key])
+        found = self._known.pop(key, None)
+        self._delete([key], found.record.terms.tenant if found is not None else 0)
 
     def invalidate(self, scope: Scope, durable: Durable) -> int:
         taken = [key for key, one in self._known.items() if scope.takes(key, self._namespace, one.terms)]
@@ -236,7 +236,12 @@ class RemoteTier:
         return self.lookup(key) or self._absent.get(key, 0.0) > self._clock.monotonic()
 
     def _answered(
-        self, chunks: Sequence[Chunk], unknown: set[ChunkKey], version: int, found: Mapping[ChunkKey, Found] | None
+        self,
+        chunks: Sequence[Chunk],
+        tenant: int,
+        unknown: set[ChunkKey],
+        version: int,
+        found: Mapping[ChunkKey, Found] | None,
     ) -> None:
         self._asking -= unknown
         if found is None or self._pending or version != self._follower.version:
@@ -246,7 +251,7 @@ class RemoteTier:
         for one in alive:
             self._know(one)
         if dead:
-            self._delete(dead)
+            self._delete(dead, tenant)
         until_s = self._clock.monotonic() + _ABSENT_S
         for key in unknown - self._known.keys():
             self._absent[key] = until_s
@@ -268,16 +273,17 @@ class RemoteTier:
         """A store ended. found: what is there now, if it may be known without asking."""
         is_wanted = self._storing.pop(record.key)
         if fault is None and not is_wanted:
-            self._delete([record.key])
+            self._delete([record.key], record.terms.tenant)
         elif found is not None and not self._pending and record.terms.generation == self._follower.generation:
             self._know(found)  # nothing was invalidated since
         return Transfer(record.key, False, fault, self._payload_bytes if fault is None else 0, seconds)
 
-    def _loaded(self, key: ChunkKey, fault: Fault | None, seconds: float) -> Transfer:
+    def _loaded(self, record: Record, fault: Fault | None, seconds: float) -> Transfer:
+        key = record.key
         if fault is not None and fault is not Fault.DROPPED:
             self._known.pop(key, None)
         if fault is Fault.CORRUPT:
-            self._delete([key])
+            self._delete([key], record.terms.tenant)
         return Transfer(key, True, fault, self._payload_bytes if fault is None else 0, seconds)
 
     def _mark(self, key: ChunkKey, terms: Terms) -> None:
@@ -304,8 +310,8 @@ class RemoteTier:
             if self._marks.get(key) is terms:
                 del self._marks[key]
 
-    def _delete(self, keys: Sequence[ChunkKey]) -> None:
-        self._queue.submit(lambda scratch: self._delete_now(keys), lambda: None, urgent=False)
+    def _delete(self, keys: Sequence[ChunkKey], tenant: int) -> None:
+        self._queue.submit(lambda scratch: self._delete_now(keys, tenant), lambda: None, urgent=False)
 
     def _check_size(self, buffer: memoryview) -> None:
         if len(buffer) != self._payload_bytes:
@@ -314,14 +320,19 @@ class RemoteTier:
     # -- the I/O threads: touch only what they were given -----------------------------------------------------------
     # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
 
-    def _find(self, chunks: Sequence[Chunk], unknown: set[ChunkKey], version: int) -> None:
-        keys = [chunk.key for chunk in chunks]
-        found: dict[ChunkKey, Found] | None = None
+    def _find(self, chunks: Sequence[Chunk], tenant: int, unknown: set[ChunkKey], version: int) -> None:
+        found: dict[ChunkKey, Found] = {}
+        has_answered = True
         try:
-            found = {key: one for key, one in zip(keys, self._store.find(keys), strict=True) if one is not None}
+            for group in _groups(chunks):
+                keys = [chunk.key for chunk in group]
+                is_chain = len(group) == 1 or group[1].parent is not None
+                some = self._store.find(keys, tenant, is_chain=is_chain)
+                found |= {one.record.key: one for one in some if one is not None}
         except OSError as error:
-            logger.warning("l2_find_failed keys=%d error=%s", len(keys), str(error))
-        self._report(partial(self._answered, chunks, unknown, version, found))
+            has_answered = False
+            logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
+        self._report(partial(self._answered, chunks, tenant, unknown, version, found if has_answered else None))
 
     def _put(self, record: Record, scratch: memoryview, payload: memoryview) -> None:
         started = time.perf_counter()
@@ -347,14 +358,14 @@ class RemoteTier:
 
     def _is_there(self, record: Record) -> bool:
         """Whether an object of that chunk is there, and may be read; one that may not is deleted."""
-        (found,) = self._store.find([record.key])
+        (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
         if found is None:
             return False
         view = self._follower.view
         taken_at = max(view.floor, view.taken_at(record.key, self._namespace, found.terms))
         if found.terms.generation >= taken_at and is_of(found, record):
             return True
-        self._store.delete([record.key])
+        self._store.delete([record.key], record.terms.tenant)
         return False
 
     def _put_new(self, record: Record, frame: Sequence[memoryview]) -> Found | None:
@@ -392,7 +403,7 @@ class RemoteTier:
         if wrong is not None:
             fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
             logger.warning("l2_frame_refused fault=%s", wrong.value)
-        self._report(partial(self._loaded, record.key, fault, time.perf_counter() - started))
+        self._report(partial(self._loaded, record, fault, time.perf_counter() - started))
 
     def _write_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
         written: Mapping[ChunkKey, Terms] = marks
@@ -403,9 +414,9 @@ class RemoteTier:
             logger.warning("l2_marks_not_written keys=%d error=%s", len(marks), str(error))
         self._report(partial(self._marked, written))
 
-    def _delete_now(self, keys: Sequence[ChunkKey]) -> None:
+    def _delete_now(self, keys: Sequence[ChunkKey], tenant: int) -> None:
         try:
-            self._store.delete(keys)
+            self._store.delete(keys, tenant)
         except OSError as error:
             logger.warning("l2_delete_failed keys=%d error=%s", len(keys), str(error))  # a miss in any case
 
@@ -434,3 +445,12 @@ class RemoteTier:
     def _report(self, done: Callable[[], Transfer | None]) -> None:
         self._done.append(done)
         self._landed.set()
+
+
+def _groups(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+    """The chunks of each KV cache group; each begins with the chunk at place 0."""
+    first = 0
+    for at in range(1, len(chunks) + 1):
+        if at == len(chunks) or chunks[at].index == 0:
+            yield chunks[first:at]
+            first = at

@@ -88,10 +88,12 @@ class ObjectStore(Protocol):
         """None for a store that can't keep one."""
         ...
 
-    def find(self, keys: Sequence[ChunkKey]) -> list[Found | None]:
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
         """What is there, in the order of `keys`, in one round trip where the store can.
 
-        Keys come in a chain's order: after the first that is not there a store may answer None for the rest.
+        tenant:   whose chunks they are, for stores that keep tenants apart by name.
+        is_chain: the keys are a chain from its root on: after the first that is not there a store may answer None for
+                  the rest. If not, each stands for itself.
         """
         ...
 
@@ -110,7 +112,7 @@ class ObjectStore(Protocol):
         """Add marks to objects, in one round trip where the store can; to those that are not there yet, too."""
         ...
 
-    def delete(self, keys: Sequence[ChunkKey]) -> None:
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         """Delete objects and their marks; those that are not there are no error."""
         ...
 

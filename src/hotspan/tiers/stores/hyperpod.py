@@ -50,7 +50,7 @@ class HyperpodStore:
         """Leases that were not believed or not granted, by reason."""
         return self._daemon.refused
 
-    def find(self, keys: Sequence[ChunkKey]) -> list[Found | None]:
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
         """As ObjectStore says, in batches that grow; what was found stays leased until `get`, or for `lease_ttl_s`."""
         deadline = Deadline(self._settings.timeout_s)
         with self._holding:
@@ -85,7 +85,7 @@ class HyperpodStore:
         """As ObjectStore says. Raises: OSError also where a chunk has no room for an earlier expiry."""
         self._chains.add(marks, Deadline(self._settings.timeout_s))
 
-    def delete(self, keys: Sequence[ChunkKey]) -> None:
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         """As ObjectStore says, of hotspan's own daemon. HyperPod's can't: its objects stay until it evicts them."""
         deadline = Deadline(self._settings.timeout_s)
         self._let_go(keys)

@@ -1,0 +1,201 @@
+"""The node's daemon: chunks copied out of its memory against memcpy, and how long look-ups take.
+
+usage: python -m benchmarks.l2_daemon [--size-gib 1.5] [--repetitions 9] [--output benchmarks/results/l2-daemon.json]
+
+A daemon of its own is started. Copies: 14 MiB chunks that together exceed the CPU's caches, through DaemonStore (one
+look-up for all of them, then each read under its lease), and by memcpy from a private buffer of the same size into the
+same destinations, chunk by chunk in turns; the figure is the ratio of the medians. Look-ups: 400 keys that are all
+there, in one call; the first that a replica makes decodes and checks every record, a later one only what changed. An
+empty HTTP request over a kept connection is shown beside them: what any one batched HTTP call would cost at least.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotspan.bench.machine import machine_facts
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.terms import Terms
+from hotspan.core.types import GIB, MIB, ChunkKey
+from hotspan.tiers.pages import populate
+from hotspan.tiers.record import Record
+from hotspan.tiers.stores.base import PREAMBLE_BYTES
+from hotspan.tiers.stores.daemon import DaemonStore
+
+CHUNK_BYTES = 14 * MIB
+KEYS = 400
+SMALL_BYTES = 4096
+COPY_GOAL = 0.9
+LOOKUP_GOAL_US = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that answers."""
+
+    door: Path
+    port: int
+
+
+@contextlib.contextmanager
+def daemon(size_gib: float) -> Iterator[Running]:
+    """A daemon on a free port, gone afterwards."""
+    name = f"hotspan-bench-{os.getpid()}"
+    command = [sys.executable, "-m", "hotspan", "daemon", "--size-gib", f"{size_gib}", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--shared-memory-name", name], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if "is ready" not in ready:
+            raise SystemExit("the daemon did not start: is there room in /dev/shm?")
+        yield Running(Path(f"/dev/shm/{name}.sock"), int(ready.split("127.0.0.1:")[1].split()[0]))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def buffer(size: int) -> memoryview:
+    """Memory that is there, on pages of the size that /dev/shm has unless it was mounted with huge ones."""
+    memory = mmap.mmap(-1, size)
+    populate(memory)
+    return memoryview(memory)
+
+
+def copies(running: Running, chunks: int, repetitions: int) -> dict[str, list[float]]:
+    """GB/s of each chunk in each round: out of the store and into it, and by memcpy."""
+    frame = HEADER_BYTES + CHUNK_BYTES
+    records = [Record(ChunkKey(os.urandom(32)), None, bytes(32), CHUNK_BYTES, Terms()) for _ in range(chunks)]
+    source, target = buffer(chunks * frame), buffer(chunks * frame)
+    pieces = [slice(n * frame, (n + 1) * frame) for n in range(chunks)]
+    into, out = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
+    store = DaemonStore(running.door)
+    rates: dict[str, list[float]] = {"put": [], "get": [], "memcpy": []}
+
+    def timed(name: str, job: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        done = job()
+        rates[name].append(frame / (time.perf_counter() - started) / 1e9)
+        if done is False:
+            raise SystemExit("a chunk was there already, or gone: the figures would mean nothing")
+
+    for round in range(-1, repetitions):  # the first touches all pages
+        store.delete([record.key for record in records])
+        for record, piece in zip(records, pieces, strict=True):
+            timed("put", partial(store.put, record, [source[piece]]))
+        for place, one in enumerate(store.find([record.key for record in records])):
+            if one is None:
+                raise SystemExit("a chunk is gone: the figures would mean nothing")
+            piece = pieces[place]
+            pair: dict[str, Callable[[], object]] = {
+                "get": partial(store.get, one, [target[piece]]),
+                "memcpy": partial(np.copyto, into[piece], out[piece]),
+            }
+            for name in sorted(pair, reverse=bool((place + round) % 2)):
+                timed(name, pair[name])
+        if round < 0:
+            rates = {name: [] for name in rates}
+    store.delete([record.key for record in records])
+    store.close()
+    return rates
+
+
+def lookups(running: Running, repetitions: int) -> dict[str, list[float]]:
+    """Microseconds of each look-up of 400 keys, and of an empty HTTP request."""
+    store = DaemonStore(running.door)
+    keys = [ChunkKey(os.urandom(32)) for _ in range(KEYS)]
+    parents = [None, *keys]
+    frame = memoryview(bytes(HEADER_BYTES + SMALL_BYTES))
+    for place, (key, parent) in enumerate(zip(keys, parents, strict=False)):
+        terms = Terms(tenant=7, labels=frozenset([1, 2]), generation=5)
+        store.put(Record(key, parent, bytes(32), SMALL_BYTES, terms, place, place), [frame])
+    client = http.client.HTTPConnection("127.0.0.1", running.port)
+
+    def again(find: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        found = find()
+        seconds = time.perf_counter() - started
+        if found is not None and None in found:
+            raise SystemExit("a key was not found: the figures would mean nothing")
+        return seconds * 1e6
+
+    def first() -> float:
+        with contextlib.closing(DaemonStore(running.door)) as fresh:
+            fresh.usage()  # connects
+            return again(lambda: fresh.find(keys))
+
+    def request() -> None:
+        client.request("GET", "/health")
+        client.getresponse().read()
+
+    times: dict[str, list[float]] = {"again": [], "first": [], "nothing": [], "http": []}
+    for _ in range(50 * repetitions):
+        times["again"].append(again(lambda: store.find(keys)))
+        times["first"].append(first())
+        times["nothing"].append(again(lambda: store.usage() and None))
+        times["http"].append(again(request))
+    client.close()
+    store.delete(keys)
+    store.close()
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--size-gib", type=float, default=1.5, help="of the daemon's memory; more than the CPU's caches"
+    )
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    chunks = int(options.size_gib * GIB - MIB) // (CHUNK_BYTES + HEADER_BYTES + PREAMBLE_BYTES)
+    with daemon(options.size_gib) as running:
+        rates = copies(running, chunks, options.repetitions)
+        times = lookups(running, options.repetitions)
+    rate = {name: statistics.median(values) for name, values in rates.items()}
+    ratio, put_ratio = rate["get"] / rate["memcpy"], rate["put"] / rate["memcpy"]
+    us = {name: statistics.median(values) for name, values in times.items()}
+    print(f"get of {chunks} x 14 MiB: {rate['get']:.2f} GB/s, memcpy {rate['memcpy']:.2f}, ratio {ratio:.3f}", end="")
+    print(f" (goal {COPY_GOAL}); put {rate['put']:.2f} GB/s, ratio {put_ratio:.3f}")
+    print(
+        f"look-up of {KEYS} keys: {us['again']:.0f} us (goal {LOOKUP_GOAL_US}), a replica's first {us['first']:.0f} us"
+    )
+    print(f"round trip of the door {us['nothing']:.0f} us, of HTTP {us['http']:.0f} us")
+    if options.output is not None:
+        figures = {
+            "get": {"GB/s": rates["get"], "memcpy_GB/s": rates["memcpy"], "ratio": ratio, "goal": COPY_GOAL},
+            "put": {"GB/s": rates["put"], "ratio": put_ratio},
+            "lookup": {f"{name}_us": sorted(values) for name, values in times.items()}
+            | {f"{name}_median_us": value for name, value in us.items()}
+            | {"keys": KEYS, "goal_us": LOOKUP_GOAL_US},
+        }
+        data = {
+            "kind": "l2-daemon",
+            "machine": machine_facts(),
+            "command": " ".join(["python", "-m", "benchmarks.l2_daemon", *sys.argv[1:]]),
+            "settings": {"size_gib": options.size_gib, "chunk_bytes": CHUNK_BYTES, "repetitions": options.repetitions},
+            "figures": figures,
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        print(f"written: {options.output}")
+    return 0 if ratio >= COPY_GOAL and us["again"] < LOOKUP_GOAL_US else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

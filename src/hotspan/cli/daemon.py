@@ -1,0 +1,34 @@
+"""`hotspan daemon`: one cache in shared memory for all replicas of a node."""
+
+from typing import Annotated
+
+import typer
+
+from hotspan.cli.errors import explained
+
+
+def daemon(
+    size_gib: Annotated[float, typer.Option(help="Shared memory for the cache, in GiB of /dev/shm.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; the protocol has no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 9200,
+    shared_memory_name: Annotated[
+        str, typer.Option(help="Name of the shared memory, as its clients are told it.")
+    ] = "ai_toolkit_cache",
+    mode: Annotated[
+        str, typer.Option(help="Who may map the memory and use the local door: file permissions, in octal.")
+    ] = "600",
+    max_lease_s: Annotated[float, typer.Option(help="No lease pins memory for longer.")] = 600.0,
+) -> None:
+    """Serve one L2 for all replicas of this node, and for clients of HyperPod's managed tiered storage.
+
+    Objects and the log of invalidations are in memory: when the daemon ends, both are gone together.
+    """
+    with explained():
+        from hotspan.core.errors import ConfigError
+        from hotspan.daemon.server import DaemonOptions, run_daemon
+
+        try:
+            permissions = int(mode, 8)
+        except ValueError as error:
+            raise ConfigError(f"--mode {mode!r} is not octal: give one like 600 or 660") from error
+        run_daemon(DaemonOptions(host, port, shared_memory_name, size_gib, permissions, max_lease_s))

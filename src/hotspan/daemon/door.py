@@ -1,0 +1,355 @@
+"""The local door: replicas of hotspan on this node, each request one message, values past the daemon through memory.
+
+A client that breaks the rules is told so once and then ignored, but not hung up on: as long as it lives it may still be
+writing into what it reserved. That is free again when its connection ends.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.terms import Scope
+from hotspan.core.types import ChunkKey
+from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.pool import Pool, Refusal, Writing
+from hotspan.daemon.stored import StoredObject
+from hotspan.tiers.stores.base import MARK_BYTES
+from hotspan.tiers.stores.door import (
+    BUFFER_BYTES,
+    DESCRIBED,
+    ENTRY,
+    EXTENT,
+    FIND,
+    FOUND,
+    GREETING,
+    HELLO_MESSAGE,
+    LEASE_ID,
+    MARKS,
+    MOST_KEYS,
+    REQUEST,
+    RESERVE,
+    USAGE,
+    VERSION,
+    Operation,
+    Status,
+)
+
+logger = logging.getLogger(__name__)
+
+_ACCEPT_AGAIN_S = 1.0
+_KEY = struct.Struct("32s")
+_OK = bytes([Status.OK])
+_REFUSALS = {
+    Refusal.EXISTS: bytes([Status.EXISTS]),
+    Refusal.TOO_LARGE: bytes([Status.TOO_LARGE]),
+    Refusal.NO_ROOM: bytes([Status.NO_ROOM]),
+}
+
+
+class BadRequest(Exception):
+    """A client does not speak as it should."""
+
+
+class Client:
+    """One connection. writing: what it reserved and has not committed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.writing: Writing | None = None
+        self.is_greeted = False
+        self.is_ignored = False
+
+
+class LocalDoor:
+    """Serves the socket at `path` on the running loop, until `close`.
+
+    open_segment: a descriptor of the segment, for a client to keep. mode: who may connect, and so read and write all.
+    Raises:       ConfigError if the socket can't be made.
+    """
+
+    def __init__(
+        self, path: Path, pool: Pool, log: InvalidationLog, open_segment: Callable[[], int], mode: int = 0o600
+    ) -> None:
+        self.path = path
+        self.clients: set[Client] = set()
+        self._pool = pool
+        self._log = log
+        self._open_segment = open_segment
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listen(path, mode)
+        self._is_closed = False
+        self._open()
+        self._operations: dict[int, Callable[[Client, memoryview], bytes]] = {
+            Operation.FIND: self._find,
+            Operation.DESCRIBE: self._describe,
+            Operation.RESERVE: self._reserve,
+            Operation.COMMIT: self._commit,
+            Operation.ABORT: self._abort,
+            Operation.MARK: self._mark,
+            Operation.DELETE: self._delete,
+            Operation.USAGE: self._usage,
+            Operation.LOG_APPEND: self._log_append,
+            Operation.LOG_READ: self._log_read,
+            Operation.LOG_REPORT: self._log_report,
+            Operation.LOG_FORGET: self._log_forget,
+            Operation.LOG_REPLICAS: self._log_replicas,
+        }
+
+    def close(self) -> None:
+        """Let nobody in any more, and hang up."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        for client in list(self.clients):
+            self._gone(client)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # too many files are open: who knocks waits
+            logger.warning("door_accept_failed error=%s", error.strerror)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_ACCEPT_AGAIN_S, self._open)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        client = Client(sock)
+        self.clients.add(client)
+        self._loop.add_reader(sock, self._receive, client)
+
+    def _receive(self, client: Client) -> None:
+        try:
+            size = client.socket.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+        except BlockingIOError:
+            return
+        except OSError:
+            size = 0
+        if not size:
+            self._gone(client)
+        elif not client.is_ignored:
+            try:
+                if size > len(self._buffer):
+                    raise BadRequest("a message is too long")
+                self._take(client, self._buffer[:size])
+            except (BadRequest, struct.error, ValueError, KeyError, TypeError) as error:
+                logger.warning("door_client_ignored reason=%s", error)
+                client.is_ignored = True
+                self._send(client, bytes([Status.BAD_REQUEST]))
+
+    def _take(self, client: Client, message: memoryview) -> None:
+        if not client.is_greeted:
+            self._greet(client, message)
+            return
+        operation, releases = REQUEST.unpack_from(message)
+        at = REQUEST.size + releases * LEASE_ID.size
+        if at > len(message):
+            raise BadRequest("releases are cut")
+        for (id,) in LEASE_ID.iter_unpack(message[REQUEST.size : at]):
+            self._pool.release(id, client)
+        self._send(client, self._operations[operation](client, message[at:]))
+
+    def _greet(self, client: Client, message: memoryview) -> None:
+        is_known = message == HELLO_MESSAGE
+        status = Status.OK if is_known else Status.BAD_REQUEST
+        greeting = GREETING.pack(status, VERSION, len(self._pool.memory))
+        fd = self._open_segment()
+        try:
+            socket.send_fds(client.socket, [greeting], [fd] if is_known else [])
+        except OSError:
+            return  # it is gone, as will be seen
+        finally:
+            os.close(fd)
+        client.is_greeted = is_known
+        client.is_ignored = not is_known
+
+    def _send(self, client: Client, answer: bytes) -> None:
+        """One answer is in flight at most, so there is room for it; a client that does not read is not waited for."""
+        try:
+            client.socket.send(answer)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                logger.warning("door_client_ignored reason=%s", error.strerror)
+            client.is_ignored = True
+
+    def _gone(self, client: Client) -> None:
+        """Its connection has ended: nobody writes what it reserved, or reads what it leased."""
+        self._loop.remove_reader(client.socket)
+        client.socket.close()
+        self.clients.discard(client)
+        if client.writing is not None:
+            self._pool.abort(client.writing)
+        self._pool.release_all(client)
+
+    def _most_bytes(self, client: Client) -> int:
+        """Of an answer: what the socket's buffer takes in one piece."""
+        return min(client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 4096, BUFFER_BYTES)
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def _find(self, client: Client, body: memoryview) -> bytes:
+        (ttl_ms,) = FIND.unpack_from(body)
+        objects = self._pool.find(_keys(body[FIND.size :]))
+        found = [each for each in objects if each is not None]
+        self._loop.call_soon(self._use, found)  # after the answer
+        lease = self._pool.lease(found, ttl_ms / 1000, client) if found and ttl_ms else None
+        versions = [0 if each is None else each.version for each in objects]
+        head = FOUND.pack(0 if lease is None else lease.id)
+        return b"".join([_OK, head, struct.pack(f"<{len(versions)}Q", *versions)])
+
+    def _use(self, found: list[StoredObject]) -> None:
+        self._pool.use([each.key for each in found])
+
+    def _describe(self, client: Client, body: memoryview) -> bytes:
+        """As many as fit into an answer: with many marks or extents the client asks again for the rest."""
+        left = self._most_bytes(client) - len(_OK) - DESCRIBED.size
+        versions: list[int] = []
+        entries: list[bytes] = []
+        for stored in self._pool.peek(_keys(body)):
+            entry = b"" if stored is None else _entry(stored)
+            left -= len(entry) + 10
+            if left < 0:
+                break
+            versions.append(0 if stored is None else stored.version)
+            entries.append(entry)
+        count = len(entries)
+        sizes = struct.pack(f"<{count}Q{count}H", *versions, *map(len, entries))
+        return b"".join([_OK, DESCRIBED.pack(count), sizes, *entries])
+
+    def _reserve(self, client: Client, body: memoryview) -> bytes:
+        key, size = RESERVE.unpack(body)
+        if client.writing is not None or not size:
+            raise BadRequest("one object of at least one byte is reserved at a time")
+        found = self._pool.reserve(ChunkKey(key), size, is_own=True)
+        if isinstance(found, Refusal):
+            return _REFUSALS[found]
+        client.writing = found
+        return _OK + b"".join(EXTENT.pack(*extent) for extent in found.object.extents)
+
+    def _commit(self, client: Client, body: memoryview) -> bytes:
+        self._pool.commit(self._written(client))
+        return _OK
+
+    def _abort(self, client: Client, body: memoryview) -> bytes:
+        self._pool.abort(self._written(client))
+        return _OK
+
+    def _written(self, client: Client) -> Writing:
+        writing, client.writing = client.writing, None
+        if writing is None:
+            raise BadRequest("nothing is reserved")
+        return writing
+
+    def _mark(self, client: Client, body: memoryview) -> bytes:
+        at = 0
+        while at < len(body):
+            key, count = MARKS.unpack_from(body, at)
+            at += MARKS.size
+            marks = [bytes(body[at + n * MARK_BYTES : at + (n + 1) * MARK_BYTES]) for n in range(count)]
+            at += count * MARK_BYTES
+            if at > len(body):
+                raise BadRequest("marks are cut")
+            self._pool.mark({ChunkKey(key): marks})
+        return _OK
+
+    def _delete(self, client: Client, body: memoryview) -> bytes:
+        for (key,) in _KEY.iter_unpack(body):
+            self._pool.delete(ChunkKey(key))
+        return _OK
+
+    def _usage(self, client: Client, body: memoryview) -> bytes:
+        return _OK + USAGE.pack(len(self._pool), self._pool.used_bytes, self._pool.capacity_bytes)
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+
+    def _log_append(self, client: Client, body: memoryview) -> bytes:
+        said = _said(body)
+        return _json({"generation": self._log.append(Scope.from_json(said["scope"]), str(said["by"]))})
+
+    def _log_read(self, client: Client, body: memoryview) -> bytes:
+        after = int(_said(body)["after"])
+        if after > self._log.generation:
+            logger.warning("log_begins_anew generation=%d: a replica has read up to %d", self._log.generation, after)
+            self._log.begin(after)
+            self._pool.forget_own()
+        part = self._log.read(after, self._most_bytes(client) - 65536)
+        head = {
+            "epoch": self._log.epoch.hex(),
+            "generation": self._log.generation,
+            "floor": self._log.floor,
+            "has_more": part.has_more,
+        }
+        entries = ",".join(entry.text for entry in part.entries)
+        return _json(head)[:-1] + f',"entries":[{entries}]}}'.encode()
+
+    def _log_report(self, client: Client, body: memoryview) -> bytes:
+        said = _said(body)
+        self._log.report(str(said["replica"]), int(said["generation"]), float(said["ttl_s"]))
+        return _json(None)
+
+    def _log_forget(self, client: Client, body: memoryview) -> bytes:
+        self._log.forget(str(_said(body)["replica"]))
+        return _json(None)
+
+    def _log_replicas(self, client: Client, body: memoryview) -> bytes:
+        return _json(self._log.replicas())
+
+
+def _keys(body: memoryview) -> list[ChunkKey]:
+    keys = [key for (key,) in _KEY.iter_unpack(body)]
+    if not 0 < len(keys) <= MOST_KEYS:
+        raise BadRequest("too many keys, or none")
+    return cast(list[ChunkKey], keys)
+
+
+def _entry(stored: StoredObject) -> bytes:
+    extents = b"".join(EXTENT.pack(*extent) for extent in stored.extents)
+    head = ENTRY.pack(stored.size, len(stored.extents), len(stored.marks), stored.record)
+    return b"".join([head, extents, *stored.marks])
+
+
+def _said(body: memoryview) -> dict[str, Any]:
+    said = json.loads(bytes(body))
+    if not isinstance(said, dict):
+        raise BadRequest("not an object")
+    return said
+
+
+def _json(data: Any) -> bytes:
+    return _OK + json.dumps(data).encode()
+
+
+def _listen(path: Path, mode: int) -> socket.socket:
+    """A socket in the place of whatever a daemon left there that is gone: who has the segment has this name, too."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path.unlink(missing_ok=True)
+        old = os.umask(0o777 & ~mode)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(old)
+        listener.setblocking(False)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path} can't be made ({reason}): give another --shared-memory-name") from error
+    return listener

@@ -1,0 +1,119 @@
+"""The log of invalidations that all replicas of a node read, in memory.
+
+It lives as long as the objects do: a daemon that starts again begins with neither, under another epoch. Its generations
+are milliseconds since 1970, or one more than the last: what was stored under an earlier log is older than all of its
+entries. Who has read further than it goes has read another one, which was lost: then it begins anew, above that.
+"""
+
+import json
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from hotspan.core.clock import Clock
+from hotspan.core.terms import Scope
+from hotspan.core.types import MIB
+
+MOST_ENTRIES = 1 << 16
+MOST_BYTES = 64 * MIB
+MOST_REPLICAS = 512
+MOST_NAME = 200
+"""Characters in the name of a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """text: JSON of generation, scope and by."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Entries that follow each other. has_more: there are newer ones."""
+
+    entries: list[LogEntry]
+    has_more: bool
+
+
+class InvalidationLog:
+    """Entries in order, and who has read how far.
+
+    generation: of the newest entry; `floor` if there is none.
+    floor:      what was invalidated up to here is not known any more: it keeps the newest `MOST_ENTRIES`, `MOST_BYTES`.
+    Raises: ValueError for what makes no sense.
+    """
+
+    def __init__(self, clock: Clock, most_entries: int = MOST_ENTRIES, most_bytes: int = MOST_BYTES) -> None:
+        self._clock = clock
+        self._most_entries, self._most_bytes = most_entries, most_bytes
+        self._replicas: dict[str, tuple[int, float]] = {}
+        self.begin()
+
+    def begin(self, above: int = 0) -> None:
+        """Begin anew, above a generation and all before."""
+        self.epoch = secrets.token_bytes(16)
+        self.floor = self.generation = max(above + 1, self._now())
+        self._entries: deque[LogEntry] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, scope: Scope, by: str) -> int:
+        """Write an entry; its generation."""
+        _check_name(by)
+        generation = max(self.generation + 1, self._now())
+        text = json.dumps({"generation": generation, "scope": scope.to_json(), "by": by}, separators=(",", ":"))
+        self._entries.append(LogEntry(generation, text))
+        self.generation = generation
+        self._bytes += len(text)
+        while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
+            dropped = self._entries.popleft()
+            self._bytes -= len(dropped.text)
+            self.floor = dropped.generation
+        return generation
+
+    def read(self, after: int, most_bytes: int) -> LogPart:
+        """The entries above a generation, as many as have `most_bytes` in all, and one at least."""
+        newer = 0
+        for entry in reversed(self._entries):
+            if entry.generation <= after:
+                break
+            newer += 1
+        part: list[LogEntry] = []
+        for entry in islice(self._entries, len(self._entries) - newer, None):
+            most_bytes -= len(entry.text)
+            if part and most_bytes < 0:
+                return LogPart(part, True)
+            part.append(entry)
+        return LogPart(part, False)
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        """A replica is alive for `ttl_s`, and has read so far."""
+        _check_name(replica)
+        if not 0 < ttl_s < float("inf"):
+            raise ValueError(f"a replica is alive for some seconds, not {ttl_s}")
+        if replica not in self._replicas and len(self.replicas()) >= MOST_REPLICAS:
+            raise ValueError(f"there are {MOST_REPLICAS} replicas already")
+        self._replicas[replica] = (generation, self._clock.monotonic() + ttl_s)
+
+    def forget(self, replica: str) -> None:
+        """A replica is gone."""
+        self._replicas.pop(replica, None)
+
+    def replicas(self) -> dict[str, int]:
+        """The replicas that are alive, and how far each has read."""
+        now = self._clock.monotonic()
+        self._replicas = {name: said for name, said in self._replicas.items() if said[1] > now}
+        return {name: generation for name, (generation, _) in self._replicas.items()}
+
+    def _now(self) -> int:
+        return int(self._clock.unix() * 1000)
+
+
+def _check_name(replica: str) -> None:
+    if not 0 < len(replica) <= MOST_NAME:
+        raise ValueError(f"a replica's name has 1 to {MOST_NAME} characters")

@@ -1,0 +1,83 @@
+"""What the daemon says of itself: figures for /v1/stats, and the same as Prometheus metrics."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hotspan.daemon.http import Response
+from hotspan.daemon.pool import PoolCounts
+
+_PREFIX = "hotspan_daemon_"
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_COUNTERS = {
+    "stored": "Objects stored.",
+    "stored_bytes": "Bytes stored.",
+    "aborted": "Objects whose writer stopped before they were whole.",
+    "evicted": "Objects that gave way to others.",
+    "evicted_bytes": "Bytes of objects that gave way.",
+    "deleted": "Objects deleted by clients.",
+    "leased": "Leases granted.",
+    "leases_expired": "Leases that nobody released in time.",
+    "hits": "Objects looked up and there.",
+    "misses": "Objects looked up and not there.",
+    "refused_exists": "Puts of what was there, or being written.",
+    "refused_too_large": "Puts larger than the cache.",
+    "refused_no_room": "Puts for which nothing could give way.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonGauges:
+    """What is so now.
+
+    used_bytes:   of whole objects. pinned_bytes: leased or being written, so that they can't give way.
+    is_exposed:   1 if other machines can reach the HTTP port, which knows no authentication.
+    """
+
+    objects: int
+    used_bytes: int
+    pinned_bytes: int
+    free_bytes: int
+    capacity_bytes: int
+    leases: int
+    door_clients: int
+    http_connections: int
+    log_entries: int
+    replicas: int
+    is_exposed: int
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFigures:
+    """Both kinds of figures, read when they are asked for."""
+
+    counts: PoolCounts
+    gauges: Callable[[], DaemonGauges]
+
+    def stats(self) -> dict[str, Any]:
+        """All of them by name."""
+        return {**asdict(self.gauges()), **asdict(self.counts)}
+
+
+class Exposition(Collector):
+    """The figures in Prometheus' text format; `page` is the answer to a scrape."""
+
+    def __init__(self, figures: DaemonFigures) -> None:
+        self._figures = figures
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in asdict(self._figures.counts).items():
+            yield CounterMetricFamily(_PREFIX + name, _COUNTERS[name], value=value)
+        for name, value in asdict(self._figures.gauges()).items():
+            yield GaugeMetricFamily(_PREFIX + name, f"{name.replace('_', ' ').capitalize()}.", value=value)
+
+    def page(self) -> Response:
+        """All metrics."""
+        return Response(200, generate_latest(self._registry), _CONTENT_TYPE)

@@ -1,0 +1,305 @@
+"""All objects of a node in one segment: being written, whole, leased; and who gives way when it is full.
+
+    reserve --> being written --commit--> whole --delete, evict--> gone --its last lease ends--> free
+                      |                                                                           ^
+                      +---------------------------------abort-------------------------------------+
+
+Bytes are given out again only when nobody writes them and no lease pins them. One thread (the daemon's loop) owns all
+of it; nothing here blocks.
+"""
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hotspan.core.clock import Clock
+from hotspan.core.types import PAGE_BYTES, ChunkKey
+from hotspan.daemon.leases import Lease, LeaseBook
+from hotspan.daemon.space import FreeSpace
+from hotspan.daemon.stored import StoredObject, joined_marks
+from hotspan.daemon.strays import StrayMarks
+from hotspan.tiers.eviction import LeafArc, Shares
+from hotspan.tiers.record import RECORD_BYTES, unpack
+from hotspan.tiers.stores.door import CHANGE_BITS
+
+MOST_LEASES = 1 << 17
+_CHANGES = 1 << CHANGE_BITS
+
+
+class Refusal(Enum):
+    """Why nothing was reserved.
+
+    EXISTS: an object of that name is there, or being written. TOO_LARGE: for the segment.
+    NO_ROOM: what is there is being read or written, and can't give way now.
+    """
+
+    EXISTS = "exists"
+    TOO_LARGE = "too_large"
+    NO_ROOM = "no_room"
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """An object whose bytes are on their way; ends with `Pool.commit` or `Pool.abort`.
+
+    is_own: of hotspan: it begins with its record.
+    on_end: called once, whichever it was.
+    """
+
+    object: StoredObject
+    is_own: bool
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What happened since the start, in objects, bytes and leases."""
+
+    stored: int = 0
+    stored_bytes: int = 0
+    aborted: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    deleted: int = 0
+    leased: int = 0
+    leases_expired: int = 0
+    hits: int = 0
+    misses: int = 0
+    refused_exists: int = 0
+    refused_too_large: int = 0
+    refused_no_room: int = 0
+
+
+class Pool:
+    """Objects in `memory`, from byte `start` on; both are of whole pages.
+
+    max_lease_s: no lease lasts longer, whatever was asked for.
+    """
+
+    def __init__(self, memory: memoryview, start: int, clock: Clock, max_lease_s: float = 600.0) -> None:
+        self.memory = memory
+        self.capacity_bytes = len(memory) - start
+        self.used_bytes = 0
+        self.counts = PoolCounts()
+        self._clock = clock
+        self._max_lease_s = max_lease_s
+        self._space = FreeSpace(start, len(memory))
+        self._objects: dict[ChunkKey, StoredObject] = {}
+        self._writing: dict[ChunkKey, Writing] = {}
+        self._writing_bytes = 0
+        self._gone: set[StoredObject] = set()
+        self._leases = LeaseBook()
+        # Other daemons begin elsewhere, so that no version of theirs is taken for one of this one's.
+        self._versions = itertools.count(_CHANGES * (1 + secrets.randbits(39)), _CHANGES)
+        self._strays = StrayMarks()
+        # Objects differ in size, so that floors and quotas in objects would mean nothing.
+        self._order = LeafArc(len(memory) // PAGE_BYTES, Shares(default_floor=0.0))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def reserve(self, key: ChunkKey, size: int, *, is_own: bool) -> Writing | Refusal:
+        """Room for an object of `size` bytes, at least 1; others give way for it."""
+        if key in self._objects or key in self._writing:
+            self.counts.refused_exists += 1
+            return Refusal.EXISTS
+        if size > self.capacity_bytes:
+            self.counts.refused_too_large += 1
+            return Refusal.TOO_LARGE
+        if not self._make_room(size):
+            self.counts.refused_no_room += 1
+            return Refusal.NO_ROOM
+        extents = self._space.take(size)
+        if extents is None:
+            raise AssertionError("room was made, and is not there")
+        writing = self._writing[key] = Writing(StoredObject(key, size, extents), is_own)
+        self._writing_bytes += writing.object.room
+        return writing
+
+    def commit(self, writing: Writing) -> None:
+        """The bytes are all there: from now on the object is found."""
+        stored = writing.object
+        parent, tenant = None, 0
+        if writing.is_own:
+            begin = self._begin(stored)
+            record = unpack(begin)
+            if record is not None and record.key == stored.key:
+                stored.record, parent, tenant = begin, record.parent, record.terms.tenant
+        self._objects[stored.key] = stored
+        self._order.add(stored.key, parent, tenant)
+        self.used_bytes += stored.room
+        self.counts.stored += 1
+        self.counts.stored_bytes += stored.size
+        stored.marks = self._strays.take(stored.key)
+        stored.version = next(self._versions)
+        self._end(writing)
+
+    def abort(self, writing: Writing) -> None:
+        """Nobody writes the bytes any more: they are free."""
+        self._space.give(writing.object.extents)
+        self.counts.aborted += 1
+        self._end(writing)
+
+    def writing(self, key: ChunkKey) -> Writing | None:
+        """The object of that name that is being written."""
+        return self._writing.get(key)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def peek(self, keys: Iterable[ChunkKey]) -> list[StoredObject | None]:
+        """What is there whole, in the order of `keys`."""
+        return list(map(self._objects.get, keys))
+
+    def find(self, keys: Sequence[ChunkKey]) -> list[StoredObject | None]:
+        """The same, counted as hits and misses; `use` what was found."""
+        found = self.peek(keys)
+        misses = found.count(None)
+        self.counts.misses += misses
+        self.counts.hits += len(found) - misses
+        return found
+
+    def use(self, keys: Sequence[ChunkKey]) -> None:
+        """These objects were found, in a chain's order."""
+        self._order.touch(reversed(keys))
+
+    def lease(self, objects: Sequence[StoredObject], ttl_s: float, owner: object | None = None) -> Lease | None:
+        """Pin objects; None if there are too many leases already."""
+        if len(self._leases) >= MOST_LEASES:
+            self.expire()
+            if len(self._leases) >= MOST_LEASES:
+                return None
+        self.counts.leased += 1
+        return self._leases.grant(objects, self._clock.monotonic() + min(ttl_s, self._max_lease_s), owner)
+
+    def release(self, id: int, owner: object | None = None) -> None:
+        """End a lease of this owner; nothing if there is none, any more."""
+        self._free(self._leases.end(id, owner))
+
+    def release_all(self, owner: object) -> None:
+        """The owner is gone: its leases end."""
+        self._free(self._leases.end_all(owner))
+
+    def expire(self) -> None:
+        """End the leases whose time is over."""
+        now = self._clock.monotonic()
+        while (lease := self._leases.expired(now)) is not None:
+            self._free(self._leases.end(lease.id, lease.owner))
+            self.counts.leases_expired += 1
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def delete(self, key: ChunkKey) -> bool:
+        """Forget an object and its marks, whether it was there whole. One that is being written stays."""
+        self._strays.drop(key)
+        stored = self._objects.get(key)
+        if stored is None:
+            return False
+        self._remove(stored)
+        self.counts.deleted += 1
+        return True
+
+    def forget_own(self) -> None:
+        """Nobody can tell any more what was invalidated: hotspan's own objects go, and all marks."""
+        for stored in [each for each in self._objects.values() if each.record]:
+            self._remove(stored)
+            self.counts.deleted += 1
+        self._strays.clear()
+
+    def mark(self, marks: Mapping[ChunkKey, Iterable[bytes]]) -> None:
+        """Add marks to objects, be they there or not."""
+        for key, added in marks.items():
+            stored = self._objects.get(key)
+            if stored is None:
+                self._strays.add(key, added)
+            elif (joined := joined_marks(stored.marks, added)) != stored.marks:
+                stored.marks = joined
+                stored.version += 1
+                if not stored.version % _CHANGES:
+                    stored.version = next(self._versions)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    @property
+    def leases(self) -> int:
+        """How many leases there are, some of them over perhaps."""
+        return len(self._leases)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What can't give way now: it is read, or written."""
+        return self._leases.pinned_bytes + self._writing_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What nothing has to give way for."""
+        return self._space.bytes
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree."""
+        taken = [*self._objects.values(), *self._gone, *(each.object for each in self._writing.values())]
+        self._space.check(extent for each in taken for extent in each.extents)
+        self._order.check()
+        self._leases.check()
+        if any(sum(extent.size for extent in each.extents) != each.size for each in taken):
+            raise AssertionError("an object is not as large as its extents")
+        if self.used_bytes != sum(each.room for each in self._objects.values()):
+            raise AssertionError("used bytes are miscounted")
+        if self._writing_bytes != sum(each.object.room for each in self._writing.values()):
+            raise AssertionError("bytes being written are miscounted")
+        if any(key not in self._order for key in self._objects) or len(self._order) != len(self._objects):
+            raise AssertionError("an object is not in the order of eviction")
+        if self._objects.keys() & self._writing.keys() or not all(each.pins and each.is_gone for each in self._gone):
+            raise AssertionError("an object is in two states")
+        if any(each.is_gone for each in self._objects.values()):
+            raise AssertionError("an object that is gone is found")
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, size: int) -> bool:
+        self.expire()
+        if size > self.capacity_bytes - self.pinned_bytes:
+            return False  # nothing goes for what would not fit anyway
+        while not self._space.can_take(size):
+            victim = self._order.victim(0, self._may_go)
+            if victim is None:
+                return False
+            stored = self._objects[victim]
+            self.counts.evicted += 1
+            self.counts.evicted_bytes += stored.size
+            self._strays.add(victim, stored.marks)
+            self._remove(stored, evicted=True)
+        return True
+
+    def _may_go(self, key: ChunkKey) -> bool:
+        return not self._objects[key].pins
+
+    def _remove(self, stored: StoredObject, *, evicted: bool = False) -> None:
+        del self._objects[stored.key]
+        self._order.remove(stored.key, evicted=evicted)
+        self.used_bytes -= stored.room
+        stored.is_gone = True
+        if stored.pins:
+            self._gone.add(stored)
+        else:
+            self._space.give(stored.extents)
+
+    def _free(self, unpinned: Iterable[StoredObject]) -> None:
+        for stored in unpinned:
+            if stored.is_gone:
+                self._gone.remove(stored)
+                self._space.give(stored.extents)
+
+    def _end(self, writing: Writing) -> None:
+        del self._writing[writing.object.key]
+        self._writing_bytes -= writing.object.room
+        for tell in writing.on_end:
+            tell()
+
+    def _begin(self, stored: StoredObject) -> bytes:
+        """The first bytes of an object, where its record is if it has one: the first extent holds a page at least."""
+        offset, size = stored.extents[0]
+        return bytes(self.memory[offset : offset + min(size, RECORD_BYTES)]).ljust(RECORD_BYTES, b"\0")

@@ -1,0 +1,178 @@
+"""The daemon's shared memory: one file in /dev/shm, of which every page is there before anybody is told its name.
+
+    [ page 0: "HOTSPAN-SEGMENT", version ][ values ... ]
+
+Whoever lives holds a lock on it. A segment of a daemon that was killed is replaced by a new file, never written over: a
+client that still maps the old one reads what it was promised. A file that hotspan did not make is left alone.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB, MIB, PAGE_BYTES
+from hotspan.tiers.pages import populate
+from hotspan.tiers.slab import SHARED_MEMORY
+
+HEADER_BYTES = PAGE_BYTES
+LEAST_BYTES = MIB
+_HEADER = struct.Struct("<16sQQ")
+_MAGIC = b"HOTSPAN-SEGMENT\0"
+_PIECE_BYTES = 256 * MIB
+
+
+class SharedSegment:
+    """`size` bytes of shared memory under a name.
+
+    is_stopping: asked every 256 MiB while the pages are made (1 s for 2-8 GiB); True ends it with InterruptedError.
+    Raises:      ConfigError if the name is in use, or there is no room.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        *,
+        mode: int = 0o600,
+        directory: Path = SHARED_MEMORY,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if size < LEAST_BYTES:
+            raise ConfigError(f"a cache of {size} bytes holds nothing: give --size-gib {LEAST_BYTES / GIB:.3f} or more")
+        self.path = directory / file_name(name)
+        self.bytes = size // PAGE_BYTES * PAGE_BYTES
+        self._fd = self._create(mode)
+        try:
+            self._check_room(directory)
+            os.ftruncate(self._fd, self.bytes)
+            os.pwrite(self._fd, _HEADER.pack(_MAGIC, 1, self.bytes), 0)
+            self._map = mmap.mmap(self._fd, self.bytes)
+            with contextlib.suppress(OSError):  # no huge pages; /dev/shm has some if it is mounted with huge=advise
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._populate(is_stopping)
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            os.close(self._fd)
+            raise
+        self.view = memoryview(self._map)
+
+    def open_again(self) -> int:
+        """A descriptor of the segment to give away: the daemon's own would carry its lock along."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Drop the name and unmap; clients keep what they have mapped."""
+        if self._fd < 0:
+            return
+        self.path.unlink(missing_ok=True)
+        self.view.release()
+        with contextlib.suppress(BufferError):  # a view that lives on keeps the mapping
+            self._map.close()
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> "SharedSegment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _create(self, mode: int) -> int:
+        """A new, locked file under the name."""
+        while True:
+            try:
+                fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except FileExistsError:
+                self._remove_stale()
+                continue
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.path} can't be made ({error.strerror}): give another --shared-memory-name"
+                ) from error
+            try:
+                if _lock(fd, timeout_s=1.0) and os.fstat(fd).st_nlink:  # else another start took it for stale
+                    os.fchmod(fd, mode)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _remove_stale(self) -> None:
+        """Unlink the segment of a daemon that is gone. Only who holds a file's lock unlinks it."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} exists and can't be opened ({error.strerror}): remove it, or give another "
+                "--shared-memory-name"
+            ) from error
+        try:
+            if not _lock(fd, timeout_s=0.0):
+                raise ConfigError(
+                    f"{self.path} belongs to a daemon that runs: stop that one, or give another --shared-memory-name"
+                )
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or (found.st_size and os.pread(fd, len(_MAGIC), 0) != _MAGIC):
+                raise ConfigError(
+                    f"{self.path} was not made by hotspan, and something else may be using it: if not, remove it; or "
+                    "give another --shared-memory-name"
+                )
+            if found.st_nlink:
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+
+    def _check_room(self, directory: Path) -> None:
+        room = os.statvfs(directory)
+        free = room.f_bavail * room.f_frsize
+        if free < self.bytes:
+            raise ConfigError(
+                f"{directory} has {free / GIB:.2f} GiB free and the cache needs {self.bytes / GIB:.2f} GiB: lower "
+                f"--size-gib, or enlarge {directory} (docker run --shm-size, or an emptyDir with medium: Memory)"
+            )
+
+    def _populate(self, is_stopping: Callable[[], bool]) -> None:
+        for start in range(0, self.bytes, _PIECE_BYTES):
+            if is_stopping():
+                raise InterruptedError("stopped while the shared memory was made")
+            size = min(_PIECE_BYTES, self.bytes - start)
+            try:
+                populate(self._map, start, size, threads=min(8, os.cpu_count() or 1))
+            except OSError as error:
+                raise ConfigError(
+                    f"there is no memory for {self.bytes / GIB:.2f} GiB in {self.path} ({error.strerror}): lower "
+                    "--size-gib, or the container's memory limit is too low"
+                ) from error
+
+
+def file_name(name: str) -> str:
+    """The file of a POSIX shared memory name. Raises: ConfigError if it can't be one."""
+    plain = name.removeprefix("/")
+    if not plain or plain in (".", "..") or {"/", "\0"} & set(plain) or len(plain.encode()) > 200:
+        raise ConfigError(f"--shared-memory-name {name!r} is no name: give one like ai_toolkit_cache")
+    return plain
+
+
+def _lock(fd: int, timeout_s: float) -> bool:
+    """Whether the file's lock could be had."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)

@@ -1,0 +1,224 @@
+"""The life of a node's daemon: take the port, make the memory, open both doors, serve until a signal, leave nothing."""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import resource
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB
+from hotspan.daemon.door import LocalDoor
+from hotspan.daemon.http import HttpConnection, HttpLimits
+from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+from hotspan.daemon.plane import ControlPlane
+from hotspan.daemon.pool import Pool
+from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
+from hotspan.tiers.slab import SHARED_MEMORY
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_S = 0.25
+_BACKLOG = 512
+_MOST_GIB = 1 << 30
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """What `hotspan daemon` was asked for.
+
+    name:        of the shared memory, and of the local door beside it (NAME.sock).
+    size_gib:    of shared memory. mode: of its file, and of the door.
+    max_lease_s: no lease lasts longer, whatever a client asks for.
+    """
+
+    host: str
+    port: int
+    name: str
+    size_gib: float
+    mode: int = 0o600
+    max_lease_s: float = 600.0
+    directory: Path = SHARED_MEMORY
+    http: HttpLimits = field(default_factory=HttpLimits)
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for what can't work."""
+        if not 0 < self.size_gib < _MOST_GIB:
+            raise ConfigError(f"--size-gib {self.size_gib:g} is no size: give how much of /dev/shm the cache may take")
+        if self.mode & ~0o777 or self.mode & 0o600 != 0o600:
+            raise ConfigError(f"--mode {self.mode:o} shuts out the daemon's own user: give one like 600 or 660")
+        if not 0 < self.max_lease_s <= 86400:
+            raise ConfigError(f"--max-lease-s is {self.max_lease_s:g}: give seconds, at most a day")
+
+
+def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; the shared memory and the door are gone then.
+
+    Raises: ConfigError before anything is served.
+    """
+    started_s = time.monotonic()
+    with _signals() as stopping, contextlib.closing(_bind(options.host, options.port)) as listener:
+        host, port = listener.getsockname()[:2]
+        if _is_exposed(listener):
+            logger.warning(
+                "daemon_exposed host=%s: whoever reaches port %d can read, replace and delete what is cached; the "
+                "protocol has no authentication",
+                host,
+                port,
+            )
+        try:
+            segment = SharedSegment(
+                options.name,
+                int(options.size_gib * GIB),
+                mode=options.mode,
+                directory=options.directory,
+                is_stopping=stopping.is_set,
+            )
+        except InterruptedError:
+            return
+        with segment:
+            address = f"[{options.host}]" if ":" in options.host else options.host
+            ready_line = (
+                f"hotspan daemon is ready on http://{address}:{port} after {{:.1f}} s: "
+                f"{segment.bytes / GIB:g} GiB in {segment.path}, local door {segment.path}.sock"
+            )
+
+            def ready() -> None:
+                print(ready_line.format(time.monotonic() - started_s), flush=True)
+
+            with _address_explained(options.host, port):  # another daemon may have begun at the same time
+                listener.listen(_BACKLOG)
+            _raise_file_limit()
+            asyncio.run(_serve(options, listener, segment, clock or SystemClock(), ready))
+
+
+class Daemon:
+    """Both doors of one segment; made and used on the running loop."""
+
+    def __init__(self, options: DaemonOptions, segment: SharedSegment, clock: Clock, *, is_exposed: bool) -> None:
+        self._options = options
+        self._clock = clock
+        self._is_exposed = is_exposed
+        self._started_s = clock.monotonic()
+        self._connections: set[HttpConnection] = set()
+        self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s)
+        self._log = InvalidationLog(clock)
+        path = segment.path.with_name(segment.path.name + ".sock")
+        self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode)
+        figures = DaemonFigures(self._pool.counts, self._gauges)
+        self._plane = ControlPlane(
+            self._pool, secrets.token_bytes(8), str(path), figures.stats, Exposition(figures).page
+        )
+
+    def connection(self) -> HttpConnection:
+        """A new connection of the control plane."""
+        return HttpConnection(self._plane.answer, self._options.http, self._clock, self._connections)
+
+    async def serve(self, ending: asyncio.Event) -> None:
+        """Let time pass: leases expire, and clients that take too long are hung up on."""
+        while not ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ending.wait(), _SWEEP_S)
+            self._pool.expire()
+            now = self._clock.monotonic()
+            for connection in list(self._connections):
+                connection.sweep(now)
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        for connection in list(self._connections):
+            connection.close()
+        self._door.close()
+        await asyncio.sleep(0)  # connections hear that they are lost
+
+    def _gauges(self) -> DaemonGauges:
+        return DaemonGauges(
+            objects=len(self._pool),
+            used_bytes=self._pool.used_bytes,
+            pinned_bytes=self._pool.pinned_bytes,
+            free_bytes=self._pool.free_bytes,
+            capacity_bytes=self._pool.capacity_bytes,
+            leases=self._pool.leases,
+            door_clients=len(self._door.clients),
+            http_connections=len(self._connections),
+            log_entries=len(self._log),
+            replicas=len(self._log.replicas()),
+            is_exposed=int(self._is_exposed),
+            uptime_s=self._clock.monotonic() - self._started_s,
+        )
+
+
+async def _serve(
+    options: DaemonOptions, listener: socket.socket, segment: SharedSegment, clock: Clock, ready: Callable[[], None]
+) -> None:
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, ending.set)
+    daemon = Daemon(options, segment, clock, is_exposed=_is_exposed(listener))
+    try:
+        server = await loop.create_server(daemon.connection, sock=listener, backlog=_BACKLOG)
+        ready()
+        await daemon.serve(ending)
+        server.close()
+    finally:
+        await daemon.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Until the loop runs, a signal to stop is only noted: the memory is being made, on other threads, too."""
+    stopping = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in _SIGNALS}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """The socket of the control plane, which refuses clients until it listens."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _address_explained(host, port):
+            listener.bind((host, port))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def _address_explained(host: str, port: int) -> Iterator[None]:
+    """Turn what the kernel says of an address into a ConfigError."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ConfigError(f"--port {port} is no port: give one from 1 to 65535") from error
+    except OSError as error:
+        what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"can't be had ({error.strerror})"
+        raise ConfigError(f"{host}:{port} {what}: give another --host or --port") from error
+
+
+def _is_exposed(listener: socket.socket) -> bool:
+    """Whether other machines can reach it."""
+    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _raise_file_limit() -> None:
+    """As many connections as this process may be given."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,226 @@
+"""An L2 in a directory that all replicas mount: NFS, a parallel file system, or one machine's own disk.
+
+    objects/EPOCH/K/E/KEY/object    record, padded to 4096; then the frame
+    objects/EPOCH/K/E/KEY/MARK      an empty file a mark, its bytes as its name: creating it twice does no harm
+    tmp/RANDOM                      what is being written, or deleted
+    epochs/, log/, replicas/        tiers/stores/file_log.py
+
+An object and its marks lie in one directory, which is renamed away to delete it: nobody finds an object without its
+marks.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB, ChunkKey
+from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
+from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, StoreUsage, marked
+from hotspan.tiers.stores.file_log import FileEpochs, FileLog
+from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of
+from hotspan.tiers.stores.parts import parts_of
+from hotspan.tiers.stores.shared_files import IO_BYTES, Calls, SharedFiles, Turn, is_gone
+
+logger = logging.getLogger(__name__)
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_MARK = re.compile("(?:[0-9a-f]{2})+")
+_TRIES = 3
+"""At a directory that others may be deleting."""
+
+
+class FileStore:
+    """An ObjectStore with a log.
+
+    directory:    made if it is not there.
+    timeout_s:    how long a call may wait for the file system to get on: with 4 MiB, or with one file. A mount that
+                  hangs keeps threads of this process, but no caller.
+    capacity_gib: of objects; about as many are kept, for each writer counts what it wrote itself, and looks at the
+                  others' from time to time. None: as many as there is room for.
+    Raises:       ConfigError from the constructor, which touches no file.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        timeout_s: float = 5.0,
+        capacity_gib: float | None = None,
+        log_entries: int = 4096,
+        clock: Clock | None = None,
+    ) -> None:
+        if timeout_s <= 0 or (capacity_gib is not None and capacity_gib <= 0):
+            raise ConfigError(f"a timeout of {timeout_s} s, a capacity of {capacity_gib} GiB: give more than 0")
+        capacity_bytes = None if capacity_gib is None else int(capacity_gib * GIB)
+        clock = clock or SystemClock()
+        self._calls = Calls(str(directory), timeout_s)
+        self._files = SharedFiles(Path(directory))
+        self._epochs = FileEpochs(self._files, clock)
+        self._room = FileRoom(self._files, self._epochs, capacity_bytes, clock)
+        self.log = FileLog(self._calls, self._files, self._epochs, log_entries, clock)
+        self._lock = threading.Lock()
+        self._sweeper: threading.Thread | None = None
+
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
+        """As ObjectStore says; of a chain, None for all keys after the first that is not there."""
+
+        def look(turn: Turn) -> list[Found | None]:
+            epoch = self._epochs.current(turn)
+            found: list[Found | None] = []
+            for key in keys:
+                turn.step()
+                found.append(_found(self._files.root / directory_of(epoch, key), key))
+                if is_chain and found[-1] is None:
+                    break
+            return found + [None] * (len(keys) - len(found))
+
+        return self._calls.run(look)
+
+    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+        def read(turn: Turn) -> bool:
+            path = self._files.root / directory_of(self._epochs.current(turn), found.record.key) / OBJECT
+            try:
+                with _opened(path, _READ) as fd:
+                    if os.fstat(fd).st_size != PREAMBLE_BYTES + sum(map(len, into)):
+                        return False
+                    if unpack(os.pread(fd, RECORD_BYTES, 0)) != found.record or not _read_frame(fd, into, turn):
+                        return False
+                    self._room.touch(fd, found.record)
+            except OSError as error:
+                if not is_gone(error):
+                    raise
+                return False
+            return True
+
+        return self._calls.run(read)
+
+    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
+        preamble = memoryview(pack(record).ljust(PREAMBLE_BYTES, b"\0"))
+
+        def write(turn: Turn) -> bool:
+            path = self._files.root / directory_of(self._epochs.current(turn), record.key) / OBJECT
+            if os.path.lexists(path) or not self._files.publish(path, [preamble, *frame], turn):
+                return False
+            with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
+                self._room.touch(fd, record, is_new=True)
+            return True
+
+        try:
+            is_ours = self._calls.run(write)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._sweep_soon(is_full=True)
+            raise
+        if is_ours and self._room.added(PREAMBLE_BYTES + sum(map(len, frame))):
+            self._sweep_soon()
+        return is_ours
+
+    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        def write(turn: Turn) -> None:
+            epoch = self._epochs.current(turn)
+            for key, added in marks.items():
+                for mark in added:
+                    _create(self._files.root / directory_of(epoch, key) / mark.hex(), turn)
+
+        self._calls.run(write)
+
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
+        def remove(turn: Turn) -> None:
+            epoch = self._epochs.current(turn)
+            for key in keys:
+                self._files.remove(self._files.root / directory_of(epoch, key), turn)
+
+        self._calls.run(remove)
+
+    def sweep(self, *, is_full: bool = False) -> None:
+        """Delete objects until the rest fits, and what was left behind. Called by `put` when it is due.
+
+        is_full:  delete some in any case.
+        Blocks:   for a look at every object.
+        """
+        self._calls.run(lambda turn: self._room.sweep(turn, is_full=is_full))
+
+    def usage(self) -> StoreUsage:
+        """As of the last sweep, and what was put here since. Blocks, the first time, for a look at every object."""
+        return self._room.usage or self._calls.run(self._room.look)
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _sweep_soon(self, *, is_full: bool = False) -> None:
+        """Sweep on a thread of its own, unless one is at it."""
+
+        def sweep() -> None:
+            try:
+                self.sweep(is_full=is_full)
+            except OSError as error:
+                logger.warning("l2_sweep_failed error=%s", error)
+
+        with self._lock:
+            if self._sweeper is None or not self._sweeper.is_alive():
+                self._sweeper = threading.Thread(target=sweep, name="hotspan-l2-sweep", daemon=True)
+                self._sweeper.start()
+
+
+def _found(directory: Path, key: ChunkKey) -> Found | None:
+    try:
+        with _opened(directory, _READ | os.O_DIRECTORY) as place:
+            with _opened(OBJECT, _READ, place) as fd:
+                record = unpack(os.pread(fd, RECORD_BYTES, 0))
+            names = os.listdir(place)  # of the directory that the object is in, even if it was renamed away
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return None
+    if record is None or record.key != key:
+        return None
+    return Found(record, marked(record.terms, [bytes.fromhex(name) for name in names if _MARK.fullmatch(name)]))
+
+
+def _read_frame(fd: int, into: Sequence[memoryview], turn: Turn) -> bool:
+    """By way of the thread's own memory: a read that hangs must not end in a buffer that has gone to another use."""
+    at = PREAMBLE_BYTES
+    for views in parts_of(into, IO_BYTES):
+        part = turn.staging[: sum(map(len, views))]
+        got = 0
+        while got < len(part):
+            count = os.preadv(fd, [part[got:]], at + got)
+            if not count:
+                return False
+            got += count
+            turn.step()
+        turn.copy(part, views)
+        at += got
+    return True
+
+
+def _create(path: Path, turn: Turn) -> None:
+    """Make an empty file, if there is none."""
+    for tries in range(_TRIES):
+        turn.step()
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError:
+            if tries == _TRIES - 1:
+                raise
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def _opened(path: Path | str, flags: int, directory: int | None = None) -> Iterator[int]:
+    fd = os.open(path, flags, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

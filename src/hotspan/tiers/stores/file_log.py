@@ -1,0 +1,243 @@
+"""The log of generations in a directory that replicas share.
+
+    epochs/NUMBER             JSON: the epoch and above what its generations are; the highest number holds
+    log/EPOCH/GENERATION      JSON: one entry; generations of an epoch have no gaps
+    replicas/r-NAME           JSON: how far a replica has read, and until when it counts as alive
+
+Names are taken by one writer only (tiers/stores/shared_files.py), so that of several who append each gets a generation
+of its own, and of several who find that entries were lost one begins the next epoch.
+
+On NFS, what another machine wrote is seen as late as the mount caches names and attributes (`actimeo`): mount with
+`actimeo=1` or less, or an invalidation takes that long to be read.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hotspan.core.clock import Clock
+from hotspan.core.terms import Scope
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation
+from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn, is_gone, listed
+
+EPOCHS, LOG, REPLICAS = "epochs", "log", "replicas"
+
+_FORGOTTEN_S = 3600.0
+"""After which the file of a replica that is not alive is deleted."""
+
+_LOOKS = 3
+"""At a log one of whose entries can't be read: another replica may be trimming it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """number: of its file. floor: its generations are above it; of the log until entries are trimmed."""
+
+    number: int
+    name: bytes
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How a log ended when it was last listed."""
+
+    epoch: bytes
+    newest: int
+    floor: int
+
+
+class FileEpochs:
+    """Which epoch a directory is in. Methods raise OSError."""
+
+    def __init__(self, files: SharedFiles, clock: Clock) -> None:
+        self._files = files
+        self._clock = clock
+
+    def current(self, turn: Turn) -> Epoch:
+        """The epoch that holds; the first one begins here."""
+        while True:
+            turn.step()
+            number = max(_numbers(self._files.root / EPOCHS), default=0)
+            if number:
+                epoch = _read_epoch(self._path(number), number)
+                if epoch is not None:
+                    return epoch
+            self._begin(number + 1, 0, turn)
+
+    def path_of(self, epoch: Epoch) -> Path:
+        """Of its file, which is as old as it is."""
+        return self._path(epoch.number)
+
+    def end(self, epoch: Epoch, newest: int, turn: Turn) -> None:
+        """Begin the next one, unless somebody has; its floor is above `newest`."""
+        self._begin(epoch.number + 1, newest + 1, turn)
+
+    def _begin(self, number: int, least: int, turn: Turn) -> None:
+        body = {"epoch": secrets.token_hex(16), "floor": max(least, int(self._clock.unix() * 1000))}
+        self._files.publish(self._path(number), [json.dumps(body).encode()], turn, is_durable=True)
+
+    def _path(self, number: int) -> Path:
+        return self._files.root / EPOCHS / _named(number)
+
+
+class FileLog:
+    """A SharedLog. An acknowledged entry is on the disk of whoever serves the directory."""
+
+    def __init__(self, calls: Calls, files: SharedFiles, epochs: FileEpochs, entries: int, clock: Clock) -> None:
+        self._calls = calls
+        self._files = files
+        self._epochs = epochs
+        self._entries = entries
+        self._clock = clock
+        self._known = _Known(b"", 0, 0)
+        self._reported: dict[str, int] = {}
+        self._report_s = 0.0  # when it is due again
+
+    def append(self, scope: Scope, by: str) -> int:
+        return self._calls.run(lambda turn: self._append({"by": by, "scope": scope.to_json()}, turn))
+
+    def read(self, after: int) -> LogPage:
+        return self._calls.run(lambda turn: self._read(after, turn))
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        now_s = self._clock.unix()
+        if self._reported.get(replica) == generation and now_s < self._report_s:
+            return  # what it said holds for long enough
+        body = {"replica": replica, "generation": generation, "until_s": now_s + ttl_s}
+        self._calls.run(lambda turn: self._files.replace(self._report_of(replica), json.dumps(body).encode(), turn))
+        self._reported, self._report_s = {replica: generation}, now_s + ttl_s / 4
+
+    def forget(self, replica: str) -> None:
+        self._reported = {}
+
+        def remove(turn: Turn) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._report_of(replica))
+
+        self._calls.run(remove)
+
+    def replicas(self) -> dict[str, int]:
+        return self._calls.run(self._alive)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _append(self, body: Mapping[str, Any], turn: Turn) -> int:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        while True:
+            epoch = self._epochs.current(turn)
+            number = max(_numbers(self._directory(epoch)), default=epoch.floor) + 1
+            while not self._files.publish(self._directory(epoch) / _named(number), [data], turn, is_durable=True):
+                number += 1
+            if self._epochs.current(turn) == epoch:  # else nobody reads it there
+                self._trim(epoch, turn)
+                return number
+
+    def _trim(self, epoch: Epoch, turn: Turn) -> None:
+        for number in sorted(_numbers(self._directory(epoch)))[: -self._entries]:
+            turn.step()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._directory(epoch) / _named(number))
+
+    def _read(self, after: int, turn: Turn) -> LogPage:
+        while True:
+            epoch = self._epochs.current(turn)
+            page = self._nothing_new(epoch, after) or self._page(epoch, after, turn)
+            if page is not None:
+                return page
+            newest = max(_numbers(self._directory(epoch)), default=epoch.floor)
+            self._epochs.end(epoch, max(after, newest), turn)
+
+    def _nothing_new(self, epoch: Epoch, after: int) -> LogPage | None:
+        """The page after the end as it was known, if it is still there: without listing all entries."""
+        known, directory = self._known, self._directory(epoch)
+        if (epoch.name, after) != (known.epoch, known.newest) or os.path.lexists(directory / _named(after + 1)):
+            return None
+        if after != epoch.floor and not os.path.lexists(directory / _named(after)):
+            return None
+        return LogPage(epoch.name, after, known.floor, [])
+
+    def _page(self, epoch: Epoch, after: int, turn: Turn) -> LogPage | None:
+        """None if entries were lost."""
+        for _ in range(_LOOKS):
+            turn.step()
+            numbers = _numbers(self._directory(epoch))
+            floor, newest = min(numbers, default=epoch.floor + 1) - 1, max(numbers, default=epoch.floor)
+            if after > newest:
+                return None
+            wanted = range(max(after, floor) + 1, newest + 1)
+            entries = [self._entry(epoch, number, turn) for number in wanted]
+            there = [entry for entry in entries if entry is not None]
+            if len(there) == len(wanted):
+                self._known = _Known(epoch.name, newest, floor)
+                return LogPage(epoch.name, newest, floor, there)
+        return None
+
+    def _entry(self, epoch: Epoch, number: int, turn: Turn) -> SharedInvalidation | None:
+        turn.step()
+        body = _read_json(self._directory(epoch) / _named(number))
+        try:
+            return SharedInvalidation(number, Scope.from_json(body["scope"]), str(body["by"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _alive(self, turn: Turn) -> dict[str, int]:
+        now_s = self._clock.unix()
+        alive: dict[str, int] = {}
+        for name in listed(self._files.root / REPLICAS):
+            turn.step()
+            path = self._files.root / REPLICAS / name
+            body = _read_json(path)
+            try:
+                until_s = float(body["until_s"])
+                if now_s < until_s:
+                    alive[str(body["replica"])] = int(body["generation"])
+            except (KeyError, TypeError, ValueError):
+                continue
+            if now_s > until_s + _FORGOTTEN_S:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        return alive
+
+    def _directory(self, epoch: Epoch) -> Path:
+        return self._files.root / LOG / epoch.name.hex()
+
+    def _report_of(self, replica: str) -> Path:
+        return self._files.root / REPLICAS / f"r-{quote(replica, safe='')}"
+
+
+def _named(number: int) -> str:
+    return f"{number:020d}"
+
+
+def _numbers(directory: Path) -> list[int]:
+    return [int(name) for name in listed(directory) if len(name) == 20 and name.isdecimal()]
+
+
+def _read_epoch(path: Path, number: int) -> Epoch | None:
+    """None for a damaged one."""
+    body = _read_json(path)
+    try:
+        name = bytes.fromhex(body["epoch"])
+        return Epoch(number, name, int(body["floor"])) if len(name) == 16 else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file says; nothing if it is gone or damaged."""
+    try:
+        body = json.loads(path.read_bytes())
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return {}
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

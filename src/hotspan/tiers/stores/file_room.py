@@ -1,0 +1,147 @@
+"""What a directory of objects may hold, and what goes first.
+
+The modification time of an object says when it was last used, in whole minutes, less a second for each chunk that it
+stands on: of what was used together, the end of a text goes first. What was left behind goes after an hour.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotspan.core.clock import Clock
+from hotspan.core.types import ChunkKey
+from hotspan.tiers.record import Record
+from hotspan.tiers.stores.base import StoreUsage
+from hotspan.tiers.stores.file_log import LOG, Epoch, FileEpochs
+from hotspan.tiers.stores.shared_files import TEMPORARY, SharedFiles, Turn, listed
+
+OBJECTS, OBJECT = "objects", "object"
+
+_SWEEP_EVERY_S = 300.0
+_LEFT_S = 3600.0
+"""After which what nobody finished, and epochs that are over, are deleted."""
+_UNUSED_MARKS_S = 86400.0
+_KEPT = 0.9
+"""Of the capacity, what a sweep leaves when there is too much."""
+
+
+def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
+    """Of an object and its marks, under the root."""
+    name = key.hex()
+    return Path(OBJECTS, epoch.name.hex(), name[0], name[1], name)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Seen:
+    """An object, oldest first."""
+
+    used_s: float
+    bytes: int
+    directory: Path
+
+
+class FileRoom:
+    """Counts objects and deletes the oldest. Methods may be called from several threads, and raise OSError."""
+
+    def __init__(self, files: SharedFiles, epochs: FileEpochs, capacity_bytes: int | None, clock: Clock) -> None:
+        self._files = files
+        self._epochs = epochs
+        self._capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._looked_s: float | None = None
+        self._objects = self._bytes = 0
+
+    @property
+    def usage(self) -> StoreUsage | None:
+        """As of the last look, and what was added since; None before the first."""
+        with self._lock:
+            if self._looked_s is None:
+                return None
+            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+
+    def added(self, size: int) -> bool:
+        """An object was put. Whether a sweep is due."""
+        with self._lock:
+            self._objects += 1
+            self._bytes += size
+            is_over = self._capacity_bytes is not None and self._bytes > self._capacity_bytes
+            return is_over or self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
+
+    def touch(self, fd: int, record: Record, *, is_new: bool = False) -> None:
+        """An object was used."""
+        used_s = self._clock.unix() // 60 * 60 - record.place
+        with contextlib.suppress(PermissionError):  # another user's: it goes by when it was written
+            if is_new or os.fstat(fd).st_mtime < used_s:
+                os.utime(fd, (used_s, used_s))
+
+    def look(self, turn: Turn) -> StoreUsage:
+        """Count what is there."""
+        return self._saw(list(self._seen(self._epochs.current(turn), turn)))
+
+    def sweep(self, turn: Turn, *, is_full: bool = False) -> None:
+        """Delete the oldest objects until the rest fits, if they do not; some in any case if the disk is full."""
+        self._sweep_left(turn)
+        seen = sorted(self._seen(self._epochs.current(turn), turn))
+        total = sum(one.bytes for one in seen)
+        most = total if is_full else self._capacity_bytes
+        if most is not None and (is_full or total > most):
+            while seen and total > _KEPT * most:
+                oldest = seen.pop(0)
+                self._files.remove(oldest.directory, turn)
+                total -= oldest.bytes
+        self._saw(seen)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _saw(self, seen: list[_Seen]) -> StoreUsage:
+        with self._lock:
+            self._objects, self._bytes = len(seen), sum(one.bytes for one in seen)
+            self._looked_s = self._clock.monotonic()
+            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+
+    def _seen(self, epoch: Epoch, turn: Turn) -> Iterator[_Seen]:
+        """All objects; marks on the way whose object never came are deleted."""
+        root = self._files.root / OBJECTS / epoch.name.hex()
+        for outer in listed(root):
+            for inner in listed(root / outer):
+                for name in listed(root / outer / inner):
+                    turn.step()
+                    directory = root / outer / inner / name
+                    with contextlib.suppress(FileNotFoundError):
+                        try:
+                            facts = os.stat(directory / OBJECT)
+                            yield _Seen(facts.st_mtime, facts.st_size, directory)
+                        except FileNotFoundError:
+                            if self._age_s(directory) > _UNUSED_MARKS_S:
+                                self._files.remove(directory, turn)
+
+    def _sweep_left(self, turn: Turn) -> None:
+        roots = [self._files.root / OBJECTS, self._files.root / LOG]
+        epochs = [root / name for root in roots for name in listed(root)]
+        current = self._epochs.current(turn)  # after the listing: whatever was in it then is current, or over
+        if self._age_s(self._epochs.path_of(current)) > _LEFT_S:
+            for path in epochs:
+                if path.name != current.name.hex():
+                    self._delete(path, turn)
+        for name in listed(self._files.root / TEMPORARY):
+            path = self._files.root / TEMPORARY / name
+            with contextlib.suppress(FileNotFoundError):
+                if self._age_s(path) > _LEFT_S:
+                    self._delete(path, turn)
+
+    def _delete(self, path: Path, turn: Turn) -> None:
+        turn.step()
+        if path.is_dir():
+            for name in listed(path):
+                self._delete(path / name, turn)
+            with contextlib.suppress(OSError):  # something is still open, or another sweeps, too
+                path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+    def _age_s(self, path: Path) -> float:
+        return self._clock.unix() - os.stat(path).st_mtime

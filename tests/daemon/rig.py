@@ -1,0 +1,108 @@
+"""A real daemon in a process of its own, which tests kill, freeze and start again."""
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SHARED_MEMORY = Path("/dev/shm")
+MOST_START_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str, most_s: float = 10.0) -> None:
+    """Wait for a condition. Raises: AssertionError if it does not come."""
+    deadline = time.monotonic() + most_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come in {most_s:g} s"
+        time.sleep(0.005)
+
+
+class DaemonProcess:
+    """`hotspan daemon` with little memory, on a free port that it keeps when it is started again."""
+
+    def __init__(self, size_gib: float = 1 / 16, options: tuple[str, ...] = ()) -> None:
+        self.name = f"hotspan-test-{os.getpid()}-{secrets.token_hex(4)}"
+        self.segment = SHARED_MEMORY / self.name
+        self.door = SHARED_MEMORY / f"{self.name}.sock"
+        self.port = 0
+        self._size_gib = size_gib
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        self._process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._process.stdout is not None
+        overdue = threading.Timer(MOST_START_S, self._process.kill)
+        overdue.start()
+        line = self._process.stdout.readline()
+        overdue.cancel()
+        assert line.startswith("hotspan daemon is ready on http://"), line
+        self.port = int(line.split("http://")[1].split()[0].rpartition(":")[2])
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        of = ["--size-gib", str(self._size_gib), "--shared-memory-name", self.name, "--port", str(self.port)]
+        return [sys.executable, "-m", "hotspan", "daemon", *of, *self._options]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for its end; the exit status."""
+        process, self._process = self._process, None
+        assert process is not None and process.stdout is not None
+        process.send_signal(number)
+        status = process.wait(20)
+        process.stdout.close()
+        return status
+
+    def stop(self) -> None:
+        """Kill it."""
+        self.end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it if it runs, and leave nothing."""
+        if self._process is not None:
+            self.thaw()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.end()
+        if self._process is not None:
+            self.stop()
+        self.segment.unlink(missing_ok=True)
+        self.door.unlink(missing_ok=True)
+
+    def request(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of one request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, target, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def stats(self) -> dict[str, Any]:
+        """What /v1/stats says."""
+        status, body = self.request("GET", "/v1/stats")
+        assert status == 200
+        return dict(json.loads(body))
+
+    def idle(self) -> bool:
+        """Whether nobody reads or writes anything."""
+        stats = self.stats()
+        return bool(stats["pinned_bytes"] == 0 and stats["leases"] == 0)

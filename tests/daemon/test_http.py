@@ -1,0 +1,352 @@
+"""The daemon's HTTP server: whatever a client does, nobody else notices, and nothing takes for ever."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from hotspan.core.clock import SystemClock
+from hotspan.core.types import MIB
+from hotspan.daemon.http import MOST_HEAD_BYTES, MOST_WASTE_BYTES, HttpConnection, HttpLimits, Request, Response
+from hotspan.daemon.plane import ControlPlane
+from hotspan.daemon.pool import Pool, Writing
+from hotspan.daemon.stored import object_key
+
+LIMITS = HttpLimits(head_s=0.5, stall_s=0.5, least_rate=1e5, idle_s=1.0, connections=8)
+SIZE = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The control plane over memory of its own, with limits that tests can wait for."""
+
+    pool: Pool
+    plane: ControlPlane
+    connections: set[HttpConnection]
+    port: int
+
+    async def client(self) -> "Client":
+        """Another connection."""
+        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+
+
+class Client:
+    """A connection that says what a test wants, and reads one response after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, *parts: bytes) -> None:
+        """Each part in a packet of its own."""
+        for part in parts:
+            self._writer.write(part)
+            await self._writer.drain()
+
+    async def receive(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next response."""
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ") for line in head[1:] if line)
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+            return int(head[0].split()[1]), headers, body
+
+    async def ask(self, *parts: bytes) -> int:
+        """The status."""
+        await self.send(*parts)
+        return (await self.receive())[0]
+
+    async def ended(self) -> bool:
+        """Whether the daemon hung up, within some seconds, and said nothing more."""
+        async with asyncio.timeout(10):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionResetError:
+                return True
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """Swept as the daemon does it."""
+    clock = SystemClock()
+    pool = Pool(memoryview(bytearray(SIZE)), 4096, clock)
+    plane = ControlPlane(pool, b"12345678", "/door", dict, lambda: Response(200, b"x" * MIB, "text/plain"))
+    connections: set[HttpConnection] = set()
+    listening = await asyncio.get_running_loop().create_server(
+        lambda: HttpConnection(plane.answer, LIMITS, clock, connections), "127.0.0.1", 0
+    )
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for connection in list(connections):
+                connection.sweep(clock.monotonic())
+
+    sweeping = asyncio.create_task(sweep())
+    yield Server(pool, plane, connections, listening.sockets[0].getsockname()[1])
+    sweeping.cancel()
+    for connection in list(connections):
+        connection.close()
+    listening.close()
+    await listening.wait_closed()
+
+
+def put(name: str, size: int, *headers: str) -> bytes:
+    """The head of a put."""
+    more = "".join(f"{header}\r\n" for header in headers)
+    return f"PUT /v1/kv/b/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n{more}\r\n".encode()
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def until_idle(server: Server) -> None:
+    """Wait until nothing is being written."""
+    async with asyncio.timeout(5):
+        while server.pool.pinned_bytes:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_body_in_pieces_is_one_value(server: Server) -> None:
+    """However head and body are cut into packets, what is stored is the body."""
+    value = secrets.token_bytes(100_000)
+    request = put("k", len(value)) + value
+    client = await server.client()
+    pieces = [request[:1], request[1:40], request[40:90], request[90:200], request[200:70_000], request[70_000:]]
+    for piece in pieces[:-1]:
+        await client.send(piece)
+        await asyncio.sleep(0.01)
+    assert await client.ask(pieces[-1]) == 200
+    (place,) = server.pool._objects.values()
+    ((offset, size),) = place.extents
+    assert server.pool.memory[offset : offset + size] == value
+    await client.close()
+
+
+async def test_requests_that_come_at_once_are_answered_in_order(server: Server) -> None:
+    """Pipelined requests, bodies among them and a held one, are each answered, one after the other."""
+    client, writer = await server.client(), await server.client()
+    await writer.send(put("held", 10), b"12345")
+    await asyncio.sleep(0.05)
+    lease = b"POST /v1/kv/b/held/leases?timeout_ms=5000&ttl_s=30.0 HTTP/1.1\r\nHost: x\r\n\r\n"
+    await client.send(
+        put("k", 5) + b"value" + put("k", 5) + b"again" + HEALTH + lease + HEALTH * 1000 + put("l", 1) + b"x"
+    )
+    assert [(await client.receive())[0] for _ in range(3)] == [200, 409, 200]
+    assert await writer.ask(b"67890") == 200
+    assert [(await client.receive())[0] for _ in range(1002)] == [200] * 1002
+    assert len(server.pool) == 3
+    await client.close()
+    await writer.close()
+
+
+async def test_half_a_body_leaves_nothing(server: Server) -> None:
+    """A client that stops in the middle of a body, or hangs up there, is forgotten with what it reserved."""
+    stops, leaves = await server.client(), await server.client()
+    for client, name in ((stops, "stops"), (leaves, "leaves")):
+        await client.send(put(name, 2 * MIB), bytes(MIB))
+    while server.pool.pinned_bytes < 4 * MIB:
+        await asyncio.sleep(0.01)
+    await leaves.close()
+    started = time.monotonic()
+    assert await stops.ended()
+    assert time.monotonic() - started > 0.8 * LIMITS.stall_s
+    await until_idle(server)
+    assert server.pool.free_bytes == server.pool.capacity_bytes and server.pool.counts.aborted == 2
+    await stops.close()
+
+
+async def test_a_body_that_trickles_is_not_waited_for(server: Server) -> None:
+    """A byte now and then does not keep a reservation for ever."""
+    client = await server.client()
+    size = int(LIMITS.least_rate)  # 1 s at the least rate
+    await client.send(put("k", size))
+    started = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - started < 5:
+            await client.send(b"x")
+            await asyncio.sleep(0.05)
+    assert 1.0 < time.monotonic() - started < 4
+    await until_idle(server)
+    await client.close()
+
+
+async def test_a_head_that_trickles_is_not_waited_for(server: Server) -> None:
+    """A head has its time from its first byte on, however many more come."""
+    client = await server.client()
+    await client.send(b"GET /health HTTP/1.1\r\n")
+    started = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - started < 5:
+            await client.send(b"X: y\r\n")
+            await asyncio.sleep(0.05)
+    assert time.monotonic() - started < 3
+    await client.close()
+
+
+async def test_an_idle_connection_ends(server: Server) -> None:
+    """Between two requests a connection is kept for a while, and not for ever."""
+    client = await server.client()
+    assert await client.ask(HEALTH) == 200
+    await asyncio.sleep(0.7 * LIMITS.idle_s)
+    assert await client.ask(HEALTH) == 200
+    assert await client.ended() and not server.connections
+    await client.close()
+
+
+async def test_a_head_without_end_is_refused(server: Server) -> None:
+    """Headers beyond 16 KiB are 431, and the connection ends."""
+    client = await server.client()
+    assert await client.ask(b"GET /health HTTP/1.1\r\nX: " + b"y" * MOST_HEAD_BYTES) == 431
+    assert await client.ended()
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\n\r\n", 411),
+        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+        (b"CONNECT x:1 HTTP/1.1\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"GET /health\r\n\r\n", 505),
+    ],
+)
+async def test_what_is_no_request_is_refused(server: Server, request_: bytes, status: int) -> None:
+    """What two readers could take for different requests, or is none, is never taken for one."""
+    client = await server.client()
+    assert await client.ask(request_) == status
+    assert len(server.pool) == 0 and server.pool.pinned_bytes == 0
+    await client.close()
+
+
+async def test_a_client_that_asks_first_is_told(server: Server) -> None:
+    """Expect: 100-continue hears 100 for a body that is wanted, and the refusal at once for one that is not."""
+    client = await server.client()
+    await client.send(put("k", 5, "Expect: 100-continue"))
+    assert (await client.receive())[0] == 100
+    assert await client.ask(b"value") == 200
+    await client.send(put("k", 5, "Expect: 100-continue"))
+    status, headers, _ = await client.receive()
+    assert status == 409 and headers["connection"] == "close"
+    await client.close()
+
+
+async def test_a_refused_body_is_heard_of_by_who_sends_it(server: Server) -> None:
+    """Who sends all of a body before it reads hears 409 or 413, and the connection goes on."""
+    client = await server.client()
+    assert await client.ask(put("k", 3) + b"old") == 200
+    for name, size, status in (("k", 6 * MIB, 409), ("large", SIZE + MIB, 413)):
+        assert await client.ask(put(name, size) + bytes(size)) == status
+    assert await client.ask(HEALTH) == 200
+    await client.close()
+
+
+async def test_a_monstrous_body_is_answered_before_it_comes(server: Server) -> None:
+    """What would take too long to read is refused at once; what of it still comes is not kept."""
+    client = await server.client()
+    await client.send(put("k", MOST_WASTE_BYTES + 1), bytes(MIB))
+    status, headers, _ = await client.receive()
+    assert status == 413 and headers["connection"] == "close" and server.pool.pinned_bytes == 0
+    assert await client.ended()
+    await client.close()
+
+
+async def test_a_body_where_none_belongs(server: Server) -> None:
+    """Small ones are read and ignored, large ones refused."""
+    client = await server.client()
+    head = b"POST /v1/leases/x/release HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    assert await client.ask(head % 5 + b"12345") == 200
+    assert await client.ask(head % MIB + bytes(MIB)) == 413
+    assert await client.ask(HEALTH) == 200
+    await client.close()
+
+
+async def test_old_clients_and_polite_ones_are_hung_up_on(server: Server) -> None:
+    """HTTP/1.0, or Connection: close, is answered and ended."""
+    for request in (b"GET /health HTTP/1.0\r\n\r\n", b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"):
+        client = await server.client()
+        assert await client.ask(request) == 200 and await client.ended()
+        await client.close()
+
+
+async def test_too_many_connections_are_refused(server: Server) -> None:
+    """One more than allowed hears 503; when another ends there is room again."""
+    clients = [await server.client() for _ in range(LIMITS.connections)]
+    for client in clients:
+        assert await client.ask(HEALTH) == 200
+    more = await server.client()
+    assert (await more.receive())[0] == 503 and await more.ended()
+    await clients[0].close()
+    while len(server.connections) >= LIMITS.connections:
+        await asyncio.sleep(0.01)
+    again = await server.client()
+    assert await again.ask(HEALTH) == 200
+    for client in [*clients[1:], more, again]:
+        await client.close()
+
+
+async def test_a_client_that_reads_nothing_is_not_read(server: Server) -> None:
+    """Answers that nobody takes do not pile up: requests wait, others are served, and in the end it is hung up on."""
+    deaf = socket.create_connection(("127.0.0.1", server.port))
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.setblocking(False)
+    asked = 0
+    with contextlib.suppress(BlockingIOError):
+        while asked < 10_000:
+            asked += deaf.send(b"GET /metrics HTTP/1.1\r\n\r\n" * 100)
+            await asyncio.sleep(0)
+    client = await server.client()
+    assert await client.ask(HEALTH) == 200
+    (connection,) = [each for each in server.connections if each._pauses]
+    assert connection._transport.get_write_buffer_size() < 8 * MIB
+    async with asyncio.timeout(5):
+        while connection in server.connections:
+            await asyncio.sleep(0.02)
+    deaf.close()
+    await client.close()
+
+
+async def test_a_writer_that_ends_as_the_hold_begins(server: Server) -> None:
+    """A hold ends although the writer does before the hold has run for the first time."""
+    for ends, status in ((server.pool.abort, 404), (server.pool.commit, 200)):
+        writing = server.pool.reserve(object_key("b", "k"), 10, is_own=False)
+        assert isinstance(writing, Writing)
+        held = server.plane.answer(Request("POST", b"/v1/kv/b/k/leases?timeout_ms=9000", None)).ended()
+        assert not isinstance(held, Response)
+        ends(writing)
+        async with asyncio.timeout(5):
+            assert (await held).status == status
+
+
+async def test_a_client_that_leaves_while_it_is_held(server: Server) -> None:
+    """Who hangs up during a hold gets no lease that nobody would release."""
+    writer, client = await server.client(), await server.client()
+    await writer.send(put("k", 10), b"12345")
+    await asyncio.sleep(0.05)
+    await client.send(b"POST /v1/kv/b/k/leases?timeout_ms=5000&ttl_s=30.0 HTTP/1.1\r\n\r\n")
+    await asyncio.sleep(0.05)
+    await client.close()
+    while len(server.connections) > 1:
+        await asyncio.sleep(0.01)
+    assert await writer.ask(b"67890") == 200
+    await asyncio.sleep(0.05)
+    assert server.pool.leases == 0 and len(server.pool) == 1
+    await writer.close()

@@ -1,0 +1,84 @@
+"""The log of invalidations in the daemon's memory."""
+
+import json
+
+import pytest
+
+from hotspan.core.terms import Scope
+from hotspan.daemon.log import MOST_NAME, MOST_REPLICAS, InvalidationLog
+from hotspan.testing.clock import SimulatedClock
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    """The log's."""
+    return SimulatedClock()
+
+
+def tenants(log: InvalidationLog, after: int, most_bytes: int = 1 << 20) -> list[int]:
+    """What was invalidated after a generation."""
+    return [json.loads(entry.text)["scope"]["tenant"] for entry in log.read(after, most_bytes).entries]
+
+
+def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> None:
+    """A generation is the time in milliseconds, or one above the last; also above all of an earlier daemon's."""
+    log = InvalidationLog(clock)
+    assert log.generation == log.floor == clock.unix() * 1000
+    first = [log.append(Scope(), "me") for _ in range(3)]
+    assert first == [log.floor + n for n in (1, 2, 3)]
+    clock.advance(60)
+    assert log.append(Scope(), "me") == clock.unix() * 1000
+    clock.advance(1)
+    assert InvalidationLog(clock).floor > log.generation
+
+
+def test_the_oldest_entries_make_room(clock: SimulatedClock) -> None:
+    """Beyond its entries or bytes the oldest go, and the floor says up to where."""
+    log = InvalidationLog(clock, most_entries=3)
+    generations = [log.append(Scope(tenant=n), "me") for n in range(5)]
+    assert tenants(log, 0) == [2, 3, 4] and log.floor == generations[1] and len(log) == 3
+    small = InvalidationLog(clock, most_bytes=300)
+    for n in range(9):
+        small.append(Scope(tenant=n), "me")
+    assert tenants(small, 0) == [7, 8]
+
+
+def test_a_long_log_is_read_in_parts(clock: SimulatedClock) -> None:
+    """A part has as many entries as were allowed, at least one, and says whether there are more."""
+    log = InvalidationLog(clock)
+    for n in range(4):
+        log.append(Scope(tenant=n), "me")
+    read: list[int] = []
+    after, has_more = 0, True
+    while has_more:
+        part = log.read(after, 250)
+        assert 1 <= len(part.entries) <= 2
+        read += [json.loads(entry.text)["scope"]["tenant"] for entry in part.entries]
+        after, has_more = part.entries[-1].generation, part.has_more
+    assert read == [0, 1, 2, 3] and len(log.read(0, 1).entries) == 1
+
+
+def test_beginning_anew_is_another_epoch_above_all_before(clock: SimulatedClock) -> None:
+    """After `begin` there is no entry, and the floor is above the generation that was named, whatever the time."""
+    log = InvalidationLog(clock)
+    log.append(Scope(), "me")
+    epoch, above = log.epoch, log.generation + 10**6
+    log.begin(above)
+    assert log.epoch != epoch and log.floor == log.generation > above and len(log) == 0
+    assert log.append(Scope(), "me") > log.floor
+
+
+def test_replicas_are_bounded_and_die(clock: SimulatedClock) -> None:
+    """A replica is there while its last report holds; too many, or names without measure, are refused."""
+    log = InvalidationLog(clock)
+    for n in range(MOST_REPLICAS):
+        log.report(str(n), n, 5.0)
+    with pytest.raises(ValueError):
+        log.report("one more", 0, 5.0)
+    log.report("0", 9, 50.0)
+    assert log.replicas()["0"] == 9
+    clock.advance(5)
+    assert log.replicas() == {"0": 9}
+    for name, ttl_s in (("", 1.0), ("x" * (MOST_NAME + 1), 1.0), ("x", 0.0), ("x", float("nan")), ("x", float("inf"))):
+        with pytest.raises(ValueError):
+            log.report(name, 0, ttl_s)

@@ -1,0 +1,296 @@
+"""Calls that may hang, and names that one writer gets."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hotspan.core.types import MIB
+from hotspan.tiers.stores.shared_files import IO_BYTES, Calls, SharedFiles, Turn
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    calls = Calls("the directory", 0.2)
+    yield calls
+    calls.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SharedFiles:
+    return SharedFiles(tmp_path)
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_returns_or_raises_what_its_job_does(calls: Calls) -> None:
+    """Results and errors pass through, and a thread is used again."""
+    threads = {calls.run(lambda turn: threading.get_ident()) for _ in range(20)}
+    assert len(threads) <= 2 and threading.get_ident() not in threads
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        calls.run(lambda turn: os.stat("/nowhere"))
+    assert calls.run(lambda turn: len(turn.staging)) == IO_BYTES
+
+
+def test_a_job_that_hangs_is_left(calls: Calls) -> None:
+    """The caller gets TimeoutError in time; the job learns of it at its next step, and its thread serves again."""
+    released, ended = threading.Event(), threading.Event()
+    later: list[object] = []
+
+    def hang(turn: Turn) -> None:
+        released.wait(10)
+        try:
+            turn.step()
+        except TimeoutError:
+            later.append(threading.get_ident())
+            raise
+        finally:
+            ended.set()
+
+    started_s = time.monotonic()
+    with pytest.raises(TimeoutError, match="the directory did not answer"):
+        calls.run(hang)
+    assert 0.15 < time.monotonic() - started_s < 2
+    assert calls.run(lambda turn: 5) == 5
+    released.set()
+    assert ended.wait(5) and later
+    deadline = time.monotonic() + 5
+    while calls.run(lambda turn: threading.get_ident()) != later[0]:
+        assert time.monotonic() < deadline
+
+
+def test_a_job_that_gets_on_may_take_its_time(calls: Calls) -> None:
+    """A job of many steps may take longer than the timeout in all."""
+
+    def walk(turn: Turn) -> str:
+        for _ in range(20):
+            time.sleep(0.02)
+            turn.step()
+        return "there"
+
+    assert calls.run(walk) == "there"
+
+
+def test_nothing_is_copied_once_the_caller_has_left(calls: Calls) -> None:
+    """What a read that hung brings at last does not reach a buffer that the caller has given to another use."""
+    released, ended = threading.Event(), threading.Event()
+    into = memoryview(bytearray(8))
+
+    def read(turn: Turn) -> None:
+        turn.staging[:8] = b"12345678"
+        turn.copy(turn.staging[:4], [into[:1], into[1:4]])
+        released.wait(10)
+        try:
+            turn.copy(turn.staging[:8], [into])
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        calls.run(read)
+    assert into == b"1234\0\0\0\0"
+    released.set()
+    assert ended.wait(5) and into == b"1234\0\0\0\0"
+
+
+def test_threads_that_hang_are_limited(calls: Calls) -> None:
+    """However often a hanging place is called there are no more than some threads, and then calls fail at once."""
+    calls = Calls("the directory", 0.05)
+    released = threading.Event()
+    before = threading.active_count()
+
+    def fail(_: int) -> None:
+        with pytest.raises(TimeoutError):
+            calls.run(lambda turn: released.wait(30))
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(fail, range(80)))
+    assert threading.active_count() - before <= 64
+    started_s = time.monotonic()
+    with pytest.raises(TimeoutError, match="hangs"):
+        calls.run(lambda turn: None)
+    assert time.monotonic() - started_s < 0.05
+    released.set()
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            assert calls.run(lambda turn: 1) == 1
+            break
+        except TimeoutError:
+            assert time.monotonic() < deadline
+    calls.close()
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+
+
+def test_after_close_nothing_runs(calls: Calls) -> None:
+    """A closed place raises OSError."""
+    calls.run(lambda turn: None)
+    calls.close()
+    with pytest.raises(OSError, match="closed"):
+        calls.run(lambda turn: None)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def no_links(*arguments: object, **options: object) -> None:
+    raise OSError(errno.EPERM, "this file system has no links")
+
+
+@pytest.fixture(params=["links", "claims"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With links, and as where there are none."""
+    if request.param == "claims":
+        monkeypatch.setattr(os, "link", no_links)
+    return str(request.param)
+
+
+def publish(files: SharedFiles, calls: Calls, path: Path, *data: bytes) -> bool:
+    return calls.run(lambda turn: files.publish(path, data, turn))
+
+
+@pytest.mark.usefixtures("way")
+def test_the_first_of_a_name_stays(files: SharedFiles, calls: Calls, tmp_path: Path) -> None:
+    """A file is published once, in directories that are made for it, and nothing temporary is left."""
+    path = tmp_path / "a" / "b" / "file"
+    large = [os.urandom(3 * MIB), b"", os.urandom(9 * MIB), *[b"x"] * 2000]
+    assert publish(files, calls, path, *large)
+    assert not publish(files, calls, path, b"second")
+    assert path.read_bytes() == b"".join(large)
+    assert os.listdir(path.parent) == ["file"] and os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.usefixtures("way")
+def test_of_many_writers_one_gets_a_name(tmp_path: Path) -> None:
+    """Whoever publishes a name at the same time, one does, and the file is that one's."""
+    for round in range(5):
+        path = tmp_path / f"{round}"
+
+        def race(number: int, path: Path = path) -> bool:
+            calls = Calls("here", 10)
+            try:
+                return publish(SharedFiles(tmp_path), calls, path, b"%d" % number * 1000)
+            finally:
+                calls.close()
+
+        with ThreadPoolExecutor(8) as threads:
+            won = [number for number, is_ours in enumerate(threads.map(race, range(8))) if is_ours]
+        assert len(won) == 1 and path.read_bytes() == b"%d" % won[0] * 1000
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3", "4", "tmp"]
+
+
+def test_a_link_that_meets_itself_is_ours(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the answer to a link was lost and the request was sent again, the file is still this writer's."""
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert publish(files, calls, tmp_path / "file", b"ours")
+    monkeypatch.undo()
+    assert not publish(files, calls, tmp_path / "file", b"theirs")
+
+
+def test_a_claim_is_waited_for(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds a claim waits for its owner: for his file, or for the claim to go; not beyond the deadline."""
+    monkeypatch.setattr(os, "link", no_links)
+    claim = tmp_path / "file.claim"
+    claim.touch()
+    with pytest.raises(TimeoutError):
+        publish(files, calls, tmp_path / "file", b"late")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(publish, files, Calls("here", 10), tmp_path / "file", b"next")
+        time.sleep(0.02)
+        claim.unlink()
+        assert waiting.result(5) and (tmp_path / "file").read_bytes() == b"next"
+    claim.touch()
+    assert not publish(files, calls, tmp_path / "file", b"third")
+
+
+def test_a_dead_writers_claim_goes(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim of more than a minute ago keeps nobody."""
+    monkeypatch.setattr(os, "link", no_links)
+    claim = tmp_path / "file.claim"
+    claim.touch()
+    os.utime(claim, (time.time() - 100, time.time() - 100))
+    assert publish(files, calls, tmp_path / "file", b"next") and not claim.exists()
+
+
+@pytest.mark.parametrize("name", ["pwritev", "fsync", "link"])
+def test_a_failed_publication_leaves_nothing(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever fails while a file is published is an OSError, and no file is left, whole or in parts."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OSError, match="injected"):
+        publish(files, calls, tmp_path / "file", b"data")
+    assert os.listdir(tmp_path / "tmp") == [] and not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+def test_a_disk_that_takes_little_gets_all(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Writes that end early go on where they ended; one that takes nothing is an OSError."""
+    write: Callable[..., int] = os.pwritev
+    taken = [most] * 20 + [0]
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, buffers, at: write(fd, [b"".join(buffers)[: taken.pop(0)]], at) if taken[0] else 0
+    )
+    assert publish(files, calls, tmp_path / "file", b"da", b"", b"ta!", b"x")
+    assert (tmp_path / "file").read_bytes() == b"data!x"
+    del taken[:-1]
+    with pytest.raises(OSError, match="takes nothing"):
+        publish(files, calls, tmp_path / "other", b"data")
+    assert not (tmp_path / "other").exists()
+
+
+def test_who_has_been_left_publishes_nothing(
+    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that hung until its caller left does not publish what may have changed under it."""
+    released, ended, sync = threading.Event(), threading.Event(), os.fsync
+
+    def hang(fd: int) -> None:
+        released.wait(10)
+        sync(fd)
+
+    def publish(turn: Turn) -> None:
+        try:
+            files.publish(tmp_path / "file", [b"data"], turn)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(os, "fsync", hang)
+    with pytest.raises(TimeoutError):
+        calls.run(publish)
+    released.set()
+    assert ended.wait(5) and not (tmp_path / "file").exists() and os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_directory_goes_at_once(files: SharedFiles, calls: Calls, tmp_path: Path) -> None:
+    """A directory that is removed is gone under its name, and what is removed twice is no error."""
+    (tmp_path / "d").mkdir()
+    for name in "abc":
+        (tmp_path / "d" / name).touch()
+    for _ in range(2):
+        calls.run(lambda turn: files.remove(tmp_path / "d", turn))
+    assert os.listdir(tmp_path) == ["tmp"] and os.listdir(tmp_path / "tmp") == []
