@@ -3,10 +3,10 @@
 usage: python -m benchmarks.l2_daemon [--size-gib 1.5] [--repetitions 9] [--output benchmarks/results/l2-daemon.json]
 
 A daemon of its own is started. Copies: 14 MiB chunks that together exceed the CPU's caches, through DaemonStore (one
-look-up for all of them, then each read under its lease), and by memcpy from a private buffer of the same size into the
-same destinations, chunk by chunk in turns; the figure is the ratio of the medians. Look-ups: 400 keys that are all
-there, in one call; the first that a replica makes decodes and checks every record, a later one only what changed. An
-empty HTTP request over a kept connection is shown beside them: what any one batched HTTP call would cost at least.
+look-up for all of them, then each read under a lease of its own), and by memcpy from a private buffer of the same size
+into the same destinations, chunk by chunk in turns; the figure is the ratio of the medians. Look-ups: 400 keys that are
+all there, in one call; the first that a replica makes decodes and checks every record, a later one only what changed.
+An empty HTTP request over a kept connection is shown beside them: what any one batched HTTP call would cost at least.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from hotspan.testing.chunks import chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.record import Record, pack
 from hotspan.tiers.stores.base import marked, marks_of
+from hotspan.tiers.stores.door import CHANGE_BITS
 
 PAGES = 24
 KEYS = [key_of(name) for name in "abcdefgh"]
@@ -288,6 +289,25 @@ def test_marks_do_not_grow_without_end() -> None:
     assert len(stored.marks) <= 2 * MOST_LABELS
     terms = marked(Terms(), stored.marks)
     assert terms.is_wild and terms.expires_s == 77
+
+
+def test_versions_tell_bytes_and_marks_apart() -> None:
+    """Marks change the lower bits of a version, however often; other bytes under any name have other upper ones."""
+    pool = pool_of(2)
+    stored = store(pool, KEYS[0], b"x")
+    versions = [stored.version]
+    for n in range(3):
+        pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([n // 2 + 1])), 5)})  # the second one is there already
+        versions.append(stored.version)
+    assert versions[0] < versions[1] == versions[2] < versions[3]
+    assert len({version >> CHANGE_BITS for version in versions}) == 1
+    other = store(pool, KEYS[1], b"x").version
+    stored.version |= (1 << CHANGE_BITS) - 1
+    last = stored.version
+    pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([9])), 5)})
+    pool.delete(KEYS[1])
+    again = store(pool, KEYS[1], b"x").version
+    assert len({version >> CHANGE_BITS for version in (last, stored.version, other, again)}) == 4
 
 
 def test_a_lost_log_takes_hotspans_own_objects_only() -> None:

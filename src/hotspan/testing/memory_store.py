@@ -32,8 +32,9 @@ class MemoryServer:
         """It restarts with nothing left."""
         self.objects.clear()
         self.marks.clear()
+        latest = max([self.floor, *(entry.generation for entry in self.entries)])
+        self.floor = max(latest + 1, int(self.clock.unix() * 1000))
         self.entries.clear()
-        self.floor = int(self.clock.unix() * 1000)
         self.epoch = bytes([self.epoch[0] + 1] * 16)
 
 

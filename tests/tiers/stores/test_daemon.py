@@ -15,11 +15,11 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.outages import StoreOutageTests
 from hotspan.testing.stores import (
     MakeStore,
     ObjectStoreTests,
     SharedLogTests,
+    StoreOutageTests,
     found,
     frame_of,
     put,
@@ -30,7 +30,7 @@ from hotspan.tiers.record import pack
 from hotspan.tiers.stores import daemon
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, marks_of
 from hotspan.tiers.stores.daemon import DaemonStore
-from hotspan.tiers.stores.door import DESCRIBED, ENTRY, EXTENT, FOUND, GREETING, VERSION, Operation, Status
+from hotspan.tiers.stores.door import CHANGE_BITS, DESCRIBED, ENTRY, EXTENT, FOUND, GREETING, VERSION, Operation, Status
 from tests.daemon.rig import DaemonProcess
 
 SIZE = 4096
@@ -265,9 +265,9 @@ OK = bytes([Status.OK])
 
 
 def finds(
-    extents: list[tuple[int, int]], size: int = WHOLE, entry: bytes | None = None
+    extents: list[tuple[int, int]], size: int = WHOLE, entry: bytes | None = None, described: int = 77
 ) -> Callable[[int, bytes], bytes]:
-    """A daemon that has CHUNK, where and as large as is said."""
+    """A daemon that has CHUNK in version 77, where and as large as is said; and what it says of another version."""
     head = ENTRY.pack(size, len(extents), 0, pack(record_of(CHUNK, SIZE)))
     entry = head + b"".join(EXTENT.pack(*extent) for extent in extents) if entry is None else entry
 
@@ -275,7 +275,7 @@ def finds(
         if operation == Operation.FIND:
             return OK + FOUND.pack(1) + struct.pack("<Q", 77)
         if operation == Operation.DESCRIBE:
-            return OK + DESCRIBED.pack(1) + struct.pack("<QH", 77, len(entry)) + entry
+            return OK + DESCRIBED.pack(1) + struct.pack("<QH", described, len(entry)) + entry
         return OK + EXTENT.pack(4096, WHOLE)
 
     return answer
@@ -304,6 +304,13 @@ def test_the_liar_can_tell_the_truth(lie: Lie) -> None:
     """What the other tests change is otherwise right."""
     store = lie(finds([(4096, WHOLE)]))
     assert read(store, found(store, CHUNK)) == memoryview(bytes(HEADER_BYTES + SIZE))
+
+
+def test_what_is_marked_while_it_is_described_is_found(lie: Lie) -> None:
+    """A description of the same bytes with more marks will do, one of other bytes is of nothing that was found."""
+    store = lie(finds([(4096, WHOLE)], described=78))
+    assert read(store, found(store, CHUNK)) == memoryview(bytes(HEADER_BYTES + SIZE))
+    assert found(lie(finds([(4096, WHOLE)], described=77 + (1 << CHANGE_BITS))), CHUNK) is None
 
 
 @pytest.mark.parametrize(

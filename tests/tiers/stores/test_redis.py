@@ -13,12 +13,12 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
 from hotspan.testing.chunks import aligned, chain
-from hotspan.testing.outages import StoreOutageTests
 from hotspan.testing.stores import (
     TERMS,
     MakeStore,
     ObjectStoreTests,
     SharedLogTests,
+    StoreOutageTests,
     TrimmedLogTests,
     found,
     frame_of,

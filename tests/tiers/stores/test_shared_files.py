@@ -22,6 +22,14 @@ def calls() -> Iterator[Calls]:
 
 
 @pytest.fixture
+def patient() -> Iterator[Calls]:
+    """For what does not hang."""
+    calls = Calls("the directory", 30)
+    yield calls
+    calls.close()
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> SharedFiles:
     return SharedFiles(tmp_path)
 
@@ -156,12 +164,12 @@ def publish(files: SharedFiles, calls: Calls, path: Path, *data: bytes) -> bool:
 
 
 @pytest.mark.usefixtures("way")
-def test_the_first_of_a_name_stays(files: SharedFiles, calls: Calls, tmp_path: Path) -> None:
+def test_the_first_of_a_name_stays(files: SharedFiles, patient: Calls, tmp_path: Path) -> None:
     """A file is published once, in directories that are made for it, and nothing temporary is left."""
     path = tmp_path / "a" / "b" / "file"
     large = [os.urandom(3 * MIB), b"", os.urandom(9 * MIB), *[b"x"] * 2000]
-    assert publish(files, calls, path, *large)
-    assert not publish(files, calls, path, b"second")
+    assert publish(files, patient, path, *large)
+    assert not publish(files, patient, path, b"second")
     assert path.read_bytes() == b"".join(large)
     assert os.listdir(path.parent) == ["file"] and os.listdir(tmp_path / "tmp") == []
 
@@ -186,7 +194,7 @@ def test_of_many_writers_one_gets_a_name(tmp_path: Path) -> None:
 
 
 def test_a_link_that_meets_itself_is_ours(
-    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: SharedFiles, patient: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the answer to a link was lost and the request was sent again, the file is still this writer's."""
     link = os.link
@@ -196,13 +204,13 @@ def test_a_link_that_meets_itself_is_ours(
         link(source, target)
 
     monkeypatch.setattr(os, "link", twice)
-    assert publish(files, calls, tmp_path / "file", b"ours")
+    assert publish(files, patient, tmp_path / "file", b"ours")
     monkeypatch.undo()
-    assert not publish(files, calls, tmp_path / "file", b"theirs")
+    assert not publish(files, patient, tmp_path / "file", b"theirs")
 
 
 def test_a_claim_is_waited_for(
-    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: SharedFiles, calls: Calls, patient: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who finds a claim waits for its owner: for his file, or for the claim to go; not beyond the deadline."""
     monkeypatch.setattr(os, "link", no_links)
@@ -211,7 +219,7 @@ def test_a_claim_is_waited_for(
     with pytest.raises(TimeoutError):
         publish(files, calls, tmp_path / "file", b"late")
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(publish, files, Calls("here", 10), tmp_path / "file", b"next")
+        waiting = threads.submit(publish, files, patient, tmp_path / "file", b"next")
         time.sleep(0.02)
         claim.unlink()
         assert waiting.result(5) and (tmp_path / "file").read_bytes() == b"next"
@@ -220,19 +228,19 @@ def test_a_claim_is_waited_for(
 
 
 def test_a_dead_writers_claim_goes(
-    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: SharedFiles, patient: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim of more than a minute ago keeps nobody."""
     monkeypatch.setattr(os, "link", no_links)
     claim = tmp_path / "file.claim"
     claim.touch()
     os.utime(claim, (time.time() - 100, time.time() - 100))
-    assert publish(files, calls, tmp_path / "file", b"next") and not claim.exists()
+    assert publish(files, patient, tmp_path / "file", b"next") and not claim.exists()
 
 
 @pytest.mark.parametrize("name", ["pwritev", "fsync", "link"])
 def test_a_failed_publication_leaves_nothing(
-    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    files: SharedFiles, patient: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whatever fails while a file is published is an OSError, and no file is left, whole or in parts."""
 
@@ -241,13 +249,13 @@ def test_a_failed_publication_leaves_nothing(
 
     monkeypatch.setattr(os, name, fail)
     with pytest.raises(OSError, match="injected"):
-        publish(files, calls, tmp_path / "file", b"data")
+        publish(files, patient, tmp_path / "file", b"data")
     assert os.listdir(tmp_path / "tmp") == [] and not (tmp_path / "file").exists()
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
 def test_a_disk_that_takes_little_gets_all(
-    files: SharedFiles, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    files: SharedFiles, patient: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Writes that end early go on where they ended; one that takes nothing is an OSError."""
     write: Callable[..., int] = os.pwritev
@@ -255,11 +263,11 @@ def test_a_disk_that_takes_little_gets_all(
     monkeypatch.setattr(
         os, "pwritev", lambda fd, buffers, at: write(fd, [b"".join(buffers)[: taken.pop(0)]], at) if taken[0] else 0
     )
-    assert publish(files, calls, tmp_path / "file", b"da", b"", b"ta!", b"x")
+    assert publish(files, patient, tmp_path / "file", b"da", b"", b"ta!", b"x")
     assert (tmp_path / "file").read_bytes() == b"data!x"
     del taken[:-1]
     with pytest.raises(OSError, match="takes nothing"):
-        publish(files, calls, tmp_path / "other", b"data")
+        publish(files, patient, tmp_path / "other", b"data")
     assert not (tmp_path / "other").exists()
 
 
@@ -286,11 +294,11 @@ def test_who_has_been_left_publishes_nothing(
     assert ended.wait(5) and not (tmp_path / "file").exists() and os.listdir(tmp_path / "tmp") == []
 
 
-def test_a_directory_goes_at_once(files: SharedFiles, calls: Calls, tmp_path: Path) -> None:
+def test_a_directory_goes_at_once(files: SharedFiles, patient: Calls, tmp_path: Path) -> None:
     """A directory that is removed is gone under its name, and what is removed twice is no error."""
     (tmp_path / "d").mkdir()
     for name in "abc":
         (tmp_path / "d" / name).touch()
     for _ in range(2):
-        calls.run(lambda turn: files.remove(tmp_path / "d", turn))
+        patient.run(lambda turn: files.remove(tmp_path / "d", turn))
     assert os.listdir(tmp_path) == ["tmp"] and os.listdir(tmp_path / "tmp") == []

@@ -56,10 +56,10 @@ class HyperpodStore:
         with self._holding:
             self._held = {key: held for key, held in self._held.items() if not self._daemon.is_over(held.lease)}
         answers: list[Found | None] = []
-        for batch in _batches(keys, self._settings.connections):
+        for batch in _batches(keys, self._settings.connections) if is_chain else ([key] for key in keys):
             found = self._find(batch, deadline)
-            answers += found
-            if len(found) < len(batch):
+            answers += [*found, *[None] * (len(batch) - len(found))]
+            if is_chain and len(found) < len(batch):
                 break
         return answers + [None] * (len(keys) - len(answers))
 
