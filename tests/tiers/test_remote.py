@@ -1,5 +1,6 @@
 """The L2 tier over a store in memory: what it asks for, knows, writes and refuses."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -447,6 +448,18 @@ def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: M
     b.poll()
     b.ask(chunks)
     assert b.load(chunks[0].key) == content(chunks[0].key, SIZE)
+
+
+def test_a_full_store_is_no_fault(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A store without room takes no chunk, and is not taken for a broken one."""
+
+    def fail(method: str) -> None:
+        if method == "put":
+            raise OSError(errno.ENOSPC, "full")
+
+    server.before = fail
+    a, (chunk,) = make("a"), chain("text", 1)
+    assert a.store([chunk]) == [Fault.DROPPED]
 
 
 def test_dropped_jobs_are_reported(make: Callable[..., Replica]) -> None:

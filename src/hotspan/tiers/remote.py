@@ -6,6 +6,7 @@ loaded; a chunk that was taken by an invalidation, that expired, or whose ancest
 deleted.
 """
 
+import errno
 import logging
 import secrets
 import threading
@@ -30,6 +31,9 @@ from hotspan.tiers.view import is_of, readable
 logger = logging.getLogger(__name__)
 
 _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""A store that is full is well."""
+
 _MOST_KNOWN = 1 << 16
 _MOST_MARKS = 1 << 16
 _ABSENT_S = 10.0
@@ -352,7 +356,7 @@ class RemoteTier:
             else:
                 found = self._put_new(record, [header, seal_frame(scratch, payload, identity, sealing)])
         except OSError as error:
-            fault = Fault.IO
+            fault = Fault.DROPPED if error.errno in _NO_ROOM else Fault.IO
             logger.warning("l2_store_failed error=%s", str(error))
         self._report(partial(self._stored, record, found, fault, time.perf_counter() - started))
 

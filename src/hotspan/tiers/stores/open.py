@@ -117,7 +117,7 @@ def _hyperpod(address: StoreAddress, options: Options) -> ObjectStore:
     settings = parse_hyperpod_settings({PREFIX + "shared_memory_name": SEGMENT_NAME} | named)
     door = SHARED_MEMORY / (settings.shared_memory_name.removeprefix("/") + ".sock")
     if _is_socket(door):
-        return DaemonStore(door, deadline_s=settings.timeout_s, lease_s=settings.lease_ttl_s)
+        return DaemonStore(door, deadline_s=settings.timeout_s)
     logger.info("l2_over_http host=%s door=%s: no local door there", address.host, door)
     return HyperpodStore(address.host, address.port or DAEMON_PORT, settings)
 
