@@ -73,6 +73,7 @@ class HotspanConnector(OffloadingConnector):
         self._prefixes = GpuPrefixes()
         self._keys: TenantKeys | None = None
         self._follower: LogFollower | None = None
+        self._administrator: Administrator | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
@@ -130,6 +131,8 @@ class HotspanConnector(OffloadingConnector):
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self._administrator is not None:
+            self._administrator.close()
         if self._follower is not None:
             self._follower.close()
         if self._keys is not None:
@@ -292,13 +295,15 @@ def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
 def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
     """The reader of the L2's log, with a connection of its own."""
     if settings.log is not None:
-        log = open_store("--l2-log", settings.log, {}).log
+        store = open_store("--l2-log", settings.log, {})
     else:
-        log = open_store("--l2", settings.url, resolved(settings.options, environment())).log
-    if log is None:
+        store = open_store("--l2", settings.url, resolved(settings.options, environment()))
+    if store.log is None:
+        store.close()
         log = VolatileLog()
         return LogFollower(log, replica_name(), since=log.position)
-    return LogFollower(log, replica_name(), since=read_position(directory) if directory is not None else None)
+    since = read_position(directory) if directory is not None else None
+    return LogFollower(store.log, replica_name(), since=since, store=store)
 
 
 def _shares(settings: CacheSettings) -> Shares:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
-from hotspan.tiers.stores.base import LogPage, SharedInvalidation, SharedLog
+from hotspan.tiers.stores.base import LogPage, ObjectStore, SharedInvalidation, SharedLog
 from hotspan.tiers.view import LogView
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class LogFollower:
 
     since:      how far a former process of this replica came, whose chunks this one may still have on disk. What came
                 later is done before all else; everything is forgotten if the log can't say what that is.
+    store:      whose log it is, to be closed with it.
 
     view:       what it says; replaced when the log was lost and began anew.
     generation: of the newest entry read.
@@ -101,7 +102,13 @@ class LogFollower:
     """
 
     def __init__(
-        self, log: SharedLog, replica: str, clock: Clock | None = None, *, since: LogPosition | None = None
+        self,
+        log: SharedLog,
+        replica: str,
+        clock: Clock | None = None,
+        *,
+        since: LogPosition | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
         self.replica = replica
         self.view = LogView()
@@ -110,6 +117,7 @@ class LogFollower:
         self.marks: dict[ChunkKey, Terms] = {}
         self._appended = 0
         self._log = log
+        self._store = store
         self._clock = clock or SystemClock()
         self._epoch = since.epoch if since is not None else None
         self._read_s = -STALE_S
@@ -195,6 +203,8 @@ class LogFollower:
             self._thread.join(1.0)
         with contextlib.suppress(OSError):
             self._log.forget(self.replica)
+        if self._store is not None:
+            self._store.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
