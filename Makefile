@@ -68,12 +68,14 @@ install-gpu:
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
 
-figures: install  ## Measure what README quotes, into benchmarks/results/ (about 30 minutes; wants fio and a quiet machine)
+figures: install  ## Measure what README quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
 	@$(BIN)/hotspan bench index --output benchmarks/results/index.json
 	@$(BIN)/hotspan bench eviction --output benchmarks/results/eviction.json
+	@$(BIN)/python -m benchmarks.l2_daemon --output benchmarks/results/l2-daemon.json
+	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
