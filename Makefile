@@ -116,7 +116,16 @@ lint: install  ## Check style, types and layers
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports
 
-test: lint  ## Everything that a change must pass
+# What the tests speak to and pip does not have. As root, or with a sudo that asks nothing, it is installed.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive
+.PHONY: servers
+servers:
+	@command -v redis-server >/dev/null || { \
+	  printf '\n==> %s\n' "redis-server, for the tests of the L2 (a package of the system)"; \
+	  command -v apt-get >/dev/null && { $(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y --no-install-recommends redis-server; } >/dev/null 2>&1 \
+	    || { echo "The tests need redis-server, and it can't be installed from here: apt-get install redis-server, or brew install redis"; exit 1; }; }
+
+test: lint servers  ## Everything that a change must pass
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) $(BIN)/python -m pytest -m "not slow" --durations=15
 
