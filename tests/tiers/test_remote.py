@@ -16,7 +16,7 @@ from hotspan.testing.inline import InlineQueues
 from hotspan.testing.keys import FixedKeys
 from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.base import Fault, Transfer
-from hotspan.tiers.follower import STALE_S, LogFollower
+from hotspan.tiers.follower import STALE_S, LogFollower, VolatileLog
 from hotspan.tiers.record import unpack
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
 
@@ -418,6 +418,18 @@ def test_the_receipt_names_who_has_read(make: Callable[..., Replica], server: Me
     b.poll()
     found = a.follower.witnesses(0.0)
     assert (found.seen, found.missing) == (("a", "b"), ("c",))
+
+
+def test_following_an_idle_log_costs_no_memory() -> None:
+    """A log whose generations go on by the clock leaves nothing behind while nothing is invalidated."""
+    clock = SimulatedClock()
+    log = VolatileLog(clock)
+    follower = LogFollower(log, "a", clock, since=log.position)
+    for _ in range(100):
+        clock.advance(0.1)
+        follower.poll()
+    assert not follower._queued
+    assert follower.foreign() == [] and follower.applied == follower.generation > log.position.generation
 
 
 # -- faults --------------------------------------------------------------------------------------------------------

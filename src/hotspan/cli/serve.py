@@ -92,7 +92,11 @@ def serve(
         from hotspan.config.tenants import Tenants, load_tenants
         from hotspan.server.options import ServeOptions
         from hotspan.server.run import run_server
+        from hotspan.tiers.stores.open import parse_store_url
 
+        for option, url in (("--l2", l2), ("--l2-log", l2_log)):
+            if url is not None:
+                parse_store_url(option, url)
         known = Tenants() if tenants is None else load_tenants(tenants)
         settings = None
         if not no_cache:

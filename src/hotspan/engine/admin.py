@@ -24,10 +24,9 @@ from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import RequestState
 from hotspan.keyring.keyring import Keyring
-from hotspan.tiers.base import AllDurable
-from hotspan.tiers.follower import LogFollower, LogPosition
+from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.position import write_position
+from hotspan.tiers.position import PositionKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,10 @@ Answer = dict[str, Any]
 
 _MOST_FOREIGN = 64
 """Invalidations by others, unread so far, above which it is quicker to forget everything."""
+
+
+def _ignored(done: bool) -> None:
+    return
 
 
 def replica_name() -> str:
@@ -59,12 +62,11 @@ class Administrator:
         self._prefixes = prefixes
         self._disk = disk
         self._follower = follower
-        self._directory = directory
-        self._position: LogPosition | None = None
         self._keys = keys
         self._hasher = hasher
         self._replica = follower.replica if follower is not None else replica_name()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="hotspan-admin")
+        self._keeper = PositionKeeper(directory, self._threads.submit) if directory is not None else None
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
         """Carry out one command: stats, invalidate, check, shred or rotate."""
@@ -143,26 +145,18 @@ class Administrator:
 
     def follow(self) -> None:
         """Forget here what other replicas invalidated; called before a request is admitted."""
-        if self._follower is None:
+        if self._follower is None or self._follower.position is None:
             return
-        scopes = self._follower.foreign()
+        scopes, position = self._follower.foreign(), self._follower.position
         if len(scopes) > _MOST_FOREIGN:
             scopes = [Scope()]
-        position = self._follower.position
-        if position is None or position == self._position:
-            return
-        self._position = position
-        done = AllDurable(len(scopes), lambda durable: self._threads.submit(self._keep_position, position, durable))
+        done = self._keeper.follow(position, len(scopes)) if self._keeper is not None else _ignored
         for scope in scopes:
             # The engine's prefixes go by its own hashes, of which keys say nothing: all of the tenant's.
             blocks, stale = self._prefixes.invalidate(replace(scope, keys=None))
             self._manager.disown(scope, stale)
             removed = self._manager.cache.invalidate(scope, done, is_foreign=True)
             logger.info("cache_invalidated_elsewhere gpu_blocks=%d removed=%s", blocks, removed)
-
-    def _keep_position(self, position: LogPosition, durable: bool) -> None:
-        if durable and self._directory is not None:
-            write_position(self._directory, position)
 
     def _verify(self) -> "Answer | Future[Answer]":
         check = self._disk.verification() if self._disk is not None else None

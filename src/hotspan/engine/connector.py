@@ -228,7 +228,7 @@ class HotspanConnector(OffloadingConnector):
             self._prefixes,
             disk,
             self._follower,
-            self._disk_directory(settings),
+            self._disk_directory(settings) if self._follower is not None and self._follower.is_shared else None,
             self._keys,
             lambda: block_hasher(config, spec.tokens_per_hash),
         )

@@ -123,11 +123,17 @@ class LogFollower:
         self._read_s = -STALE_S
         self._is_begun = False
         self._reported = 0
-        self._queued: deque[tuple[int, Scope | None]] = deque()  # None: nothing to do for the engine
+        self._queued: deque[Scope] = deque()
+        self._queued_to = self.applied  # up to this generation all that the engine has to do is, or was, queued
         self._reading = threading.Lock()
         self._ending = threading.Event()
         self._answered = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others write the log, and it is still there when this process is not."""
+        return not isinstance(self._log, VolatileLog)
 
     @property
     def position(self) -> LogPosition | None:
@@ -164,13 +170,11 @@ class LogFollower:
 
     def foreign(self) -> list[Scope]:
         """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
+        queued_to = self._queued_to  # read before the queue is: what comes meanwhile is of later generations
         scopes: list[Scope] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                generation, scope = self._queued.popleft()
-                if scope is not None:
-                    scopes.append(scope)
-                self.applied = generation
+        while self._queued:
+            scopes.append(self._queued.popleft())
+        self.applied = queued_to
         return scopes
 
     def append(self, scope: Scope) -> None:
@@ -228,13 +232,12 @@ class LogFollower:
         if is_lost:  # nobody can tell what the others invalidated meanwhile
             if self._is_begun:
                 logger.warning("l2_log_lost generation=%d floor=%d", self.generation, page.floor)
-            self._queued.append((page.floor, Scope()))
+            self._queued.append(Scope())
         for entry in page.entries:
             self.view.add(entry.generation, entry.scope)
-            if is_lost or entry.generation > self.generation:
-                self._queued.append((entry.generation, entry.scope if entry.by != self.replica else None))
-        if is_lost or page.generation != self.generation:
-            self._queued.append((page.generation, None))
+            if entry.by != self.replica and (is_lost or entry.generation > self.generation):
+                self._queued.append(entry.scope)
+        self._queued_to = page.generation
         if is_lost or page.entries:
             self.version += 1
         self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True

@@ -3,8 +3,11 @@
 import json
 import logging
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.follower import LogPosition
 
 logger = logging.getLogger(__name__)
@@ -34,3 +37,38 @@ def write_position(directory: Path, position: LogPosition) -> bool:
         logger.warning("l2_position_not_written path=%s error=%s", directory, str(error))
         return False
     return True
+
+
+class PositionKeeper:
+    """Writes down how far the log was followed, once all that it said up to there is durable.
+
+    What once could not be made durable is not passed over: then nothing more is written, and the next start does again
+    what it said.
+    """
+
+    def __init__(self, directory: Path, submit: Callable[[Callable[[], object]], object]) -> None:
+        """submit: runs something on another thread."""
+        self._directory = directory
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._latest: LogPosition | None = None
+        self._undone = 0
+        self._is_behind = False
+
+    def follow(self, position: LogPosition, scopes: int) -> Durable:
+        """What each of so many invalidations, which lead up to `position`, is to tell when it is durable."""
+        with self._lock:
+            if position == self._latest and not scopes:
+                return lambda done: None
+            self._latest = position
+            self._undone += 1
+        return AllDurable(scopes, self._ended)
+
+    def _ended(self, done: bool) -> None:
+        with self._lock:
+            self._undone -= 1
+            self._is_behind |= not done
+            position = self._latest
+            if self._undone or self._is_behind or position is None:
+                return
+        self._submit(lambda: write_position(self._directory, position))
