@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hotspan.config.settings import L2Settings
+from hotspan.core.types import Tier
 from tests.daemon.rig import DaemonProcess
 from tests.tiers.stores.servers import RedisServer
 
@@ -44,9 +44,9 @@ def start(l2: L2Settings, tiny_model: Path) -> Iterator[Callable[..., Rig]]:
     """Starts engines one after the other: each ends the one before it."""
     running = ExitStack()
 
-    def replica(**cache: Any) -> Rig:
+    def replica(disk: Path | None = None) -> Rig:
         running.close()
-        return running.enter_context(rig(tiny_model, cache={"l2": l2} | cache))
+        return running.enter_context(rig(tiny_model, disk=disk, cache={"l2": l2}))
 
     yield replica
     running.close()
@@ -80,6 +80,22 @@ def test_what_was_invalidated_is_not_loaded_by_a_fresh_replica(start: Callable[.
     second = start()
     assert second.ask(gone, tags=["doc:1"]).cached == 0
     assert second.ask(kept, tags=["doc:2"]).cached == WHOLE
+
+
+def test_a_restarted_replica_forgets_what_others_invalidated_meanwhile(
+    start: Callable[..., Rig], tmp_path: Path
+) -> None:
+    """What lies on a replica's disk and was invalidated while it was down is computed anew; the rest is still there."""
+    first = start(disk=tmp_path / "kv")
+    gone, kept = first.text(5, TOKENS), first.text(6, TOKENS)
+    first.ask(gone, tags=["doc:5"])
+    first.ask(kept, tags=["doc:6"])
+    first.settle(30)
+    start().administer(do="invalidate", tenant="default", tags=["doc:5"])
+    again = start(disk=tmp_path / "kv")
+    assert again.cache.usage()[Tier.DISK].chunks == 2 * (TOKENS // CHUNK)
+    assert again.ask(gone, tags=["doc:5"]).cached == 0
+    assert again.ask(kept, tags=["doc:6"]).cached == WHOLE
 
 
 def test_another_tenants_chunks_are_not_found(start: Callable[..., Rig]) -> None:
