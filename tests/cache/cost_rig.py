@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotspan.cache.cost import Choice, CostModel, Run
+from hotspan.cache.choice import Choice, Run, Text
+from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from hotspan.testing.clock import SimulatedClock
 
@@ -157,7 +158,7 @@ class World:
             return
         now = self.clock.monotonic()
         busy_s = sum(self.model.prefill_s(other.done, other.tokens) for other in self.computing)
-        choice = self.model.cut(request.tokens, CHUNK, request.chain, busy_s=busy_s)
+        choice = self.model.cut(Text(request.tokens, CHUNK, busy_s=busy_s), request.chain)
         places = [run for run in request.chain for _ in range(run.chunks)]
         request.choice, request.began_s, request.landed_s = choice, now, now
         request.landed = [run.tier is Tier.RAM for run in places[: choice.chunks]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, Choice, Run
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, Choice, Run, Text
 from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from hotspan.testing.clock import SimulatedClock
@@ -39,7 +39,7 @@ def taught(
 
 def ask(model: CostModel, *runs: Run, **facts: float) -> Choice:
     """What the model says of a text whose chunks lie there, with 100 tokens more."""
-    return model.cut(sum(run.chunks for run in runs) * CHUNK + 100, CHUNK, runs, **facts)  # type: ignore[arg-type]
+    return model.cut(Text(sum(run.chunks for run in runs) * CHUNK + 100, CHUNK, **facts), runs)  # type: ignore[arg-type]
 
 
 def on_disk(chunks: int, size: int = SIZE) -> Run:
@@ -100,8 +100,8 @@ def test_two_tiers_load_at_the_same_time() -> None:
 def test_what_the_engine_has_is_not_loaded_for() -> None:
     """A load that is worth it for a whole text is not for the few tokens that the engine lacks."""
     model = taught(GPU, {Tier.DISK: Pace(0.030, 4e9)})
-    assert model.cut(40 * CHUNK + 100, CHUNK, [on_disk(40)]).chunks == 40
-    assert model.cut(40 * CHUNK + 100, CHUNK, [on_disk(1)], gpu_tokens=39 * CHUNK + 10).chunks == 0
+    assert model.cut(Text(40 * CHUNK + 100, CHUNK), [on_disk(40)]).chunks == 40
+    assert model.cut(Text(40 * CHUNK + 100, CHUNK, 39 * CHUNK + 10), [on_disk(1)]).chunks == 0
 
 
 def test_a_load_that_saves_too_little_is_left() -> None:
@@ -205,7 +205,7 @@ def test_no_other_cut_is_better(
         have = (first + k) * CHUNK if k else gpu_tokens
         return max(late_s(k), busy_s) + model.prefill_s(have, total)
 
-    choice = model.cut(total, CHUNK, chain, gpu_tokens=gpu_tokens, busy_s=busy_s)
+    choice = model.cut(Text(total, CHUNK, gpu_tokens, busy_s=busy_s), chain)
     ram = next((k for k, tier in enumerate(places) if tier is not Tier.RAM), len(places))
     sure = next((k for k in range(ram, len(places)) if late_s(k + 1) > choice.patience_s(k, 0.0)), len(places))
     candidates = range(ram, len(places) + 1) if choice.is_risky else range(ram, sure + 1)
@@ -501,7 +501,7 @@ def test_no_observation_makes_it_wild(happened: Sequence[tuple[object, ...]]) ->
             clock.advance(*facts)  # type: ignore[arg-type]
         elif kind == "cut":
             chain, total, waited_s, landed = facts
-            choice = model.cut(total, CHUNK, chain, busy_s=waited_s, step_s=waited_s)  # type: ignore[arg-type]
+            choice = model.cut(Text(total, CHUNK, busy_s=waited_s, step_s=waited_s), chain)  # type: ignore[arg-type]
             said = [choice.load_s, choice.rest_s, choice.recompute_s, choice.patience_s(landed, 0.0)]  # type: ignore[arg-type]
             assert all(math.isfinite(each) and each >= 0 for each in said)
             assert np.isfinite(choice.patiences_s).all() and (choice.patiences_s >= 0).all()

@@ -20,6 +20,22 @@ RESERVE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A request's prompt, and the engine when it comes to it.
+
+    gpu_tokens: from the front that the engine has already.
+    step_s:     what the step takes that would run without this request; a load ends no sooner. 0 if it idles.
+    busy_s:     until the engine could begin with this request, were nothing to be loaded.
+    """
+
+    total_tokens: int
+    chunk_tokens: int
+    gpu_tokens: int = 0
+    step_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Chunks of a chain, one behind the other, on one tier."""
 

@@ -19,7 +19,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, CostReport, Run, Seconds, TierEstimate
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, CostReport, Run, Seconds, Text, TierEstimate
 from hotspan.cache.fit import Accuracy, Fit
 from hotspan.cache.prefill import Prefill
 from hotspan.cache.speed import TierSpeed
@@ -92,22 +92,25 @@ class CostModel:
         """A chunk landed, `seconds` after its transfer left the queue (`Transfer.seconds`); None: it never will."""
         self._tiers[tier].end(size, seconds, self._clock.monotonic())
 
-    def settle(self, choice: Choice, waited_s: float, landed: int) -> None:
+    def settle(
+        self, choice: Choice, waited_s: float, landed: int, *, asked_s: float = 0.0, risked: bool = False
+    ) -> None:
         """The wait of a request is over, whatever the reason; once for every choice.
 
-        landed: how many chunks from the front of the chain are in RAM.
+        waited_s: since the choice. asked_s: for answers, before it; `risked` if `risk_s` allowed that.
+        landed:   how many chunks from the front of the chain are in RAM.
         """
         if choice.tier is None:
             return
         is_whole = landed >= choice.chunks
-        lost_s = choice.lost_s(waited_s, landed)
+        lost_s = choice.lost_s(waited_s + asked_s, landed)
         if is_whole or waited_s >= choice.patience_s(landed, 0.0):  # else it was aborted, or met a fault
             self._late += not is_whole
             self._loads[choice.tier] = self._loads[choice.tier].after(choice.load_s, waited_s)
             if choice.recompute_s:
                 self._tiers[choice.tier].judge(lost_s < 0)
-        if choice.is_risky and lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
-            self._trust = min(self._trust + 1, _MOST_TRUST)
+        if lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
+            self._trust = min(self._trust + choice.is_risky + risked, _MOST_TRUST)
 
     # -- ask -------------------------------------------------------------------------------------------------------
 
@@ -123,38 +126,43 @@ class CostModel:
         """To copy a request's `size` bytes from RAM to the engine; 0 while unknown."""
         return self._copies.predict((1.0, float(size))) if size else 0.0
 
-    def cut(
-        self,
-        total_tokens: int,
-        chunk_tokens: int,
-        chain: Sequence[Run],
-        *,
-        gpu_tokens: int = 0,
-        step_s: float = 0.0,
-        busy_s: float = 0.0,
-    ) -> Choice:
+    def asking_s(self, text: Text) -> float:
+        """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
+        recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
+        patience_s = RESERVE * (BOUND_SHARE * recompute_s + BOUND_S) / 2
+        return min(patience_s, recompute_s) if self._prefill.is_known else patience_s
+
+    def risk_s(self, text: Text) -> float:
+        """How long it may wait in all for a tier whose answer takes longer than that, and 0 without trust.
+
+        Takes some, which `settle` gives back when the wait was worth it.
+        """
+        risk_s = self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
+        if self._trust < 1 or not self._prefill.is_known or risk_s <= self.asking_s(text):
+            return 0.0
+        self._trust -= 1
+        return risk_s
+
+    def cut(self, text: Text, chain: Sequence[Run]) -> Choice:
         """How many chunks of a request to take. Ask once a request, after noting what has landed. Costs about 0.1 ms.
 
-        chain:      where its chunks lie, from the first that the engine has not whole.
-        gpu_tokens: from the front that the engine has already.
-        step_s:     what the step takes that would run without this request; a load ends no sooner. 0 if it idles.
-        busy_s:     until the engine could begin with this request, were nothing to be loaded.
+        chain: where its chunks lie, from the first that the engine has not whole.
         """
         self._asked += 1
         self._trust = min(self._trust + _TRUST_EARNED, _MOST_TRUST)
         chain = [run for run in chain if run.chunks > 0]
         chunks = sum(run.chunks for run in chain)
         ram = sum(run.chunks for run in takewhile(lambda run: run.tier is Tier.RAM, chain))
-        waits = self._waits(chain, step_s)
+        waits = self._waits(chain, text.step_s)
         if ram == chunks or not self._prefill.is_known:
             self._loaded += chunks > ram
-            return _whole(chunks, ram, waits, chunk_tokens / _UNKNOWN_TOKENS_PER_S)
-        first = gpu_tokens // chunk_tokens
-        have = np.minimum(np.arange(first, first + chunks + 1) * chunk_tokens, max(total_tokens - 1, 0))
-        have[0] = gpu_tokens
-        rest_s = self._prefill.seconds(have, total_tokens) + self._copying(chain)
-        factor = self._prefill.factor(int(have[ram]), total_tokens)
-        return self._choose(chain, ram, self._forecast(waits, rest_s, ram, busy_s), 1 / factor)
+            return _whole(chunks, ram, waits, text.chunk_tokens / _UNKNOWN_TOKENS_PER_S)
+        first = text.gpu_tokens // text.chunk_tokens
+        have = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
+        have[0] = text.gpu_tokens
+        rest_s = self._prefill.seconds(have, text.total_tokens) + self._copying(chain)
+        factor = self._prefill.factor(int(have[ram]), text.total_tokens)
+        return self._choose(chain, ram, self._forecast(waits, rest_s, ram, text.busy_s), 1 / factor)
 
     def report(self) -> CostReport:
         """All of it, as it is now."""

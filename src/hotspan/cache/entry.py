@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hotspan.cache.plan import Plan
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 
@@ -61,7 +62,9 @@ class Reader:
     pins:       entries that may not go, because this request was told HIT or waits for them.
     waiting:    chunks on their way to RAM that it waits for.
     since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
-    is_asking:  it waits for a tier to say what it has.
+    is_asking:  it waits for a tier to say what it has. awaited: a chunk that it was told nothing of yet.
+    risk_s:     how long it waits for that in all, beyond what the bound allows; None if that was not asked.
+    plan:       what the cost model chose for it, while that goes on.
     cut:        it has waited enough: from here on it is told MISS for what is not in RAM.
     promoted:   where chunks that it waited for came from.
     """
@@ -75,6 +78,9 @@ class Reader:
     waiting: set[ChunkKey] = field(default_factory=set)
     since_s: float | None = None
     is_asking: bool = False
+    awaited: ChunkKey | None = None
+    risk_s: float | None = None
+    plan: Plan | None = None
     cut: bool = False
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)
 

@@ -3,9 +3,9 @@
     engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk, L2
     engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk, else L2
 
-HIT is said only of what is in RAM. What lies below is promoted while the request waits (RETRY); a promotion that fails,
-or makes no progress for `patience_s`, or finds no room in RAM is a MISS, and the request's prefix is cut there. So is
-what a tier that must ask elsewhere has not answered by then.
+HIT is said only of what is in RAM. What lies below is promoted while the request waits (RETRY), as far as the cost
+model finds that faster than computing it. A promotion that fails, or finds no room in RAM, or is late is a MISS, and
+the request's prefix is cut there. So is what a tier that must ask elsewhere has not answered in time.
 This file is the one place where a tier's fault becomes a miss.
 """
 
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hotspan.cache.below import Below
+from hotspan.cache.choice import Text
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
+from hotspan.cache.waits import Waits
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
@@ -25,10 +28,7 @@ from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
 PATIENCE_S = 0.050
-"""How long a request waits while nothing at all lands in RAM."""
-
-_QUEUE_PATIENCE = 20
-"""How many times longer it waits in the queue while others' chunks land."""
+"""How long a request waits while nothing at all lands in RAM, where no cost model says how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class TieredCache:
     below:      the tiers below, fastest first; each gets every chunk, and the first that has one gives it back.
     namespace:  of all its chunks.
     shares:     of RAM, by tenant.
-    patience_s: how long a request waits for a promotion that makes no progress.
+    patience_s: how long a request waits while nothing lands, without a cost model.
+    cost:       decides what is loaded from below RAM; without one it is all that is there.
     stats:      counts since they were taken; the engine adds what only it knows.
     """
 
@@ -65,20 +66,21 @@ class TieredCache:
         namespace: bytes = bytes(32),
         shares: Shares | None = None,
         patience_s: float = PATIENCE_S,
+        cost: CostModel | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.ram = RamTier(slab, shares)
         self.stats = CacheStats()
         self._namespace = namespace
-        self._patience_s = patience_s
+        self.cost = cost
         self._clock = clock or SystemClock()
         self._below = Below(below, self.ram, self.stats, self._clock)
+        self._waits = Waits(self.ram, self._below, self._clock, patience_s, cost)
         self._promoting: dict[ChunkKey, Promotion] = {}
         self._doomed: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
         self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
         self._expiries: list[tuple[int, ChunkKey]] = []
         self._loading = 0
-        self._landed_s = 0.0
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,17 @@ class TieredCache:
         """
         if any(chunk.key not in self.ram.entries and self._below.find(chunk.key) is None for chunk in chunks):
             self._below.ask(chunks, reader.terms.tenant)
+
+    def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> bool:
+        """Decide, once and before its look-up, how much of a text is loaded; False while that has to wait for answers.
+
+        groups: the chunks of the text by KV cache group, that of which a chain is cut first.
+        """
+        probes = self._waits.choose(groups, reader, text)
+        for chunk in probes or ():
+            if chunk.key not in self.ram.entries:
+                self._promote(chunk)
+        return probes is not None
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.
@@ -103,7 +116,7 @@ class TieredCache:
             if reader.pins.get(chunk.key) is not entry:
                 self._pin(entry, reader)
             return Lookup.HIT
-        if reader.cut:
+        if reader.cut or (reader.plan is not None and chunk.key in reader.plan.refused):
             return Lookup.MISS
         if entry is None:
             entry = self._promote(chunk)
@@ -116,11 +129,11 @@ class TieredCache:
             reader.waiting.add(chunk.key)
             entry.readers.append(reader)
             self._pin(entry, reader)
-        return self._cut_late(reader) if self._is_late(reader) else Lookup.RETRY
+        return self._cut_late(reader) if self._waits.is_late(reader) else Lookup.RETRY
 
     def is_waiting(self, reader: Reader) -> bool:
         """Whether asking again would only be told RETRY: what the reader waits for is on its way and not late."""
-        return bool(reader.waiting) and not self._is_late(reader)
+        return bool(reader.waiting) and not self._waits.is_late(reader)
 
     def release(self, reader: Reader) -> None:
         """The reader was scheduled, finished or gave up: what it held may go."""
@@ -128,6 +141,7 @@ class TieredCache:
             entry.pins -= 1
             if key in reader.waiting:
                 entry.readers.remove(reader)
+        self._waits.settle(reader)
         reader.pins.clear()
         reader.waiting.clear()
         reader.since_s = None
@@ -350,18 +364,6 @@ class TieredCache:
         reader.pins[entry.chunk.key] = entry
         entry.pins += 1
 
-    def _is_late(self, reader: Reader) -> bool:
-        """Whether nothing has landed for too long.
-
-        Anyone's chunk counts, since a reader may stand behind others in the tier's queue, but not for ever: one I/O may
-        hang while others go on.
-        """
-        now = self._clock.monotonic()
-        if reader.since_s is None:
-            reader.since_s = now
-        own, any_s = now - reader.since_s, now - max(reader.since_s, self._landed_s)
-        return any_s > self._patience_s or own > _QUEUE_PATIENCE * self._patience_s
-
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
         self.ram.touch(leaf_first)
@@ -411,6 +413,8 @@ class TieredCache:
         if not source.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
             self.ram.free(self.ram.forget(entry))
             return None
+        if self.cost is not None:
+            self.cost.begin_load(source.tier, self.ram.slab.slot_bytes)
         entry.moving += 1
         self._promoting[chunk.key] = Promotion(entry, source)
         return entry
@@ -418,17 +422,17 @@ class TieredCache:
     def _await_room(self, reader: Reader) -> Lookup:
         """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
         others_move = self._loading or len(self._promoting) > len(reader.waiting)
-        if not others_move or reader.pins or self._is_late(reader):
+        if not others_move or reader.pins or self._waits.is_late(reader):
             return self._cut(reader)
         return Lookup.RETRY
 
     def _await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
         """A chunk that no tier is known to have: wait a little for those that ask elsewhere, else miss."""
         asked = self._below.asked(chunk.key)
-        if not asked:
+        if not asked or reader.plan is not None:  # a plan is made when the answers are there, or late
             return Lookup.MISS
         reader.is_asking = True
-        if not self._is_late(reader):
+        if not self._waits.is_late(reader):
             return Lookup.RETRY
         for tier in asked:
             tier.late()
@@ -436,6 +440,7 @@ class TieredCache:
 
     def _cut(self, reader: Reader) -> Lookup:
         reader.cut = True
+        self._waits.end(reader)
         self.stats.cuts += 1
         return Lookup.MISS
 
@@ -446,6 +451,9 @@ class TieredCache:
 
     def _end_promotion(self, tier: Tier, transfer: Transfer) -> None:
         entry = self._promoting.pop(transfer.key).entry
+        if self.cost is not None:
+            seconds = transfer.seconds if transfer.fault is None else None
+            self.cost.end_load(tier, self.ram.slab.slot_bytes, seconds)
         entry.moving -= 1
         if entry.doomed:
             self._let_go(entry)
@@ -501,11 +509,11 @@ class TieredCache:
 
     def _wake(self, entry: Entry, source: Tier | None) -> None:
         """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
-        if source is not None:
-            self._landed_s = self._clock.monotonic()
+        landed_s = self._waits.landed() if source is not None else None
         for reader in entry.readers:
             reader.waiting.discard(entry.chunk.key)
-            reader.since_s = self._landed_s if reader.waiting and source is not None else None
+            reader.since_s = landed_s if reader.waiting else None
             if source is not None:
                 reader.promoted[entry.chunk.key] = source
+            self._waits.progress(reader)
         entry.readers.clear()

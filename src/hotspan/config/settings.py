@@ -74,7 +74,8 @@ class CacheSettings:
     tenants:      those known at the start; others may come.
     retention:    rules over every request's own time to live.
     drain_s:      how long a stopping engine goes on writing to disk.
-    patience_s:   how long a request waits for a lower tier while nothing lands (docs/architecture.md, Load).
+    patience_s:   None lets the cost model decide what is loaded from below RAM, and how long a request waits for it; a
+                  number loads all that is there, and lets a request wait so long while nothing lands.
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
     """
 
@@ -90,7 +91,7 @@ class CacheSettings:
     tenants: tuple[TenantShare, ...] = ()
     retention: tuple[RetentionRule, ...] = ()
     drain_s: float = 10.0
-    patience_s: float = 0.050
+    patience_s: float | None = None
     error_file: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -17,13 +18,15 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from hotspan.cache.tiered import TieredCache
+from hotspan.cache.cost import CostModel
+from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.config.environment import environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.terms import DEFAULT_TENANT, Terms, tenant_label
+from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, Answer, replica_name
 from hotspan.engine.admission import Admission
 from hotspan.engine.compat import (
@@ -41,6 +44,7 @@ from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import ChunkGroup
 from hotspan.engine.spec import HotspanSpec
+from hotspan.engine.steps import StepWatch
 from hotspan.engine.worker import HostWorker
 from hotspan.keyring.keyring import open_keyring
 from hotspan.tiers.disk import DiskOptions, DiskTier
@@ -74,6 +78,7 @@ class HotspanConnector(OffloadingConnector):
         self._keys: TenantKeys | None = None
         self._follower: LogFollower | None = None
         self._administrator: Administrator | None = None
+        self._steps: StepWatch | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
@@ -140,7 +145,7 @@ class HotspanConnector(OffloadingConnector):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.manager.note_hit(request.request_id, num_computed_tokens)
-        if self.manager.is_waiting(request.request_id):
+        if self.manager.is_waiting(request.request_id, self._steps.step_s if self._steps is not None else 0.0):
             return None, False  # saves a scan of all its keys, once a millisecond
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -176,11 +181,19 @@ class HotspanConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self._administrator.follow()
+        if self._steps is not None:
+            self._steps.begin(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens:
             return meta
         self.manager.idle(_IDLE_S)
         return IdleMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        # The scheduler asks once for each step, when it has taken note of its output.
+        if self._steps is not None:
+            self._steps.end()
+        return super().get_kv_connector_stats()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         if isinstance(self._connector_metadata, IdleMetadata) and isinstance(self._worker, HostWorker):
@@ -220,7 +233,17 @@ class HotspanConnector(OffloadingConnector):
         finally:
             slab.unlink()  # every worker has mapped it by now
         below = [tier for tier in (disk, l2) if tier is not None]
-        cache = TieredCache(slab, *below, namespace=namespace, shares=_shares(settings), patience_s=settings.patience_s)
+        cost = self._cost(settings)
+        cache = TieredCache(
+            slab,
+            *below,
+            namespace=namespace,
+            shares=_shares(settings),
+            patience_s=PATIENCE_S if settings.patience_s is None else settings.patience_s,
+            cost=cost,
+        )
+        if cost is not None:
+            self._steps = StepWatch(cost, self.manager.prompt_tokens, self._clock)
         admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
         self.manager.open(cache, admission, chunk_tokens, settings.drain_s)
         self._administrator = Administrator(
@@ -233,6 +256,14 @@ class HotspanConnector(OffloadingConnector):
             lambda: block_hasher(config, spec.tokens_per_hash),
         )
         offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
+
+    def _cost(self, settings: CacheSettings) -> CostModel | None:
+        """What decides between loading and computing, unless a patience was set, or nothing lies below RAM."""
+        tiers = {Tier.DISK: settings.disk, Tier.L2: settings.l2}
+        lanes = {tier: below.threads for tier, below in tiers.items() if below is not None}
+        if settings.patience_s is not None or not lanes:
+            return None
+        return CostModel(self._vllm_config.scheduler_config.max_num_batched_tokens, lanes)
 
     def _disk_directory(self, settings: CacheSettings) -> Path | None:
         """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""
@@ -280,6 +311,7 @@ class HotspanConnector(OffloadingConnector):
             ChunkGroup(
                 group.group_id,
                 group.tokens_per_block * spec.blocks_per_chunk // spec.tokens_per_hash,
+                group.tokens_per_block * spec.blocks_per_chunk,
                 isinstance(self._kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec, FullAttentionSpec),
             )
             for group in spec.config.groups

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
+from hotspan.cache.choice import Text
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
@@ -23,7 +24,7 @@ from hotspan.engine.compat import (
     RequestOffloadingContext,
     get_offload_group_idx,
 )
-from hotspan.engine.metrics import report
+from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
@@ -46,6 +47,7 @@ class HotspanManager(OffloadingManager):
     def open(self, cache: TieredCache, admission: Admission, chunk_tokens: int, drain_s: float) -> None:
         """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`."""
         self._cache = cache
+        self._costs = CostMetrics(cache.cost) if cache.cost is not None else None
         self._admission = admission
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
@@ -78,11 +80,19 @@ class HotspanManager(OffloadingManager):
                     disowned += 1
         return disowned
 
-    def is_waiting(self, request_id: str) -> bool:
-        """Whether looking this request up again would only defer it again."""
+    def is_waiting(self, request_id: str, step_s: float) -> bool:
+        """Whether looking this request up would only defer it; if not, what it is to load is decided.
+
+        step_s: what the engine's step takes that would run without it.
+        """
         self.cache.step()
         state = self._states.get(request_id)
-        return state is not None and self.cache.is_waiting(state.reader)
+        if state is None:
+            return False
+        if state.reader.plan is None and self.cache.cost is not None and state.groups:
+            text = Text(state.request.num_prompt_tokens, state.ranked[0].tokens, state.kept_tokens, step_s)
+            return not self.cache.choose(state.by_group(), state.reader, text)
+        return self.cache.is_waiting(state.reader)
 
     def note_hit(self, request_id: str, tokens: int) -> None:
         """The engine has that many of a request's tokens in its own prefix cache."""
@@ -109,6 +119,11 @@ class HotspanManager(OffloadingManager):
         if state.reader.terms.labels or state.reader.terms.expires_s or state.reader.inherited:
             self.cache.join(chunks, state.reader)
         return state
+
+    def prompt_tokens(self, request_id: str) -> int:
+        """How long the prompt of a request is; 0 if it is not known."""
+        state = self._states.get(request_id)
+        return state.request.num_prompt_tokens if state is not None else 0
 
     def state(self, request_id: str) -> RequestState | None:
         """What is known of a request that has not ended."""
@@ -163,7 +178,10 @@ class HotspanManager(OffloadingManager):
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
         size = len(keys) * self.cache.ram.slab.slot_bytes
-        self.cache.stats.loaded(Tier.RAM, size, time.monotonic() - self._state(req_context).load_began_s)
+        seconds = time.monotonic() - self._state(req_context).load_began_s
+        self.cache.stats.loaded(Tier.RAM, size, seconds)
+        if self.cache.cost is not None:
+            self.cache.cost.observe_copy(size, seconds)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         state = req_context.get_state(RequestState)
@@ -191,7 +209,7 @@ class HotspanManager(OffloadingManager):
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return report(self.cache)
+        return report(self.cache, self._costs)
 
     def shutdown(self) -> None:
         if self._cache is not None:

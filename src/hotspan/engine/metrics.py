@@ -2,6 +2,9 @@
 
 from prometheus_client import REGISTRY
 
+from hotspan.cache.choice import CostReport
+from hotspan.cache.cost import CostModel
+from hotspan.cache.fit import Accuracy
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine.compat import (
     OffloadingConnectorStats,
@@ -13,6 +16,7 @@ from hotspan.engine.compat import (
 
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
+_WHAT = ("what",)
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Prompt tokens of requests that began to run."),
@@ -34,6 +38,24 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_cuts": OffloadingCounterMetadata(
         "Requests whose prefix was cut: a promotion was late or found no room."
     ),
+    "hotspan_cost_requests": OffloadingCounterMetadata(
+        "Requests by what the cost model chose: asked in all, loaded from below RAM, refused to load some of what lies "
+        "there, late when their patience was over before all was loaded.",
+        ("choice",),
+    ),
+    "hotspan_cost_probes": OffloadingCounterMetadata("Chunks loaded only to see how fast a tier is."),
+    "hotspan_cost_predicted_seconds": OffloadingCounterMetadata(
+        "What was predicted of the engine's steps (prefill) and of requests' loads, by tier.", _WHAT
+    ),
+    "hotspan_cost_actual_seconds": OffloadingCounterMetadata("What these took.", _WHAT),
+    "hotspan_cost_error": OffloadingGaugeMetadata("Mean relative error of the last 16 of these predictions.", _WHAT),
+    "hotspan_cost_prefill_tokens_per_second": OffloadingGaugeMetadata(
+        "Of the engine, as measured, with little context; 0 while unknown."
+    ),
+    "hotspan_cost_latency_seconds": OffloadingGaugeMetadata("To load one chunk, without its bytes, by tier.", _TIER),
+    "hotspan_cost_bytes_per_second": OffloadingGaugeMetadata("A tier's bandwidth as measured; 0 while unknown.", _TIER),
+    "hotspan_cost_queued_bytes": OffloadingGaugeMetadata("Queued to be loaded, by tier.", _TIER),
+    "hotspan_cost_trust": OffloadingGaugeMetadata("Requests that may risk the bound of 1.05x + 50 ms at a time."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
 }
@@ -42,11 +64,11 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
 def unregister_metrics() -> None:
     """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
     for collector, names in list(REGISTRY._collector_to_names.items()):
-        if any(name.startswith("hotspan_cache_") for name in names):
+        if any(name.startswith(("hotspan_cache_", "hotspan_cost_")) for name in names):
             REGISTRY.unregister(collector)
 
 
-def report(cache: TieredCache) -> OffloadingConnectorStats | None:
+def report(cache: TieredCache, costs: "CostMetrics | None" = None) -> OffloadingConnectorStats | None:
     """The counts since the last report, or None if nothing happened."""
     if cache.stats.is_empty:
         return None
@@ -80,4 +102,40 @@ def report(cache: TieredCache) -> OffloadingConnectorStats | None:
         out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
         out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
         out.set_gauge("hotspan_cache_tier_up", float(usage.is_up), (tier.value,))
+    if costs is not None:
+        costs.report(out)
     return out
+
+
+class CostMetrics:
+    """What the cost model has learnt and chosen since it was last reported."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._last = cost.report()
+
+    def report(self, out: OffloadingConnectorStats) -> None:
+        """Add it to `out`."""
+        now, last = self._cost.report(), self._last
+        self._last = now
+        for choice in ("asked", "loaded", "refused", "late"):
+            out.increase_counter("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), (choice,))
+        out.increase_counter("hotspan_cost_probes", now.probed - last.probed)
+        for what, (accuracy, before) in _accuracies(now, last).items():
+            if accuracy.count == before.count:
+                continue
+            out.increase_counter("hotspan_cost_predicted_seconds", accuracy.predicted_s - before.predicted_s, (what,))
+            out.increase_counter("hotspan_cost_actual_seconds", accuracy.actual_s - before.actual_s, (what,))
+            out.set_gauge("hotspan_cost_error", accuracy.error, (what,))
+        out.set_gauge("hotspan_cost_prefill_tokens_per_second", now.tokens_per_s)
+        out.set_gauge("hotspan_cost_trust", now.trust)
+        for tier, estimate in now.tiers.items():
+            out.set_gauge("hotspan_cost_latency_seconds", estimate.latency_s, (tier.value,))
+            out.set_gauge("hotspan_cost_bytes_per_second", estimate.bytes_per_s, (tier.value,))
+            out.set_gauge("hotspan_cost_queued_bytes", estimate.queued_bytes, (tier.value,))
+
+
+def _accuracies(now: CostReport, last: CostReport) -> dict[str, tuple[Accuracy, Accuracy]]:
+    """What was predicted, each as it is and as it was."""
+    loads = {tier.value: (accuracy, last.loads[tier]) for tier, accuracy in now.loads.items()}
+    return {"prefill": (now.prefill, last.prefill)} | loads

@@ -19,12 +19,14 @@ class ChunkGroup(NamedTuple):
     """One KV cache group.
 
     hashes_per_chunk: of the engine's block hashes, one each so many ends a chunk.
+    tokens:           of a chunk.
     is_chain:         a chunk needs all its ancestors (full attention); in sliding windows and state-space layers it
                       stands alone.
     """
 
     index: int
     hashes_per_chunk: int
+    tokens: int
     is_chain: bool
 
 
@@ -90,6 +92,19 @@ class RequestState:
             return []
         self._extend(self.keyer)
         return list(self.chunks.values())
+
+    def by_group(self) -> list[list[Chunk]]:
+        """The same by group, those that are chains first."""
+        self.all_chunks()
+        found: dict[int, list[Chunk]] = {group.index: [] for group in self.ranked}
+        for key, chunk in self.chunks.items():
+            found[get_offload_group_idx(key)].append(chunk)
+        return list(found.values())
+
+    @property
+    def ranked(self) -> list[ChunkGroup]:
+        """The groups, those that are chains first."""
+        return sorted(self.groups, key=lambda group: not group.is_chain)
 
     def _extend(self, keyer: ChunkKeyer) -> None:
         """Derive the chunks of block hashes that came since the last call."""

@@ -64,6 +64,7 @@ class Drive:
             is_sealed=self.is_sealed,
             is_guarded=self.is_troubled or self.arm is not None,
             is_recorded=self.is_troubled,
+            is_deciding=self.rng.random() < 0.5,
             ram_slots=self.rng.randint(5, 9),
             disk_slots=self.rng.randint(10, 20),
             ram_shares=shares,

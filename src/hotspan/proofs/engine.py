@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.core.clock import Clock
@@ -15,6 +16,8 @@ from hotspan.core.terms import NEVER, Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.proofs.world import JUNK, NAMESPACE
 from hotspan.testing.chunks import chain, content
+
+_CHUNK_TOKENS = 256
 
 
 class Broken(Exception):
@@ -172,6 +175,9 @@ class Engine:
         if not request.is_waiting(entries):
             request.since_s = self.clock.monotonic()
         request.waits.clear()
+        if not self._choose(request):
+            request.waits[request.text.chunks[0].key] = None
+            return
         for chunk in request.text.chunks:
             answer = self.cache.lookup(chunk, request.reader)
             if answer is Lookup.MISS:
@@ -187,6 +193,17 @@ class Engine:
             return
         self.requests.remove(request)
         self._schedule(request, hits)
+
+    def _choose(self, request: Request) -> bool:
+        """What the request is to load, if a cost model decides that; False while it has to wait for answers."""
+        prompt = Prompt(len(request.text.chunks) * _CHUNK_TOKENS + 1, _CHUNK_TOKENS)
+        return self.cache.cost is None or self.cache.choose([request.text.chunks], request.reader, prompt)
+
+    def _compute(self, chunks: int) -> None:
+        """The engine computes so many chunks, at a speed that nobody can rely on."""
+        if self.cache.cost is not None and chunks:
+            seconds = chunks * self.rng.choice((1e-4, 0.01, 1.0))
+            self.cache.cost.observe_step(chunks * _CHUNK_TOKENS, 0, seconds)
 
     def _schedule(self, request: Request, hits: list[ChunkKey]) -> None:
         """Load the prefix that was hit, and store the rest, as it is computed."""
@@ -206,6 +223,7 @@ class Engine:
         else:
             self.cache.release(reader)
         rest = text.chunks[len(hits) :]
+        self._compute(len(rest))
         there = {chunk.key for chunk in rest if self.cache.terms(chunk.key) is not None}
         placements = self.cache.begin_store(rest, Reader(terms=reader.terms, inherited=reader.inherited))
         for placement in placements:
@@ -406,6 +424,8 @@ class Engine:
 
     def _check_patience(self, request: Request) -> None:
         self.counts.retries += 1
+        if request.reader.plan is not None:  # how long it may wait then: tests/cache/test_cost.py
+            return
         waited = self.clock.monotonic() - max(request.since_s, self.landed_s)
         self._expect(waited <= self.patience_s + 1e-6, f"a request waits since {waited:.3f} s while nothing lands")
 

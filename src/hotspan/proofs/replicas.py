@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotspan.cache.choice import Text as Prompt
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey, Lookup
+from hotspan.core.types import ChunkKey, Lookup, Tier
 from hotspan.proofs.engine import Broken, Text, texts
 from hotspan.proofs.proof import Findings, Progress, Proof, rng_of
 from hotspan.testing.chunks import content
@@ -135,7 +137,8 @@ class Replica:
             return RemoteTier(options, NAMESPACE, SIZE, clock)
 
         self.tier = _SettledGuard(opened, clock)
-        self.cache = TieredCache(self._slab, self.tier, namespace=NAMESPACE, clock=clock)
+        cost = CostModel(2048, {Tier.L2: 2}, clock) if self._rng.random() < 0.5 else None
+        self.cache = TieredCache(self._slab, self.tier, namespace=NAMESPACE, cost=cost, clock=clock)
 
     def close(self) -> None:
         """All is over."""
@@ -167,6 +170,9 @@ class Replica:
     def look(self, asked: Asked) -> None:
         """One pass over a text; it is scheduled unless it has to wait."""
         hits = []
+        prompt = Prompt(len(asked.text.chunks) * 256 + 1, 256)
+        if self.cache.cost is not None and not self.cache.choose([asked.text.chunks], asked.reader, prompt):
+            return
         for chunk in asked.text.chunks:
             answer = self.cache.lookup(chunk, asked.reader)
             if answer is Lookup.RETRY:
@@ -199,6 +205,8 @@ class Replica:
         for chunk, (_, slot) in zip(chunks, copies.parts, strict=True):
             self._slab.slot(slot)[:] = content(chunk.key, SIZE, copies.epochs[chunk.key])
         self.stores += len(chunks)
+        if self.cache.cost is not None:
+            self.cache.cost.observe_step(256 * len(chunks), 0, len(chunks) * self._rng.choice((1e-4, 0.01, 1.0)))
         self.cache.end_store(chunks, success=self._rng.random() < 0.9)
 
     def invalidate(self, scope: Scope, taken: set[ChunkKey], epoch: int) -> None:

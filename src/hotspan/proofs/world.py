@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotspan.cache.cost import CostModel
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.types import ChunkKey
+from hotspan.core.types import ChunkKey, Tier
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.faults import FaultyFiles
 from hotspan.testing.inline import InlineQueues
@@ -62,7 +63,8 @@ class _SettledGuard(GuardedTier):
 class WorldOptions:
     """What stands in the world.
 
-    is_guarded: with a GuardedTier around the disk tier. is_recorded: so that the power may go.
+    is_guarded:  with a GuardedTier around the disk tier. is_recorded: so that the power may go.
+    is_deciding: a cost model says what is loaded from the disk tier.
     """
 
     payload_bytes: int = 4096
@@ -71,6 +73,7 @@ class WorldOptions:
     is_sealed: bool = False
     is_guarded: bool = False
     is_recorded: bool = False
+    is_deciding: bool = False
     ram_shares: Shares = Shares()  # noqa: RUF009  (frozen)
     disk_shares: Shares = Shares()  # noqa: RUF009
 
@@ -111,8 +114,9 @@ class World:
         self.slab.view[:] = JUNK * self.slab.bytes
         arm(self.files)
         self.tier = _SettledGuard(self._open_disk, self.clock) if self.options.is_guarded else self._open_disk(False)
+        cost = CostModel(2048, {Tier.DISK: 3}, self.clock) if self.options.is_deciding else None
         self.cache = TieredCache(
-            self.slab, self.tier, namespace=NAMESPACE, shares=self.options.ram_shares, clock=self.clock
+            self.slab, self.tier, namespace=NAMESPACE, shares=self.options.ram_shares, cost=cost, clock=self.clock
         )
 
     @property

@@ -43,6 +43,7 @@ class ManualTier:
 
     held, kept_on: bytes and terms by key; a chunk that a test puts into `held` alone is kept on no terms.
     durables:      with `holds_durables`, those that were not told yet: the test does.
+    transfer_s:    how long each transfer says that it took.
     """
 
     tier = Tier.DISK
@@ -74,6 +75,7 @@ class ManualTier:
         self.holds_durables = False
         self.durables: list[Durable] = []
         self.lates = 0
+        self.transfer_s = 0.001
 
     # -- what a test does ------------------------------------------------------------------------------------------
 
@@ -94,7 +96,7 @@ class ManualTier:
             self.discard(flight.key)  # quarantined, or never here
         elif not flight.is_load and not flight.doomed:
             self.put(flight.chunk, flight.terms, flight.data)
-        self._ended.append(Transfer(flight.key, flight.is_load, fault, self._payload_bytes, 0.001))
+        self._ended.append(Transfer(flight.key, flight.is_load, fault, self._payload_bytes, self.transfer_s))
 
     def finish_all(self) -> None:
         """End all transfers well, in the order in which they were submitted."""
