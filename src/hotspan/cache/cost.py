@@ -130,14 +130,14 @@ class CostModel:
         """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
         patience_s = RESERVE * (BOUND_SHARE * recompute_s + BOUND_S) / 2
-        return min(patience_s, recompute_s) if self._prefill.is_known else patience_s
+        return text.busy_s + (min(patience_s, recompute_s) if self._prefill.is_known else patience_s)
 
     def risk_s(self, text: Text) -> float:
         """How long it may wait in all for a tier whose answer takes longer than that, and 0 without trust.
 
         Takes some, which `settle` gives back when the wait was worth it.
         """
-        risk_s = self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
+        risk_s = text.busy_s + self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
         if self._trust < 1 or not self._prefill.is_known or risk_s <= self.asking_s(text):
             return 0.0
         self._trust -= 1

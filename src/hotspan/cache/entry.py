@@ -63,7 +63,8 @@ class Reader:
     waiting:    chunks on their way to RAM that it waits for.
     since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
     is_asking:  it waits for a tier to say what it has. awaited: a chunk that it was told nothing of yet.
-    risk_s:     how long it waits for that in all, beyond what the bound allows; None if that was not asked.
+    asks_s:     how long it waits to be told; None before it began to.
+    risk_s:     the same, beyond what the bound allows; None if that was not asked, 0 if it may not.
     plan:       what the cost model chose for it, while that goes on.
     cut:        it has waited enough: from here on it is told MISS for what is not in RAM.
     promoted:   where chunks that it waited for came from.
@@ -79,6 +80,7 @@ class Reader:
     since_s: float | None = None
     is_asking: bool = False
     awaited: ChunkKey | None = None
+    asks_s: float | None = None
     risk_s: float | None = None
     plan: Plan | None = None
     cut: bool = False

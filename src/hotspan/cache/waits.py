@@ -51,7 +51,7 @@ class Waits:
         choice = self.cost.cut(text, self._runs(chain, len(groups)))
         refused = frozenset(chunk.key for chunk in chain[choice.chunks :])
         reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
-        reader.risk_s = None
+        reader.asks_s = reader.risk_s = None
         self._advance(reader.plan)
         return list(chain[choice.chunks : choice.chunks + choice.probe])
 
@@ -98,7 +98,9 @@ class Waits:
 
     def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
         """Whether a request may go on to wait for an answer."""
-        if waited_s <= cost.asking_s(text):
+        if reader.asks_s is None:
+            reader.asks_s = cost.asking_s(text)
+        if waited_s <= reader.asks_s:
             return True
         if reader.risk_s is None:
             reader.risk_s = cost.risk_s(text)

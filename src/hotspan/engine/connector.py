@@ -78,7 +78,6 @@ class HotspanConnector(OffloadingConnector):
         self._keys: TenantKeys | None = None
         self._follower: LogFollower | None = None
         self._administrator: Administrator | None = None
-        self._steps: StepWatch | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
@@ -145,7 +144,7 @@ class HotspanConnector(OffloadingConnector):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.manager.note_hit(request.request_id, num_computed_tokens)
-        if self.manager.is_waiting(request.request_id, self._steps.step_s if self._steps is not None else 0.0):
+        if self.manager.is_waiting(request.request_id):
             return None, False  # saves a scan of all its keys, once a millisecond
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -181,8 +180,8 @@ class HotspanConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self._administrator.follow()
-        if self._steps is not None:
-            self._steps.begin(scheduler_output)
+        if self.manager.steps is not None:
+            self.manager.steps.begin(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens:
             return meta
@@ -191,8 +190,8 @@ class HotspanConnector(OffloadingConnector):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         # The scheduler asks once for each step, when it has taken note of its output.
-        if self._steps is not None:
-            self._steps.end()
+        if self.connector_scheduler is not None and self.manager.steps is not None:
+            self.manager.steps.end()
         return super().get_kv_connector_stats()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
@@ -242,10 +241,10 @@ class HotspanConnector(OffloadingConnector):
             patience_s=PATIENCE_S if settings.patience_s is None else settings.patience_s,
             cost=cost,
         )
-        if cost is not None:
-            self._steps = StepWatch(cost, self.manager.prompt_tokens, self._clock)
         admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
-        self.manager.open(cache, admission, chunk_tokens, settings.drain_s)
+        step_tokens = config.scheduler_config.max_num_batched_tokens
+        steps = StepWatch(cost, step_tokens, self._clock) if cost is not None else None
+        self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps)
         self._administrator = Administrator(
             self.manager,
             self._prefixes,

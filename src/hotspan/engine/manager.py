@@ -26,6 +26,7 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
+from hotspan.engine.steps import StepWatch
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
@@ -41,13 +42,17 @@ class HotspanManager(OffloadingManager):
         self._cache: TieredCache | None = None
         self._arriving: dict[str, RequestState] = {}
         self._states: dict[str, RequestState] = {}
+        self.steps: StepWatch | None = None
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
 
-    def open(self, cache: TieredCache, admission: Admission, chunk_tokens: int, drain_s: float) -> None:
-        """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`."""
+    def open(
+        self, cache: TieredCache, admission: Admission, chunk_tokens: int, drain_s: float, steps: StepWatch | None
+    ) -> None:
+        """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`. steps: of a cache that decides."""
         self._cache = cache
         self._costs = CostMetrics(cache.cost) if cache.cost is not None else None
+        self.steps = steps
         self._admission = admission
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
@@ -80,17 +85,15 @@ class HotspanManager(OffloadingManager):
                     disowned += 1
         return disowned
 
-    def is_waiting(self, request_id: str, step_s: float) -> bool:
-        """Whether looking this request up would only defer it; if not, what it is to load is decided.
-
-        step_s: what the engine's step takes that would run without it.
-        """
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether looking this request up would only defer it; if not, what it is to load is decided."""
         self.cache.step()
         state = self._states.get(request_id)
         if state is None:
             return False
-        if state.reader.plan is None and self.cache.cost is not None and state.groups:
-            text = Text(state.request.num_prompt_tokens, state.ranked[0].tokens, state.kept_tokens, step_s)
+        if state.reader.plan is None and self.steps is not None and state.groups:
+            prompt, tokens = state.request.num_prompt_tokens, state.ranked[0].tokens
+            text = Text(prompt, tokens, state.kept_tokens, self.steps.step_s, self.steps.busy_s)
             return not self.cache.choose(state.by_group(), state.reader, text)
         return self.cache.is_waiting(state.reader)
 
@@ -111,6 +114,8 @@ class HotspanManager(OffloadingManager):
         state.is_begun = True
         state.kept_tokens += loaded_tokens
         self.cache.stats.lookup_tokens += request.num_prompt_tokens
+        if self.steps is not None:
+            self.steps.admit(request.request_id, request.num_prompt_tokens, state.kept_tokens)
         chunks = state.all_chunks()
         carried: Terms | None = None
         for chunk in chunks:
@@ -119,11 +124,6 @@ class HotspanManager(OffloadingManager):
         if state.reader.terms.labels or state.reader.terms.expires_s or state.reader.inherited:
             self.cache.join(chunks, state.reader)
         return state
-
-    def prompt_tokens(self, request_id: str) -> int:
-        """How long the prompt of a request is; 0 if it is not known."""
-        state = self._states.get(request_id)
-        return state.request.num_prompt_tokens if state is not None else 0
 
     def state(self, request_id: str) -> RequestState | None:
         """What is known of a request that has not ended."""
@@ -148,6 +148,8 @@ class HotspanManager(OffloadingManager):
         state = self._states.pop(req_context.req_id, None)
         if state is not None:
             self.cache.release(state.reader)
+        if self.steps is not None:
+            self.steps.forget(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         state = req_context.get_state(RequestState)

@@ -1,7 +1,7 @@
 """How long the engine's steps take, for the cost model."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,33 +26,56 @@ class Step(NamedTuple):
 
 
 class StepWatch:
-    """Sees each step when it is scheduled and when its output is there, which come in the same order."""
+    """Sees each step when it is scheduled and when its output is there, which come in the same order.
 
-    def __init__(self, cost: CostModel, prompt_tokens: Callable[[str], int], clock: Clock) -> None:
+    step_tokens: the most that one computes.
+    """
+
+    def __init__(self, cost: CostModel, step_tokens: int, clock: Clock) -> None:
         self._cost = cost
-        self._prompt_tokens = prompt_tokens
+        self._step_tokens = step_tokens
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=_MOST_IN_FLIGHT)
+        self._prompts: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self._ended_s = 0.0
         self._last_s = 0.0
         self._is_busy = False
 
     @property
+    def busy_s(self) -> float:
+        """Until the prompts are computed that were admitted before, the next one's turn."""
+        return self._cost.prefill_s(0, sum(self._left.values()))
+
+    @property
     def step_s(self) -> float:
-        """What the last step took, if the engine computes; 0 if it idles."""
-        return self._last_s if self._is_busy else 0.0
+        """What the next step takes without a further prompt; 0 if there is nothing to compute."""
+        ahead_s = self._cost.prefill_s(0, min(sum(self._left.values()), self._step_tokens))
+        return max(ahead_s, self._last_s) if self._is_busy else ahead_s
+
+    def admit(self, request_id: str, prompt_tokens: int, kept_tokens: int) -> None:
+        """A request begins to run, and finds so many of its prompt's tokens."""
+        self._prompts[request_id] = prompt_tokens
+        self._note(request_id, kept_tokens)
+
+    def forget(self, request_id: str) -> None:
+        """A request ended."""
+        self._prompts.pop(request_id, None)
+        self._left.pop(request_id, None)
 
     def begin(self, scheduled: SchedulerOutput) -> None:
         """A step was scheduled."""
         self._is_busy = scheduled.total_num_scheduled_tokens > 0
         tokens = context = 0
         for request_id, start in _starts(scheduled):
-            stop = min(start + scheduled.num_scheduled_tokens.get(request_id, 0), self._prompt_tokens(request_id))
+            prompt = self._prompts.get(request_id, 0)
+            stop = min(start + scheduled.num_scheduled_tokens.get(request_id, 0), prompt)
+            if prompt:
+                self._note(request_id, max(start, stop))
             if stop > start:
                 tokens += stop - start
                 context += (start + stop - 1) * (stop - start) // 2
-        step = Step(self._clock.monotonic(), scheduled.total_num_scheduled_tokens, tokens, context)
-        self._steps.append(step)
+        self._steps.append(Step(self._clock.monotonic(), scheduled.total_num_scheduled_tokens, tokens, context))
 
     def end(self) -> None:
         """The output of the oldest step is there."""
@@ -60,9 +83,18 @@ class StepWatch:
             return
         step, now_s = self._steps.popleft(), self._clock.monotonic()
         if step.scheduled:
-            self._last_s = now_s - max(step.begun_s, self._ended_s)  # one scheduled ahead began when the last one ended
-            self._cost.observe_step(step.tokens, step.context, self._last_s)
+            took_s = now_s - max(step.begun_s, self._ended_s)  # one scheduled ahead began when the last one ended
+            self._cost.observe_step(step.tokens, step.context, took_s)
+            self._last_s = took_s if not step.tokens else self._last_s
         self._ended_s = now_s
+
+    def _note(self, request_id: str, done: int) -> None:
+        """So many of its prompt's tokens are computed, or in a step."""
+        left = self._prompts[request_id] - done
+        if left > 0:
+            self._left[request_id] = left
+        else:
+            self._left.pop(request_id, None)
 
 
 def _starts(scheduled: SchedulerOutput) -> Iterator[tuple[str, int]]:
