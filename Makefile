@@ -79,8 +79,8 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
-.PHONY: proofs kill power flip fault slow model simulate fuzz replicas identity soak timing
-proofs: kill power flip fault slow model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+.PHONY: proofs kill power flip fault slow slow-l2 model simulate fuzz replicas identity soak timing
+proofs: kill power flip fault slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: install  ## R1: 10,000 kills of writing processes
 	@$(BIN)/hotspan prove kill --cycles 10000 --output $(R)/kill.json
 power: install  ## R2: 100,000 power losses
@@ -91,6 +91,8 @@ fault: install  ## R4: every error at every call
 	@$(BIN)/hotspan prove fault --output $(R)/fault.json
 slow: install  ## R5: requests over a slow, hung or failing disk
 	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
+slow-l2: install servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling
+	@$(BIN)/python -m benchmarks.slow_l2 --output $(R)/slow-l2.json
 model: install  ## R6: a million random steps against a dict
 	@$(BIN)/hotspan prove model --steps 1000000 --output $(R)/model.json
 simulate: install  ## R7: 10,000 seeds of everything at once

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import errno
 import json
-import multiprocessing
 import sys
 import tempfile
 import threading
@@ -22,20 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.engine.rig import prepare_environment
+from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, compare, fill, recovery
+from tests.engine.rig import rig
 
-prepare_environment()
-
-from tests.engine.rig import Rig, engine_alone, rig  # noqa: E402
-
-from hotspan.demo.model import make_demo_model  # noqa: E402
-from hotspan.proofs.proof import Proof, write_proof  # noqa: E402
-from hotspan.tiers.files import Files  # noqa: E402
-
-TEXTS, TOKENS = 12, 3000
-CHUNK_GIB = 1 / 1024  # of the tiny model in float32
-BOUND_S = 0.050
-HEALS_S = 30
+from hotspan.demo.model import make_demo_model
+from hotspan.proofs.proof import Proof, write_proof
+from hotspan.tiers.files import Files
 
 
 class Sickness:
@@ -73,78 +64,6 @@ def fail() -> None:
     raise OSError(errno.EIO, "injected")
 
 
-class Alone:
-    """The engine without hotspan, in a process of its own."""
-
-    def __init__(self, model: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve_alone, args=(str(model), theirs), daemon=True)
-        self._process.start()
-        self._pipe.recv()
-
-    def seconds(self, text: list[int]) -> float:
-        """To the first token, measured over there."""
-        self._pipe.send(text)
-        return float(self._pipe.recv())
-
-    def close(self) -> None:
-        self._pipe.send(None)
-        self._process.join(30)
-
-
-def serve_alone(model: str, pipe: Any) -> None:
-    """In the other process: a time to first token for each text, until None comes."""
-    with engine_alone(Path(model)) as engine:
-        pipe.send("ready")
-        while (text := pipe.recv()) is not None:
-            pipe.send(ask(engine, text))
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which that share lies, by rank."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def ask(engine: Any, text: list[int]) -> float:
-    """Seconds to the first token, the engine's own prefix cache empty."""
-    engine.forget_gpu()
-    started = time.perf_counter()
-    engine.ask(text, 1)
-    return time.perf_counter() - started
-
-
-def compare(engine: Rig, alone: Alone, texts: list[list[int]], requests: int) -> dict[str, Any]:
-    """TTFT of both, in turns."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    for n in range(requests):
-        text = texts[n % len(texts)]
-        pair = [(ours, lambda text=text: ask(engine, text)), (theirs, lambda text=text: alone.seconds(text))]
-        for into, seconds in pair if n % 2 else reversed(pair):
-            into.append(seconds())
-    bound = 1.05 * percentile(theirs, 0.99) + BOUND_S
-    return {
-        "requests": requests,
-        "p50_s": percentile(ours, 0.5),
-        "p99_s": percentile(ours, 0.99),
-        "no_cache_p50_s": percentile(theirs, 0.5),
-        "no_cache_p99_s": percentile(theirs, 0.99),
-        "bound_s": bound,
-        "is_met": percentile(ours, 0.99) <= bound,
-        "trips": engine.cache._below.tiers[0].trips,
-    }
-
-
-def recovery(engine: Rig, text: list[int]) -> float:
-    """Seconds until the tier takes part again, while requests go on."""
-    started = time.monotonic()
-    while not engine.cache._below.tiers[0].is_up and time.monotonic() - started < 2 * HEALS_S:
-        ask(engine, text)
-        time.sleep(0.1)
-    return time.monotonic() - started
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100)
@@ -167,11 +86,7 @@ def main() -> int:
             contextlib.closing(Alone(model)) as alone,
             rig(model, ram_gib=ram, disk=Path(scratch) / "kv", cache={"patience_s": None, "drain_s": 1.0}) as engine,
         ):
-            texts = [engine.text(n, TOKENS) for n in range(TEXTS)]
-            for text in texts:
-                engine.ask(text, 1)
-                engine.settle()
-                alone.seconds(text)
+            texts = fill(engine, alone)
             for name, before in sicknesses.items():
                 released.clear()
                 sickness.before = before

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.slow_disk import CHUNK_GIB, Sickness, fail, hang
+from benchmarks.beside_alone import CHUNK_GIB
+from benchmarks.slow_disk import Sickness, fail, hang
 
 from .rig import Rig, rig
 

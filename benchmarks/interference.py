@@ -1,0 +1,271 @@
+"""What tiers that move data at full rate cost other requests: time between their tokens, beside an equal memcpy.
+
+usage: python -m benchmarks.interference [--rounds 8] [--seconds 6] [--output benchmarks/results/interference.json]
+
+One engine decodes one long answer. Round by round, in turns: nothing else happens; a tier in the engine's process
+loads chunks as fast as it can, and stores others (the disk tier with O_DIRECT, and the L2 over `hotspan daemon`);
+another process copies as many bytes a second with numpy, on as many threads. The figure is the p99 of the time between
+tokens beside a tier over that beside the copies. Bound: 1.1.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import mmap
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.engine.rig import prepare_environment
+
+prepare_environment()
+
+from tests.daemon.rig import DaemonProcess  # noqa: E402
+from tests.engine.rig import Rig, rig  # noqa: E402
+
+from hotspan.bench.machine import machine_facts  # noqa: E402
+from hotspan.core.terms import Terms  # noqa: E402
+from hotspan.core.types import GIB, MIB, Chunk, ChunkKey  # noqa: E402
+from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.tiers.base import StorageTier  # noqa: E402
+from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
+from hotspan.tiers.follower import LogFollower  # noqa: E402
+from hotspan.tiers.remote import RemoteOptions, RemoteTier  # noqa: E402
+from hotspan.tiers.stores.open import open_store  # noqa: E402
+
+GOAL = 1.1
+CHUNK_BYTES = 8 * MIB
+CHUNKS, LOADS, STORES, THREADS = 32, 8, 2, 4
+NAMESPACE = bytes(32)
+
+
+class Traffic:
+    """A tier in this process that is kept at work: `LOADS` loads and `STORES` stores are always on their way."""
+
+    def __init__(self, tier: StorageTier) -> None:
+        self.tier = tier
+        self.moved = 0
+        self._memory = mmap.mmap(-1, (LOADS + STORES) * CHUNK_BYTES)
+        view = memoryview(self._memory)
+        self._buffers = [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
+        self._numbers = itertools.count()
+        self._in_flight: dict[ChunkKey, memoryview] = {}
+        self._kept = [self._store() for _ in range(CHUNKS)]
+        self._turn = itertools.cycle(self._kept)
+
+    def step(self) -> None:
+        """Take note of what ended, and give it more."""
+        for transfer in self.tier.finished():
+            if transfer.fault is not None:
+                raise SystemExit(f"a transfer failed: {transfer.fault}")
+            self.moved += transfer.bytes
+            self._buffers.append(self._in_flight.pop(transfer.key))
+            if not transfer.is_load and transfer.key not in self._kept:
+                self.tier.discard(transfer.key)
+        while len(self._buffers) > STORES and (key := next(self._turn)) not in self._in_flight:
+            if not self.tier.lookup(key) or not self.tier.submit_load(key, self._buffers[-1]):
+                raise SystemExit("a chunk is gone: the figures would mean nothing")
+            self._in_flight[key] = self._buffers.pop()
+        while self._buffers and self.tier.can_store():
+            self._submit()
+
+    def drain(self) -> None:
+        """Let everything end."""
+        while self._in_flight:
+            self.tier.wait(0.1)
+            for transfer in self.tier.finished():
+                self._buffers.append(self._in_flight.pop(transfer.key))
+
+    def _store(self) -> ChunkKey:
+        """Fill it with one chunk."""
+        key = self._submit()
+        self.drain()
+        return key
+
+    def _submit(self) -> ChunkKey:
+        key = ChunkKey(next(self._numbers).to_bytes(4, "big") + os.urandom(28))
+        buffer = self._buffers.pop()
+        if not self.tier.submit_store(Chunk(key, None), Terms(), buffer):
+            raise SystemExit("the tier takes no chunk: is there room?")
+        self._in_flight[key] = buffer
+        return key
+
+
+@dataclass
+class Copies:
+    """A process that copies so many bytes a second."""
+
+    pipe: Any
+
+    def run(self, bytes_per_s: float) -> None:
+        """From now on; 0 stops it."""
+        self.pipe.send(bytes_per_s)
+
+
+@contextlib.contextmanager
+def copies() -> Iterator[Copies]:
+    """That process, idle."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=copy_for_ever, args=(theirs,), daemon=True)
+    process.start()
+    ours.recv()
+    try:
+        yield Copies(ours)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def copy_for_ever(pipe: Any) -> None:
+    """In the other process: as many threads as a tier has, each with its share of the rate."""
+    rate = [0.0]
+
+    def work() -> None:
+        source, target = np.ones(CHUNK_BYTES, np.uint8), np.zeros(CHUNK_BYTES, np.uint8)
+        due = time.monotonic()
+        while True:
+            if not rate[0]:
+                time.sleep(0.005)
+                due = time.monotonic()
+                continue
+            np.copyto(target, source)
+            due = max(due + CHUNK_BYTES * THREADS / rate[0], time.monotonic() - 0.1)
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    for _ in range(THREADS):
+        threading.Thread(target=work, daemon=True).start()
+    pipe.send("ready")
+    while True:
+        rate[0] = pipe.recv()
+
+
+class Decoding:
+    """An engine with one answer in the making."""
+
+    def __init__(self, engine: Rig, prompt_tokens: int, answer_tokens: int) -> None:
+        self._engine = engine
+        self._prompt = engine.text(1, prompt_tokens)
+        self._tokens = answer_tokens
+        self._names = itertools.count()
+
+    def times(self, seconds: float, between: Callable[[], None]) -> list[float]:
+        """Seconds between tokens for so long; `between` runs in the engine's thread after each."""
+        found: list[float] = []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not self._engine.llm.llm_engine.has_unfinished_requests():
+                self._engine.start(f"answer-{next(self._names)}", self._prompt, self._tokens, no_store=True)
+                for _ in range(4):
+                    self._engine.step()
+            started = time.perf_counter()
+            between()
+            self._engine.step()
+            found.append(time.perf_counter() - started)
+        return found
+
+
+def p99(values: Sequence[float]) -> float:
+    return float(np.quantile(values, 0.99))
+
+
+@contextlib.contextmanager
+def tiers(scratch: Path) -> Iterator[dict[str, Traffic]]:
+    """The disk tier and the L2 over a daemon, filled."""
+    room = (CHUNKS + 8) * (CHUNK_BYTES + MIB)
+    disk = DiskTier(DiskOptions(scratch / "kv", room, THREADS), NAMESPACE, CHUNK_BYTES)
+    daemon = DaemonProcess(size_gib=2 * room / GIB)
+    daemon.start()
+    options = {"sagemaker_hyperpod_shared_memory_name": daemon.name}
+    url = f"sagemaker-hyperpod://127.0.0.1:{daemon.port}"
+    log_store = open_store("--l2", url, options)
+    assert log_store.log is not None
+    follower = LogFollower(log_store.log, "bench", store=log_store)
+    follower.start()
+    l2 = RemoteTier(RemoteOptions(open_store("--l2", url, options), follower, THREADS), NAMESPACE, CHUNK_BYTES)
+    try:
+        yield {"disk": Traffic(disk), "daemon": Traffic(l2)}
+    finally:
+        disk.close(5)
+        l2.close(5)
+        follower.close()
+        daemon.close()
+
+
+def measure(decoding: Decoding, traffics: dict[str, Traffic], other: Copies, rounds: int, seconds: float) -> Any:
+    """Times between tokens, by what happens beside them; the first round is not counted."""
+    times: dict[str, list[list[float]]] = {}
+    rates: dict[str, list[float]] = {}
+    for number in range(-1, rounds):
+        names = list(traffics) if number % 2 else list(reversed(traffics))
+        kept: dict[str, list[float]] = {"nothing": decoding.times(seconds, lambda: None)}
+        for name in names:
+            traffic = traffics[name]
+            traffic.moved, started = 0, time.monotonic()
+            kept[name] = decoding.times(seconds, traffic.step)
+            rate = traffic.moved / (time.monotonic() - started)
+            traffic.drain()
+            other.run(rate)
+            kept[f"memcpy as fast as {name}"] = decoding.times(seconds, lambda: None)
+            other.run(0.0)
+            rates.setdefault(name, []).append(rate / 1e9)
+        if number < 0:
+            rates.clear()
+            continue
+        for name, found in kept.items():
+            times.setdefault(name, []).append(found)
+    return times, rates
+
+
+def report(times: dict[str, list[list[float]]], rates: dict[str, list[float]]) -> dict[str, Any]:
+    """All figures, over all rounds together."""
+    pooled = {name: [each for found in rounds for each in found] for name, rounds in times.items()}
+    figures: dict[str, Any] = {
+        name: {"tokens": len(values), "p50_ms": 1e3 * float(np.median(values)), "p99_ms": 1e3 * p99(values)}
+        for name, values in pooled.items()
+    }
+    for name, found in rates.items():
+        figures[name]["gb_per_s"] = float(np.median(found))
+        figures[name]["p99_over_memcpy"] = p99(pooled[name]) / p99(pooled[f"memcpy as fast as {name}"])
+        figures[name]["p50_over_memcpy"] = figures[name]["p50_ms"] / figures[f"memcpy as fast as {name}"]["p50_ms"]
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--model-size", choices=("demo", "tiny"), default="demo")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".")))
+        model = make_demo_model(scratch / "model", options.model_size).path
+        other = stack.enter_context(copies())
+        traffics = stack.enter_context(tiers(scratch))
+        engine = stack.enter_context(rig(model, ram_gib=0.1))
+        times, rates = measure(Decoding(engine, 512, 3000), traffics, other, options.rounds, options.seconds)
+    figures = report(times, rates)
+    is_met = all(figures[name]["p99_over_memcpy"] <= GOAL for name in rates)
+    for name, figure in figures.items():
+        print(f"{name:28} {json.dumps(figure)}", flush=True)
+    if options.output is not None:
+        facts = {"command": " ".join(["python -m benchmarks.interference", *sys.argv[1:]]), "machine": machine_facts()}
+        settings = {"rounds": options.rounds, "seconds": options.seconds, "model": options.model_size}
+        found = {"settings": settings, "goal": GOAL, "is_met": is_met, "figures": figures}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(facts | found, indent=1, default=str) + "\n")
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
