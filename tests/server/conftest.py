@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,15 +57,23 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, log: Path, *options: str, ready: bool = True, variables: Mapping[str, str] | None = None
+    model: Path,
+    log: Path,
+    *options: str,
+    ready: bool = True,
+    variables: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """`hotspan serve` in a process group of its own, gone at the end whatever happens."""
+    """`hotspan serve` in a process group of its own, gone at the end whatever happens.
+
+    within: a command that runs it.
+    """
     port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
     environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1"} | dict(variables or {})
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options],
+            [*within, sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
