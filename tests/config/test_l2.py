@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.config.secrets import resolved
-from hotspan.config.settings import CacheSettings, cache_settings, named_values
+from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.core.errors import ConfigError
 
 
@@ -28,13 +28,6 @@ def test_options_need_an_l2(given: dict[str, object]) -> None:
     """What belongs to an L2 is refused without one."""
     with pytest.raises(ConfigError, match="--l2"):
         cache_settings(ram_gib=1, **given)  # type: ignore[arg-type]
-
-
-def test_pairs_are_named_values() -> None:
-    """NAME=VALUE pairs become a dict; the value may hold an equals sign, and a pair without one is an error."""
-    assert named_values("--l2-option", ["a=1", "b=c=d", "e="]) == {"a": "1", "b": "c=d", "e": ""}
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        named_values("--l2-option", ["a"])
 
 
 def test_secrets_are_fetched(tmp_path: Path) -> None:

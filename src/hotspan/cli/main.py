@@ -7,6 +7,7 @@ from hotspan.cli.bench_eviction import eviction
 from hotspan.cli.bench_index import index
 from hotspan.cli.bench_storage import storage
 from hotspan.cli.cache import cache
+from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
@@ -32,6 +33,7 @@ bench.app.command("eviction")(eviction)
 app.command("prove")(prove)
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")
+app.add_typer(config, name="config")
 
 
 @app.callback()

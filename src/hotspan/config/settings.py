@@ -1,6 +1,6 @@
 """The cache's settings, as they travel from the command line to the engine's processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -188,12 +188,3 @@ def _encryption(kek: str | None, key_store: Path | None) -> EncryptionSettings |
     if kek.startswith("file:"):  # the engine's processes may run in another directory
         kek = f"file:{Path(kek.removeprefix('file:')).expanduser().absolute()}"
     return EncryptionSettings(kek, str(key_store.expanduser().absolute()))
-
-
-def named_values(option: str, given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE pairs as a dict. Raises: ConfigError that names the option."""
-    pairs = [pair.partition("=") for pair in given]
-    for name, equals, _ in pairs:
-        if not (name and equals):
-            raise ConfigError(f"{option} is {name!r}: write {option} NAME=VALUE")
-    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -14,13 +14,14 @@ import glob
 import hashlib
 import math
 import re
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hotspan.config.documents import UniqueKeys
 from hotspan.config.secrets import is_token, read_private
 from hotspan.config.settings import TenantShare
 from hotspan.core.directives import RetentionRule, seconds
@@ -110,7 +111,7 @@ class _Reader:
     def _document(self) -> object:
         text = read_private(self._path, "the tenants' keys")
         try:
-            return yaml.load(text, _UniqueKeys)
+            return yaml.load(text, UniqueKeys)
         except yaml.MarkedYAMLError as error:
             line = f"line {error.problem_mark.line + 1}" if error.problem_mark is not None else "somewhere"
             raise self._wrong(f"is no YAML: {line}: {error.problem}") from None  # its context quotes the file
@@ -210,23 +211,6 @@ class _Reader:
 
     def _wrong(self, problem: str) -> ConfigError:
         return ConfigError(f"{self._path} {problem}")
-
-
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML in which a name written twice is an error instead of a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a name is a list or mapping", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands here twice", key_node.start_mark)
-            seen.add(key)
-        result: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return result
 
 
 def _meant(name: str, known: Collection[str]) -> str:

@@ -1,0 +1,89 @@
+"""`hotspan config`: what `hotspan serve` would do with the same words, and where each value comes from."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotspan.cli.errors import explained
+from hotspan.cli.flags import ENGINE_OPTIONS, check_engine, load, show_warnings, takes_configuration
+
+if TYPE_CHECKING:
+    from hotspan.config.origin import Given, Setting
+
+config = typer.Typer(help="Look at a configuration before it is served.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@config.command("explain", context_settings=ENGINE_OPTIONS)
+@takes_configuration
+def explain(context: typer.Context, model: str | None, as_json: Json = False, **_flags: Any) -> None:
+    """Show every value, where it comes from and what it overrode, for the words that `hotspan serve` would get.
+
+    Options of the engine are shown as they are written; `hotspan config check` asks the engine about them.
+    """
+    with explained():
+        configuration = load(context, model)
+    # What somebody wrote comes first.
+    settings = sorted(configuration.settings.items(), key=lambda pair: (_is_default(pair[1]), pair[0]))
+    if as_json:
+        notes = [
+            {"where": note.where, "text": note.text, "is_warning": note.is_warning} for note in configuration.notes
+        ]
+        rows = [{"key": name, **_row(setting)} for name, setting in settings]
+        typer.echo(json.dumps({"settings": rows, "notes": notes}, indent=2, default=str))
+        return
+    for name, setting in settings:
+        typer.echo("\n".join(_lines(name, setting)))
+    for note in configuration.notes:
+        typer.echo(f"{'warning' if note.is_warning else 'note'}: {note}")
+
+
+@config.command("check", context_settings=ENGINE_OPTIONS)
+@takes_configuration
+def check(context: typer.Context, model: str | None, **_flags: Any) -> None:
+    """Validate the words that `hotspan serve` would get, and all they lead to, without starting. Exit status 2: wrong.
+
+    What only the machine that serves can tell, such as room on its disks, is not looked at.
+    """
+    with explained():
+        configuration = check_engine(load(context, model))
+    show_warnings(configuration)
+    written = sum(not _is_default(setting) for setting in configuration.settings.values())
+    typer.echo(f"the configuration is sound: {configuration.model}, {written} values given")
+
+
+@config.command("keys")
+def keys() -> None:
+    """Print every key with its names in each format, as a Markdown table."""
+    from hotspan.config.reference import key_table
+
+    typer.echo(key_table())
+
+
+def _is_default(setting: "Setting") -> bool:
+    from hotspan.config.origin import Source
+
+    return setting.source is Source.DEFAULT
+
+
+def _lines(name: str, setting: "Setting") -> list[str]:
+    from hotspan.config.origin import shown
+
+    first = f"{name} = {shown(name, setting.value)}"
+    if _is_default(setting) and not setting.overridden:
+        return [f"{first}  (default)"]
+    over = [f"    over {shown(name, given.value)} from {given.origin}" for given in setting.overridden]
+    return [first, f"    from {setting.given.origin}", *over]
+
+
+def _row(setting: "Setting") -> dict[str, Any]:
+    return _said(setting.given) | {"overrode": [_said(given) for given in setting.overridden]}
+
+
+def _said(given: "Given") -> dict[str, Any]:
+    from hotspan.config.origin import shown
+
+    value = given.value if isinstance(given.value, bool | int | float | None) else shown(given.key, given.value)
+    return {"value": value, "origin": given.origin, "source": given.source.name.lower()}

@@ -1,0 +1,168 @@
+"""Types of values: each reads text as well as what YAML gives, and says what it wants."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotspan.config.origin import shown
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import MIB
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_RUNNERS = {
+    "auto": "auto",
+    **dict.fromkeys(("generate", "text-generation", "chat"), "generate"),
+    **dict.fromkeys(
+        ("embed", "embedding", "embeddings", "text_embedding", "feature-extraction", "sentence-similarity"), "pooling"
+    ),
+    **dict.fromkeys(("pooling", "score", "classify", "reward", "text-classification"), "pooling"),
+}
+
+
+class _Wanted(ValueError):
+    """What is wrong, where more can be said of what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of values.
+
+    read:  the value, from text or from what YAML made of it; ValueError for anything else.
+    wants: what to give, for who gave something else.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    wants: str
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """The value. Raises: ConfigError that names `where` it stands, what stands there and what would do."""
+        try:
+            return self.read(raw.strip() if isinstance(raw, str) else raw)
+        except ValueError as error:
+            name = where.rpartition(" ")[2]
+            wants = str(error) if isinstance(error, _Wanted) else self.wants
+            raise ConfigError(f"{where} is {shown(name, repr(raw))}: give {wants}") from None
+
+
+def _integer(raw: Any) -> int:
+    if isinstance(raw, str) and _INTEGER.fullmatch(raw):
+        return int(raw)
+    if isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int):
+        raise ValueError
+    return raw
+
+
+def _number(raw: Any) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    value = float(raw)  # ValueError for text that is none
+    if not math.isfinite(value) or (isinstance(raw, str) and "_" in raw):
+        raise ValueError
+    return value
+
+
+def _boolean(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    value = _TRUTHS.get(str(raw).lower())
+    if value is None:
+        raise ValueError
+    return value
+
+
+def _text(raw: Any) -> str:
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float) or raw == "":
+        raise ValueError
+    return str(raw)
+
+
+def _object(raw: Any) -> dict[str, Any]:
+    value = json.loads(raw) if isinstance(raw, str) else raw
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return {str(name): inner for name, inner in value.items()}
+
+
+def _pairs(raw: Any) -> dict[str, str]:
+    if isinstance(raw, Mapping):
+        return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in raw.items()}
+    words = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise ValueError
+    pairs = [word.partition("=") for word in words]
+    if not all(name.strip() and equals for name, equals, _ in pairs):
+        raise ValueError
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _any(raw: Any) -> Any:
+    """As vLLM is to get it: what looks like a truth is one."""
+    if isinstance(raw, str):
+        return {"true": True, "false": False}.get(raw.lower(), raw)
+    if raw == []:
+        raise ValueError
+    return raw
+
+
+def _degree(raw: Any) -> int | str:
+    return "max" if str(raw).lower() == "max" else _above(raw, 0)
+
+
+def _above(raw: Any, least: int) -> int:
+    value = _integer(raw)
+    if value <= least:
+        raise ValueError
+    return value
+
+
+def _seconds(raw: Any) -> float:
+    value = _number(raw)
+    if value <= 0:
+        raise ValueError
+    return value
+
+
+def _gib(raw: Any) -> float:
+    match = re.fullmatch(r"([0-9.]+) *([kmgt]i?b?)", raw, re.IGNORECASE) if isinstance(raw, str) else None
+    if match is not None:
+        factor = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 1024.0}[match[2][0].lower()]
+        raise _Wanted(f"GiB as a plain number, without a unit: {float(match[1]) * factor:g}")
+    return _number(raw)
+
+
+def _known(names: Mapping[str, str]) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        value = names.get(str(raw).lower())
+        if value is None:
+            raise ValueError
+        return value
+
+    return read
+
+
+INTEGER = Kind("integer", _integer, "a whole number")
+COUNT = Kind("count", lambda raw: _above(raw, 0), "a whole number above 0")
+NUMBER = Kind("number", _number, "a number")
+GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
+SECONDS = Kind("seconds", _seconds, "seconds, above 0")
+BOOLEAN = Kind("true or false", _boolean, "true or false")
+INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
+TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
+PATH = Kind("path", _text, "a path")
+JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
+PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several")
+ANY = Kind("as vLLM takes it", _any, "a value")
+DEGREE = Kind("count or max", _degree, "a whole number above 0, or max")
+MEBIBYTES = Kind("MiB", lambda raw: _above(raw, 0) * MIB, "a whole number of MiB above 0")
+DTYPE = Kind("dtype", lambda raw: _DTYPES.get(_text(raw).lower(), _text(raw)), "a dtype such as bf16 or float16")
+TASK = Kind("task", _known(_RUNNERS), f"one of {', '.join(_RUNNERS)}")
+NORMALIZE = Kind("true or false", lambda raw: {"use_activation": _boolean(raw)}, "true or false")
+COMPAT = Kind("none or lmi", _known({"none": "none", "lmi": "lmi"}), "none (the default) or lmi")

@@ -1,0 +1,195 @@
+"""LMCache's configuration, taken over: its YAML, LMCACHE_* and the connectors that kv_transfer_config names."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hotspan.config import kinds
+from hotspan.config.documents import Entry, parse_entries, read_text
+from hotspan.config.environment import is_service_link
+from hotspan.config.keys import KEYS, meant
+from hotspan.config.kinds import Kind
+from hotspan.config.lmcache_names import ACCEPTED, EXTRA, IGNORED_VARIABLES, RENAMED, SURPRISES
+from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said
+from hotspan.core.errors import ConfigError
+from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
+
+CONNECTORS = frozenset({"LMCacheConnector", "LMCacheConnectorV1", "LMCacheConnectorV1Dynamic", "LMCacheMPConnector"})
+"""What vLLM calls LMCache."""
+
+DEFAULT_RAM_GIB = 5.0
+"""What LMCache takes of host memory, for each worker, where nothing is said."""
+
+_VARIABLE = "LMCACHE_"
+_IN_CONNECTOR = "lmcache."
+_BOLD = re.compile(r"^(\s*)\*\*(\w+)\*\*(\s*:)", re.MULTILINE)
+_ITALIC_COMMENT = re.compile(r"^(\s*)\*(#.*)$", re.MULTILINE)
+_S3_HOST = re.compile(r"(.+?)\.s3[.-]([a-z0-9-]+)\.amazonaws\.com")
+_TARGETS: dict[str, tuple[str, Kind]] = {key.lmcache: (key.name, key.kind) for key in KEYS if key.lmcache}
+_PER_WORKER = frozenset({"max_local_cpu_size", "max_local_disk_size"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One of LMCache's names with its value, wherever it stands."""
+
+    name: str
+    raw: Any
+    source: Source
+    written: str
+    place: str
+
+    @property
+    def where(self) -> str:
+        return said(self.place, self.written)
+
+
+class LmcacheReader:
+    """What LMCache's files and variables say of hotspan's tiers. `givens` and `notes` grow with each read.
+
+    workers: the processes that each have what LMCache calls max_local_cpu_size; hotspan's tiers are for all of them.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.givens: list[Given] = []
+        self.notes: list[Note] = []
+
+    def read_file(self, path: Path) -> None:
+        """Take a YAML file. Raises: ConfigError that names key, value, place and remedy."""
+        text = read_text(path)
+        plain = _ITALIC_COMMENT.sub(r"\1\2", _BOLD.sub(r"\1\2\3", text))
+        if plain != text:
+            self._warn(str(path), "names and comments with asterisks, as on a web page, are read without them")
+        for entry in parse_entries(plain, path):
+            self._take(_file_value(entry))
+
+    def read_variables(self, surroundings: Mapping[str, str]) -> None:
+        """Take LMCACHE_*. Raises: as read_file."""
+        for variable, raw in sorted(surroundings.items()):
+            if not variable.startswith(_VARIABLE) or not raw.strip() or is_service_link(variable, raw):
+                continue
+            name = variable.removeprefix(_VARIABLE).lower()
+            if not name.startswith(IGNORED_VARIABLES):
+                self._take(_Value(name, _unquoted(raw), Source.LMCACHE_VARIABLE, variable, ENVIRONMENT))
+
+    def read_connector(self, config: Mapping[str, Any], place: str) -> None:
+        """Take a kv_transfer_config that names LMCache's connector. Raises: as read_file."""
+        role = config.get("kv_role", "kv_both")
+        if role != "kv_both":
+            raise ConfigError(
+                f"{place}: kv_role is {role!r}, and hotspan stores and loads in every replica: give kv_both"
+            )
+        extra = config.get("kv_connector_extra_config") or {}
+        if not isinstance(extra, Mapping):
+            raise ConfigError(f"{place}: kv_connector_extra_config is {extra!r}: give a JSON object, or leave it out")
+        for name, raw in extra.items():
+            if str(name).startswith(f"{_IN_CONNECTOR}mp."):
+                self._note(
+                    f"{place}: {name}", "hotspan asks no LMCache server; `hotspan daemon` is one cache for a node"
+                )
+            elif str(name).startswith(_IN_CONNECTOR):
+                plain = str(name).removeprefix(_IN_CONNECTOR)
+                self._take(_Value(plain, raw, Source.LMCACHE_CONNECTOR, str(name), place))
+            else:
+                self._note(f"{place}: {name}", "hotspan has no use for it")
+
+    def _take(self, value: _Value) -> None:
+        name = RENAMED.get(value.name, value.name)
+        if name in SURPRISES:
+            if kinds.BOOLEAN.parse(value.raw, value.where):
+                self._warn(value.where, SURPRISES[name])
+        elif name in ACCEPTED:
+            kind, note = ACCEPTED[name]
+            if value.raw is not None:
+                kind.parse(value.raw, value.where)
+            self._note(value.where, note)
+        elif name not in _TARGETS:
+            known = [*_TARGETS, *ACCEPTED, *SURPRISES]
+            if value.source is Source.LMCACHE_VARIABLE:
+                known = [_VARIABLE + name.upper() for name in known]
+            raise ConfigError(f"{value.where}: LMCache has no such key: {meant(value.written, known)}")
+        elif value.raw is not None:
+            self._take_over(name, value)
+
+    def _take_over(self, name: str, value: _Value) -> None:
+        if name == "local_disk":
+            self._give(value, "disk", self._directory(value))
+        elif name == "remote_url":
+            self._take_remote(value)
+        elif name == "extra_config":
+            self._take_extra(value)
+        else:
+            key, kind = _TARGETS[name]
+            parsed = kind.parse(value.raw, value.where)
+            if name in _PER_WORKER:
+                parsed *= self._workers
+            if name != "max_local_disk_size" or parsed:  # 0 is what LMCache has without a disk
+                self._give(value, key, parsed)
+
+    def _directory(self, value: _Value) -> str:
+        text: str = kinds.PATH.parse(value.raw, value.where)
+        if "," in text:
+            raise ConfigError(f"{value.where} is {text!r}: hotspan's disk tier is one directory: give one")
+        if not text.startswith("file://"):
+            return text
+        path = text.removeprefix("file://")
+        if not path.startswith("/"):
+            self._warn(value.where, f"{text} is a slash short: /{path} is meant, as file:///{path}")
+        return "/" + path.lstrip("/")
+
+    def _take_remote(self, value: _Value) -> None:
+        text: str = kinds.TEXT.parse(value.raw, value.where)
+        try:
+            url = urlsplit(text)
+        except ValueError as error:
+            raise ConfigError(f"{value.where} is {text!r}, which is no URL ({error})") from error
+        if url.scheme in ("fs", "file"):
+            text = f"file://{url.path}" if url.scheme == "fs" else text
+        elif url.scheme == "valkey":
+            text = "redis" + text.removeprefix("valkey")
+        elif url.scheme == "s3" and (host := _S3_HOST.fullmatch(url.netloc)):
+            text = f"s3://{host[1]}{url.path}"
+            self._give(value, "l2_option", {"region": host[2]})
+        self._give(value, "l2", text)
+
+    def _take_extra(self, value: _Value) -> None:
+        extra = kinds.JSON.parse(value.raw, value.where)
+        hyperpod = {name: inner for name, inner in extra.items() if name.startswith(PREFIX)}
+        for name in extra.keys() - hyperpod.keys():
+            if name not in EXTRA and (near := meant(name, EXTRA)).startswith("did"):
+                raise ConfigError(f"{value.where}: {name}: LMCache has no such key: {near}")
+            self._note(f"{value.where}: {name}", EXTRA.get(name, "hotspan has no use for it"))
+        if hyperpod:
+            try:
+                parse_hyperpod_settings(hyperpod)
+            except ConfigError as error:
+                raise ConfigError(f"{value.where}: {error}") from error
+            self._give(value, "l2_option", kinds.PAIRS.parse(hyperpod, value.where))
+
+    def _give(self, value: _Value, key: str, parsed: Any) -> None:
+        written = value.raw if isinstance(value.raw, str) else json.dumps(value.raw, default=str)
+        if value.name in _PER_WORKER and self._workers > 1:
+            written += f" for each of {self._workers} workers"
+        self.givens.append(Given(key, parsed, value.source, value.written, value.place, written))
+
+    def _note(self, where: str, text: str) -> None:
+        self.notes.append(Note(where, text))
+
+    def _warn(self, where: str, text: str) -> None:
+        self.notes.append(Note(where, text, is_warning=True))
+
+
+def _file_value(entry: Entry) -> _Value:
+    return _Value(entry.name, entry.value, Source.LMCACHE_FILE, entry.name, entry.place)
+
+
+def _unquoted(text: str) -> str | None:
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    return None if text.lower() in ("none", "null") else text

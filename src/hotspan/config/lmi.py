@@ -1,0 +1,171 @@
+"""LMI's configuration: serving.properties, config.properties, OPTION_*, SERVING_*, SAGEMAKER_* and other variables."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hotspan.config.environment import is_service_link
+from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, Spelling, meant, unlisted
+from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
+from hotspan.config.properties import read_properties
+from hotspan.core.errors import ConfigError
+
+_UPPER = re.compile(r"[A-Z_\d]+")
+_OPTION = "option."
+_WATCHED = ("SAGEMAKER_", "HF_MODEL_")
+_NEAR = 0.9
+
+_ONE_ENGINE = "only vLLM is served, by hotspan's own server"
+_BATCHED = "vLLM batches continuously: it is not needed"
+_ONE_WORKER = "one hotspan is one replica: start one for each, on devices of its own"
+_ONE_MODEL = "hotspan serves one model: MODEL, option.model_id, HF_MODEL_ID or the one in /opt/ml/model"
+_ONE_PYTHON = "hotspan runs in the Python that it was installed in"
+_NO_USE = "hotspan has no use for it"
+_BY_REQUEST = "each request says whether it streams, and how"
+_BY_DECORATOR = "functions of model.py are found by their decorators"
+
+ACCEPTED: Mapping[str, str] = {
+    name: note
+    for note, names in (
+        (_ONE_ENGINE, "engine option.rolling_batch option.async_mode option.mpi_mode option.device translatorFactory"),
+        (_BATCHED, "batch_size max_batch_delay option.batch_size option.waiting_steps option.use_v2_block_manager"),
+        (_ONE_WORKER, "minWorkers maxWorkers min_workers max_workers gpu.minWorkers gpu.maxWorkers cpu.minWorkers"),
+        (_ONE_WORKER, "cpu.maxWorkers load_on_devices option.parallel_loading max_idle_time"),
+        (_BY_REQUEST, "option.enable_streaming option.output_formatter"),
+        (_BY_DECORATOR, "option.entryPoint option.handler option.input_formatter"),
+        (_ONE_MODEL, "load_models model_store model_url_pattern"),
+        (_ONE_PYTHON, "option.enable_venv option.pythonExecutable"),
+        (_NO_USE, "retry_threshold log_request_metric metrics_aggregation required_memory_mb reserved_memory_mb"),
+        (_NO_USE, "gpu.required_memory_mb gpu.reserved_memory_mb management_address number_of_netty_threads"),
+        (_NO_USE, "netty_client_threads max_response_size plugin_folder features opts config_file"),
+        (_NO_USE, "option.max_output_size option.cluster_size option.tgi_compat option.bedrock_compat"),
+        (_NO_USE, "option.device_map option.low_cpu_mem_usage option.lora_extra_vocab_size option.modelName"),
+        (_NO_USE, "cors_allowed_origin cors_allowed_methods cors_allowed_headers"),
+    )
+    for name in names.split()
+}
+"""Keys that are LMI's and nothing of hotspan's, with what hotspan does instead."""
+
+_SAGEMAKER_ACCEPTED: Mapping[str, str] = {
+    "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_WORKER,
+    "SAGEMAKER_MODEL_SERVER_WORKERS": _ONE_WORKER,
+    "SAGEMAKER_SECURITY_CONTROLS": "SAGEMAKER_SECURE_MODE is one switch: no code of the model's directory is executed",
+}
+
+
+def _spelled(key: Key) -> list[tuple[str, tuple[Key, Spelling]]]:
+    return [(spelling.name.lower(), (key, spelling)) for spelling in key.spellings]
+
+
+_NAMES = dict(pair for key in KEYS for pair in _spelled(key))
+_VARIABLES = {spelling.name: (key, spelling) for key in KEYS for spelling in key.variables}
+_ACCEPTED = {name.lower(): note for name, note in ACCEPTED.items()}
+_ADDRESS = "inference_address"
+
+
+class LmiReader:
+    """What LMI's files and variables say. `givens` and `notes` grow with each read."""
+
+    def __init__(self) -> None:
+        self.givens: list[Given] = []
+        self.notes: list[Note] = []
+
+    def read_file(self, path: Path, source: Source) -> None:
+        """Take a properties file. Raises: ConfigError that names key, value, place and remedy."""
+        for entry in read_properties(path):
+            self._take(entry.name, entry.value, source, entry.name, f"{path}:{entry.line}")
+
+    def read_variables(self, surroundings: Mapping[str, str]) -> None:
+        """Take OPTION_*, SERVING_*, SAGEMAKER_* and those with names of their own. Raises: as read_file."""
+        for name, raw in sorted(surroundings.items()):
+            if not raw.strip() or is_service_link(name, raw):
+                continue
+            if name in _VARIABLES:
+                self._take_variable(name, raw)
+            elif name.startswith("OPTION_"):
+                self._take(_option(name.removeprefix("OPTION_")), raw, Source.OPTION, name, ENVIRONMENT)
+            elif name.startswith("SERVING_"):
+                self._take(_lowered(name.removeprefix("SERVING_")), raw, Source.SERVING, name, ENVIRONMENT)
+            elif name in _SAGEMAKER_ACCEPTED:
+                self.notes.append(Note(said(ENVIRONMENT, name), _SAGEMAKER_ACCEPTED[name]))
+            elif name.startswith(_WATCHED):
+                _refuse_near(name)
+
+    def _take_variable(self, name: str, raw: str) -> None:
+        key, spelling = _VARIABLES[name]
+        source = Source.ALIAS
+        if name.startswith("SAGEMAKER_"):
+            source = Source.SAGEMAKER
+        elif name.startswith("LMCACHE_"):
+            source = Source.LMCACHE_VARIABLE
+        self._give(key, spelling, raw, source, name, ENVIRONMENT)
+
+    def _take(self, name: str, raw: str, source: Source, written: str, place: str) -> None:
+        known = _NAMES.get(name.lower())
+        if not raw.strip():
+            return
+        if known is not None:
+            self._give(*known, raw, source, written, place)
+        elif name.lower() in _ACCEPTED:
+            self.notes.append(Note(said(place, written), _ACCEPTED[name.lower()]))
+        elif name == _ADDRESS:
+            self._give_address(raw, source, written, place)
+        elif name.startswith(_OPTION) and name != _OPTION + CONFIG_FILE.name:
+            option = unlisted(name.removeprefix(_OPTION).replace("-", "_"))
+            self._give(option, Spelling(name), raw, source, written, place)
+        else:
+            prefix = "SERVING_" if source is Source.SERVING else ""
+            near = (prefix + (known.upper() if prefix else known) for known in _plain_names())
+            raise ConfigError(f"{said(place, written)}: there is no such key: {meant(written, near)}")
+
+    def _give(self, key: Key, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
+        value = (spelling.kind or key.kind).parse(raw, said(place, written))
+        self.givens.append(Given(key.name, value, source, written, place, raw.strip(), spelling.order))
+
+    def _give_address(self, raw: str, source: Source, written: str, place: str) -> None:
+        try:
+            address = urlsplit(raw.strip())
+            host, port = address.hostname, address.port
+        except ValueError:
+            host = port = None
+        if host is None or port is None or address.scheme != "http":
+            raise ConfigError(f"{said(place, written)} is {shown(written, raw)}: give http://ADDRESS:PORT")
+        for key, value in (("host", host), ("port", port)):
+            self.givens.append(Given(key, value, source, written, place, raw.strip()))
+
+
+def lmi_names() -> tuple[str, ...]:
+    """Every name that serving.properties may have, besides vLLM's own after `option.`."""
+    return (*(spelling.name for key in KEYS for spelling in key.spellings), *ACCEPTED, _ADDRESS)
+
+
+def spellings(key: str, source: Source) -> tuple[str, ...]:
+    """How one source writes an option of the engine, for hints."""
+    known = BY_NAME.get(key, unlisted(key))
+    names: list[str] = [spelling.name for spelling in known.spellings]
+    if source is Source.OPTION:
+        return tuple("OPTION_" + name.removeprefix(_OPTION).upper() for name in names)
+    return tuple(names)
+
+
+def _plain_names() -> tuple[str, ...]:
+    return tuple(name for name in lmi_names() if not name.startswith(_OPTION))
+
+
+def _lowered(name: str) -> str:
+    return name.lower() if _UPPER.fullmatch(name) else name
+
+
+def _option(name: str) -> str:
+    return "engine" if name == "ENGINE" else _OPTION + _lowered(name)
+
+
+def _refuse_near(name: str) -> None:
+    """Others may have variables with these prefixes, too; one that is nearly ours is a typo."""
+    known: list[Any] = [*_VARIABLES, *_SAGEMAKER_ACCEPTED]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+    if near:
+        raise ConfigError(f"{said(ENVIRONMENT, name)}: there is no such variable: did you mean {near[0]}?")

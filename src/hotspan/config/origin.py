@@ -1,0 +1,138 @@
+"""Values with where they were written, and which of them counts."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from hotspan.core.errors import ConfigError
+
+_SECRET = re.compile(r"(^|[_.-])(token|key|password|secret|pass)$", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(://[^/@\s:]*):[^/@\s]*@")
+
+COMMAND_LINE = "command line"
+ENVIRONMENT = "environment"
+
+
+class Source(IntEnum):
+    """Where values come from; what stands first here beats what stands below."""
+
+    COMMAND_LINE = 0
+    SAGEMAKER = 1
+    """SAGEMAKER_* variables."""
+    SERVING_PROPERTIES = 2
+    OPTION = 3
+    """OPTION_* variables."""
+    SERVING = 4
+    """SERVING_* variables."""
+    ALIAS = 5
+    """Variables with names of their own, such as HF_MODEL_ID."""
+    CONFIG_PROPERTIES = 6
+    HOTSPAN_VARIABLE = 7
+    HOTSPAN_FILE = 8
+    """--config FILE."""
+    LMCACHE_CONNECTOR = 9
+    """lmcache.* in the extra configuration of kv_transfer_config."""
+    LMCACHE_VARIABLE = 10
+    LMCACHE_FILE = 11
+    IMPLIED = 12
+    """What LMI or LMCache takes where nothing is said, once their configuration is in use."""
+    DEFAULT = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One value as somebody wrote it.
+
+    key:     which setting it is (keys.py).
+    written: the name that it was written under.
+    text:    the value as it was written, where hotspan made another of it.
+    place:   a file with its line, "environment", or "command line".
+    order:   of names that one source has for one setting: a lower one counts, equals that differ are an error.
+    """
+
+    key: str
+    value: Any = field(repr=False)
+    source: Source
+    written: str
+    place: str
+    text: Any = field(default=None, repr=False)
+    order: int = 0
+
+    @property
+    def origin(self) -> str:
+        """Where it stands and what stands there: "/m/serving.properties:3: option.dtype = bf16"."""
+        if self.source >= Source.IMPLIED:
+            return self.place
+        where = said(self.place, self.written)
+        return where if self.text is None else f"{where} = {shown(self.written, self.text)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What counts for one key, and what it overrode, the strongest first."""
+
+    given: Given
+    overridden: tuple[Given, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        return self.given.value
+
+    @property
+    def source(self) -> Source:
+        return self.given.source
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What hotspan makes of something that it does not take as it is; a warning, if it may be a surprise."""
+
+    where: str
+    text: str
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+def resolve(givens: Iterable[Given]) -> dict[str, Setting]:
+    """What counts for each key.
+
+    Raises: ConfigError if one source says two different things of one key.
+    """
+    by_key: dict[str, list[Given]] = {}
+    for given in givens:
+        by_key.setdefault(given.key, []).append(given)
+    settings = {}
+    for key, found in by_key.items():
+        found.sort(key=lambda given: (given.source, given.order))
+        first = found[0]
+        for other in found[1:]:
+            if (other.source, other.order) == (first.source, first.order) and other.value != first.value:
+                raise ConfigError(
+                    f"{said(first.place, first.written)} is {shown(key, first.value)} and "
+                    f"{said(other.place, other.written)} is {shown(key, other.value)}, and both are {key}: "
+                    "leave one of them out"
+                )
+        settings[key] = Setting(first, tuple(found[1:]))
+    return settings
+
+
+def said(place: str, written: str) -> str:
+    """How errors name a value: by its place and name."""
+    return written if place == COMMAND_LINE else f"{place}: {written}"
+
+
+def shown(name: str, value: Any) -> str:
+    """A value for people to read; secrets are left out."""
+    if _SECRET.search(name) and value is not None:
+        return "***"
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        value = {inner: "***" if _SECRET.search(str(inner)) else given for inner, given in value.items()}
+    text = json.dumps(value, default=str) if isinstance(value, bool | Mapping | list | tuple) else str(value)
+    return _CREDENTIALS.sub(r"\1:***@", text)

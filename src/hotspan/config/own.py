@@ -1,0 +1,86 @@
+"""hotspan's own configuration: the command line, HOTSPAN_* and the YAML of --config."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotspan.config.admin_token import VARIABLE as ADMIN_TOKEN
+from hotspan.config.documents import parse_entries, read_text
+from hotspan.config.engine_options import split_words
+from hotspan.config.environment import is_service_link
+from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, meant, unlisted
+from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Given, Source, said
+from hotspan.core.errors import ConfigError
+
+_VARIABLE = "HOTSPAN_"
+_OWN = {key.name: key for key in (*KEYS, CONFIG_FILE) if key.is_own}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What stood behind `hotspan serve`.
+
+    flags: hotspan's own, by the names of their keys; what was not given is not in it.
+    words: the engine's options, as they stood.
+    """
+
+    model: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    words: Sequence[str] = ()
+
+
+def read_command_line(command_line: CommandLine) -> list[Given]:
+    """What the command line gives. Raises: ConfigError for a value of the wrong type."""
+    givens = []
+    if command_line.model is not None:
+        givens.append(Given("model", command_line.model, Source.COMMAND_LINE, "MODEL", COMMAND_LINE))
+    for name, raw in command_line.flags.items():
+        key = _OWN[name]
+        givens.append(Given(name, key.kind.parse(raw, key.flag), Source.COMMAND_LINE, key.flag, COMMAND_LINE))
+    # Of an option that is given twice, vLLM takes the last.
+    engine = {option.name: option for option in split_words(command_line.words) if option.name}
+    for name, option in engine.items():
+        givens.append(Given(name, option.value, Source.COMMAND_LINE, option.words[0].partition("=")[0], COMMAND_LINE))
+    return givens
+
+
+def read_variables(surroundings: Mapping[str, str]) -> list[Given]:
+    """What HOTSPAN_* give. Raises: ConfigError for an unknown name or a value of the wrong type."""
+    givens = []
+    for variable, raw in sorted(surroundings.items()):
+        if not variable.startswith(_VARIABLE) or variable == ADMIN_TOKEN:
+            continue
+        if not raw.strip() or is_service_link(variable, raw):
+            continue
+        key = _OWN.get(variable.removeprefix(_VARIABLE).lower())
+        where = said(ENVIRONMENT, variable)
+        if key is None:
+            known = [_VARIABLE + name.upper() for name in _OWN]
+            raise ConfigError(f"{where}: there is no such variable: {meant(variable, known)}")
+        value = key.kind.parse(raw, where)
+        givens.append(Given(key.name, value, Source.HOTSPAN_VARIABLE, variable, ENVIRONMENT, raw.strip()))
+    return givens
+
+
+def read_file(path: Path) -> list[Given]:
+    """What the YAML of --config gives: hotspan's flags and vLLM's options, without their dashes.
+
+    Raises: ConfigError for what is no YAML, or a value of the wrong type. A name that is nobody's counts as vLLM's.
+    """
+    givens = []
+    for entry in parse_entries(read_text(path), path):
+        if entry.value is None:
+            continue
+        key = _file_key(entry.name)
+        where = said(entry.place, entry.name)
+        if key is CONFIG_FILE:
+            raise ConfigError(f"{where}: one file is read, and names no other: write everything in {path}")
+        value = key.kind.parse(entry.value, where)
+        givens.append(Given(key.name, value, Source.HOTSPAN_FILE, entry.name, entry.place))
+    return givens
+
+
+def _file_key(name: str) -> Key:
+    plain = name.replace("-", "_")
+    return BY_NAME.get(plain) or _OWN.get(plain) or unlisted(plain)

@@ -1,0 +1,71 @@
+"""What a replica's server does besides caching, parsed once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hotspan.core.types import MIB
+
+Compat = Literal["none", "lmi"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Sessions that clients open and close by name.
+
+    path:     the directory that keeps them.
+    expiry_s: after which an unused one is gone.
+    """
+
+    path: Path
+    expiry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What the engine was told of adapters.
+
+    max_loras:     adapters in one batch.
+    max_cpu_loras: kept in memory; None as many as max_loras.
+    """
+
+    is_enabled: bool = False
+    max_loras: int = 1
+    max_cpu_loras: int | None = None
+    max_lora_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One replica's server.
+
+    served_model_name: what requests that name no model mean; None for the model's own name.
+    job_queue_size:    requests in the engine at a time; more are refused until one ends.
+    max_request_bytes: of a request's body.
+    predict_timeout_s: of one request, from its arrival to its last byte.
+    startup_timeout_s: until the model is loaded.
+    sessions:          None without.
+    compat:            "lmi" answers errors with LMI's status 424.
+    adapters:          directory with one adapter in each of its directories.
+    formatters:        directory with model.py or formatter.yaml.
+    is_secure:         no code of the model's directory is executed.
+    admin_token_file:  None takes the token from the environment, or makes one.
+    is_insecure:       other machines may reach it without a key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    served_model_name: str | None = None
+    job_queue_size: int = 1000
+    max_request_bytes: int = 64 * MIB
+    predict_timeout_s: float = 240.0
+    startup_timeout_s: float = 1200.0
+    sessions: SessionSettings | None = None
+    compat: Compat = "none"
+    adapters: Path | None = None
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    formatters: Path | None = None
+    formatter_timeout_s: float = 5.0
+    is_secure: bool = False
+    admin_token_file: Path | None = None
+    is_insecure: bool = False

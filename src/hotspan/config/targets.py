@@ -1,0 +1,102 @@
+"""From settings that count to the dataclasses that the tiers and the server are built from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from hotspan.config.keys import BY_NAME
+from hotspan.config.origin import Setting, Source, shown
+from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings
+from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.config.tenants import Tenants
+from hotspan.core.errors import ConfigError
+from hotspan.tiers.stores.open import parse_store_url
+
+
+def is_on(settings: Mapping[str, Setting], name: str) -> bool:
+    """Whether a setting is there and true."""
+    return name in settings and settings[name].value is True
+
+
+def count(settings: Mapping[str, Setting], name: str, default: int) -> int:
+    """A whole number that the engine gets; what it would refuse counts as the default here."""
+    text = str(settings[name].value) if name in settings else ""
+    return int(text) if text.isdecimal() and int(text) > 0 else default
+
+
+def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSettings | None:
+    """What the tiers are; None without them.
+
+    Raises: ConfigError that says which option is wrong, where it stands and what would do.
+    """
+    value = {name: setting.value for name, setting in settings.items()}
+    try:
+        for name in ("l2", "l2_log"):
+            if value[name] is not None:
+                parse_store_url(BY_NAME[name].flag, value[name])
+        if value["no_cache"]:
+            return None
+        return cache_settings(
+            ram_gib=value["ram_gib"],
+            disk=_path(value["disk"]),
+            disk_gib=value["disk_gib"],
+            l2=value["l2"],
+            l2_options=value["l2_option"],
+            l2_log=value["l2_log"],
+            chunk_tokens=value["chunk_tokens"],
+            model_digest=value["model_digest"],
+            persistence=value["persistence"],
+            kek=value["kek"],
+            key_store=_path(value["key_store"]),
+            is_isolated=not value["share_across_tenants"],
+            is_strict=tenants.has_keys,
+            tenants=tenants.shares,
+            retention=tenants.retention,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_origins(settings)}") from error
+
+
+def _origins(settings: Mapping[str, Setting]) -> str:
+    """Which of the cache's options stood elsewhere than on the command line, where they have other names."""
+    elsewhere = [
+        f"{BY_NAME[name].flag} {shown(name, setting.value)} comes from {setting.given.origin}"
+        for name, setting in settings.items()
+        if name in BY_NAME and BY_NAME[name].part == "cache" and name != "lmcache_config_file"
+        if Source.COMMAND_LINE < setting.source < Source.IMPLIED
+    ]
+    return f" ({'; '.join(elsewhere)})" if elsewhere else ""
+
+
+def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
+    """What the server does besides caching."""
+    value = {name: setting.value for name, setting in settings.items()}
+    sessions = SessionSettings(Path(value["sessions_path"]), value["session_expiry_s"])
+    name = value.get("served_model_name")
+    return ServerSettings(
+        host=value["host"],
+        port=value["port"],
+        served_model_name=name[0] if isinstance(name, list) else name,
+        job_queue_size=value["job_queue_size"],
+        max_request_bytes=value["max_request_bytes"],
+        predict_timeout_s=value["predict_timeout_s"],
+        startup_timeout_s=value["startup_timeout_s"],
+        sessions=None if value["no_sessions"] else sessions,
+        compat=cast(Compat, value["compat"]),
+        adapters=_path(value["adapters"]),
+        lora=LoraSettings(
+            is_enabled=is_on(settings, "enable_lora"),
+            max_loras=count(settings, "max_loras", 1),
+            max_cpu_loras=count(settings, "max_cpu_loras", 0) or None,
+            max_lora_rank=count(settings, "max_lora_rank", 16),
+        ),
+        formatters=_path(value["formatters"]),
+        formatter_timeout_s=value["formatter_timeout_s"],
+        is_secure=value["secure"],
+        admin_token_file=_path(value["admin_token_file"]),
+        is_insecure=value["insecure"],
+    )
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value).expanduser()

@@ -1,0 +1,151 @@
+"""`hotspan config`, and how `hotspan serve` takes its configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hotspan.server.run
+from hotspan.cli.flags import OWN_OPTIONS
+from hotspan.cli.main import app
+from hotspan.core.types import GIB
+from hotspan.server.options import ServeOptions
+
+PREFIXES = ("OPTION_", "SERVING_", "SAGEMAKER_", "HOTSPAN_", "LMCACHE_", "HF_MODEL_")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with LMI's configuration and a model that is not loaded."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "serving.properties").write_text(
+        "option.dtype=bf16\noption.max_rolling_batch_size=64\noption.lmcache_config_file=lmcache.yaml\n"
+    )
+    (directory / "lmcache.yaml").write_text("max_local_cpu_size: 7\nenable_blending: true\n")
+    return directory
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
+    """What `hotspan serve` would have been started with."""
+    taken: list[ServeOptions] = []
+    monkeypatch.setattr(hotspan.server.run, "run_server", lambda options, own: taken.append(options))
+    return taken
+
+
+def run(*words: str, variables: dict[str, str] | None = None) -> Any:
+    return CliRunner().invoke(app, list(words), env=variables or {})
+
+
+def test_explain(model: Path) -> None:
+    """Each value is shown with where it comes from and what it overrode; notes and warnings are at the end."""
+    done = run("config", "explain", str(model), "--ram-gib", "3", variables={"OPTION_DTYPE": "fp16"})
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    at = lines.index("dtype = bfloat16")
+    assert lines[at + 1].endswith("serving.properties:1: option.dtype = bf16")
+    assert lines[at + 2] == "    over float16 from environment: OPTION_DTYPE = fp16"
+    at = lines.index("ram_gib = 3.0")
+    assert lines[at + 1] == "    from --ram-gib" and "over 7.0 from" in lines[at + 2]
+    assert "port = 8080  (default)" in lines and any(line.startswith("warning: ") for line in lines)
+
+
+def test_explain_as_json(model: Path) -> None:
+    """The same as JSON, with the source's name."""
+    done = run("config", "explain", str(model), "--json", "--max-num-seqs", "5")
+    answer = json.loads(done.stdout)
+    rows = {row["key"]: row for row in answer["settings"]}
+    assert rows["max_num_seqs"]["source"] == "command_line" and rows["max_num_seqs"]["value"] == "5"
+    assert [over["source"] for over in rows["max_num_seqs"]["overrode"]] == ["serving_properties", "implied"]
+    assert rows["ram_gib"]["value"] == 7.0 and rows["port"]["value"] == 8080
+    assert any(note["is_warning"] for note in answer["notes"])
+
+
+def test_check(model: Path) -> None:
+    """A sound configuration says so; the engine's own parser is asked about what is the engine's."""
+    done = run("config", "check", str(model))
+    assert done.exit_code == 0 and "the configuration is sound" in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("option.max_modle_len=5", "option.max_modle_len = 5: neither hotspan nor vLLM has such a key: did you mean"),
+        ("option.dtype=fp17", "serving.properties:4: option.dtype = fp17: an engine option is wrong"),
+        ("option.enable_request_id_headers=false", "sound"),
+        ("option.disk=/x", "--disk is given without --disk-gib"),
+        ("option.kv_cache_dtype=fp9", "option.kv_cache_dtype = fp9"),
+    ],
+)
+def test_the_engines_parser_is_asked(model: Path, line: str, expected: str) -> None:
+    """What only the engine knows is checked by its own parser, and its answer is brought back to key and place."""
+    path = model / "serving.properties"
+    text = path.read_text().replace("option.dtype=bf16", "#") if "dtype=fp17" in line else path.read_text()
+    path.write_text(text + line)
+    done = run("config", "check", str(model))
+    assert expected in done.output and done.exit_code == (0 if expected == "sound" else 2)
+
+
+def test_serve_without_model(served: list[ServeOptions], tmp_path: Path) -> None:
+    """MODEL may be named elsewhere: then what stands first may be an option of the engine."""
+    own = tmp_path / "hotspan.yaml"
+    own.write_text("model: org/name\nport: 9000\n")
+    done = run("serve", "--config", str(own), "--max-model-len", "4096", "--ram-gib", "2")
+    assert done.exit_code == 0, done.output
+    [options] = served
+    assert (options.model, options.port) == ("org/name", 9000) and options.engine == ("--max-model-len", "4096")
+    assert options.cache is not None and options.cache.ram_bytes == 2 * GIB
+    done = run("serve", "--max-model-len", "4096")
+    assert done.exit_code == 2 and "no model is named" in done.output
+
+
+def test_serve_with_configuration(served: list[ServeOptions], model: Path) -> None:
+    """What LMI's files say reaches the server, and what may surprise is said."""
+    done = run("serve", str(model), "--no-enable-prefix-caching")
+    assert done.exit_code == 0 and "at their place only" in done.output
+    [options] = served
+    assert options.cache is not None and options.cache.ram_bytes == 7 * GIB
+    words = " ".join(options.engine)
+    assert "--dtype bfloat16 --max-num-seqs 64" in words and words.endswith("--no-enable-prefix-caching")
+
+
+def test_serve_with_words_alone(served: list[ServeOptions]) -> None:
+    """Without any configuration, serve is started with exactly what its words say."""
+    words = ("--dtype", "float32", "-tp", "2", "--max-num-seqs", "4")
+    run("serve", "org/name", "--l2", "redis://a", "--l2-option", "timeout_s=1", "--l2-option", "prefix=b", *words)
+    [options] = served
+    assert options.engine == words and options.model == "org/name"
+    assert (options.host, options.port, options.is_insecure, options.admin_token_file) == (
+        "127.0.0.1",
+        8080,
+        False,
+        None,
+    )
+    assert options.cache is not None and options.cache.ram_bytes == 4 * GIB and options.cache.l2 is not None
+    assert options.cache.l2.options == {"timeout_s": "1", "prefix": "b"}
+
+
+def test_flags_are_the_same_everywhere() -> None:
+    """What serve takes, explain and check take."""
+    for command in (("serve",), ("config", "explain"), ("config", "check")):
+        output = run(*command, "--help", variables={"COLUMNS": "200"}).output
+        assert all(flag in output for flag in OWN_OPTIONS)
+
+
+def test_keys() -> None:
+    """The table of keys can be printed."""
+    done = run("config", "keys")
+    assert done.exit_code == 0 and "| `--ram-gib` | 4.0 | GiB |" in done.output
