@@ -1,5 +1,6 @@
 """`hotspan daemon`: one cache in shared memory for all replicas of a node."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,10 +19,15 @@ def daemon(
         str, typer.Option(help="Who may map the memory and use the local door: file permissions, in octal.")
     ] = "600",
     max_lease_s: Annotated[float, typer.Option(help="No lease pins memory for longer.")] = 600.0,
+    disk: Annotated[
+        Path | None, typer.Option(help="Directory for copies of what is in memory, which outlive it and the daemon.")
+    ] = None,
+    disk_gib: Annotated[float, typer.Option(help="How much of that disk to take, in GiB.")] = 0.0,
 ) -> None:
     """Serve one L2 for all replicas of this node, and for clients of HyperPod's managed tiered storage.
 
-    Objects and the log of invalidations are in memory: when the daemon ends, both are gone together.
+    Objects and the log of invalidations are in memory: when the daemon ends, both are gone together. With --disk both
+    are there again when it is back.
     """
     with explained():
         from hotspan.core.errors import ConfigError
@@ -31,4 +37,8 @@ def daemon(
             permissions = int(mode, 8)
         except ValueError as error:
             raise ConfigError(f"--mode {mode!r} is not octal: give one like 600 or 660") from error
-        run_daemon(DaemonOptions(host, port, shared_memory_name, size_gib, permissions, max_lease_s))
+        run_daemon(
+            DaemonOptions(
+                host, port, shared_memory_name, size_gib, permissions, max_lease_s, disk=disk, disk_gib=disk_gib
+            )
+        )

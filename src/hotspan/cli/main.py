@@ -12,6 +12,7 @@ from hotspan.cli.daemon import daemon
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
 from hotspan.cli.keys import keys
+from hotspan.cli.plan import plan
 from hotspan.cli.prove import prove
 from hotspan.cli.serve import serve
 
@@ -30,6 +31,7 @@ app.add_typer(bench.app, name="bench")
 bench.app.command("index")(index)
 bench.app.command("storage")(storage)
 bench.app.command("eviction")(eviction)
+app.command("plan")(plan)
 app.command("prove")(prove)
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")

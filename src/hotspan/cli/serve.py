@@ -42,4 +42,6 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
         is_isolated=configuration.is_isolated,
         admin_token_file=server.admin_token_file,
         is_insecure=server.is_insecure,
+        adapters=server.adapters,
+        is_auto=configuration.is_auto or not configuration.names_tiers,
     )

@@ -5,6 +5,7 @@
      |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
      +-- EngineError            the engine could not be started or is not what was expected
      +-- KeyUnavailable         an encryption key can't be had: KMS out of reach, wrapped by another KEK, damaged
+     +-- FormatterError         a formatter of the user's failed on a request
 
 A miss is a value and not an error (`core.types.Lookup`), and so is a fault of a tier: it becomes a miss in one place,
 `cache.tiered`, which counts it.
@@ -29,3 +30,16 @@ class EngineError(HotspanError):
 
 class KeyUnavailable(HotspanError):
     """An encryption key can't be had; what needs it is a miss until it can. The message never holds a secret."""
+
+
+class FormatterError(HotspanError):
+    """A formatter of the user's failed; the message says which, where and why.
+
+    phase: "input" or "output". name: the formatter. status: what the client is answered.
+    """
+
+    def __init__(self, message: str, *, phase: str, name: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.name = name
+        self.status = status

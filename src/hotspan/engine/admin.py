@@ -204,7 +204,7 @@ class Administrator:
         return scope, named
 
     def _text(self, command: Mapping[str, Any]) -> RequestState:
-        path, name = command.get("adapter_path"), command.get("adapter")
+        path, name = command.get("adapter_path"), command.get("adapter_name")
         lora = LoRARequest(str(name), 1, str(path)) if path is not None else None
         request = Request(
             request_id="hotspan-invalidate",

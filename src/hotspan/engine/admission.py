@@ -13,6 +13,7 @@ from hotspan.config.settings import CacheSettings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import CLIENT_DIRECTIVES, Directives, governed, parse_directives
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
+from hotspan.engine.adapters import registered_name
 from hotspan.engine.fingerprint import AdapterDigests
 from hotspan.engine.requests import ChunkGroup, RequestState
 
@@ -57,7 +58,7 @@ class Admission:
             return RequestState(request, None, self.groups, may_store=False)
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
-        adapter, now_s = None if lora is None else lora.lora_name, self._clock.unix()
+        adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
         reader = Reader(
             terms=directives.terms(adapter, now_s),
             bare_terms=replace(directives, tags=()).terms(adapter, now_s),

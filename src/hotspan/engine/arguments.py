@@ -14,6 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
+from hotspan.plan.memory import available_memory
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _NOT_SERVED = {
@@ -93,8 +94,8 @@ def _share_host_memory(arguments: Namespace) -> None:
     --kv-cache-memory-bytes say otherwise.
     """
     if current_platform.is_cpu() and arguments.kv_cache_memory_bytes is None:
-        memory = psutil.virtual_memory()
-        arguments.gpu_memory_utilization = max(0.01, round(0.5 * memory.available / memory.total, 2))
+        left = available_memory().bytes  # of a container's limit, too, which the engine does not look at
+        arguments.gpu_memory_utilization = max(0.001, round(0.5 * left / psutil.virtual_memory().total, 3))
 
 
 def _check_model(model: str) -> None:

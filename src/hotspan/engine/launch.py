@@ -22,6 +22,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.errors import ConfigError, EngineError
+from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.door import Door
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,17 @@ class Engine:
         """A text's tokens, as /v1/completions makes them."""
         (rendered,) = await self.client.renderer.render_cmpl_async([TextPrompt(prompt=prompt)])
         return list(rendered["prompt_token_ids"])
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the base model is called."""
+        return frozenset(model.name for model in self.app.state.openai_serving_models.base_model_paths)
+
+    def adapters(self) -> EngineAdapters | None:
+        """Its adapters; None without LoRA. Call once. Mutates: the client, which counts their requests from then on."""
+        if self.client.vllm_config.lora_config is None:
+            return None
+        return EngineAdapters(self.client, self.app.state.openai_serving_models)
 
     def adapter_path(self, name: str) -> str | None:
         """Where the files of a registered adapter are; None if there is no such adapter."""

@@ -12,6 +12,8 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.server.adapters.base import EngineAdapter
+from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.principal import Principal, current_principal
 
 DURABLE_S = 10.0
@@ -76,8 +78,15 @@ class WhichTenant(BaseModel):
 class CacheAdmin:
     """What the routes do, on a server with `cache` (None: the engine's own prefix cache only)."""
 
-    def __init__(self, engine: AdministeredEngine, cache: CacheSettings | None, tenants: Tenants) -> None:
+    def __init__(
+        self,
+        engine: AdministeredEngine,
+        cache: CacheSettings | None,
+        tenants: Tenants,
+        adapters: AdapterRegistry | None = None,
+    ) -> None:
         self._engine = engine
+        self._adapters = adapters
         self._cache = cache
         self._has_keys = tenants.has_keys
         names = {DEFAULT_TENANT, *tenants.names}
@@ -168,19 +177,25 @@ class CacheAdmin:
         if tenant is None and self._has_keys:
             raise HTTPException(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
-        path = None
-        if asked.adapter is not None and (path := self._engine.adapter_path(asked.adapter)) is None:
-            raise HTTPException(
-                404, f"there is no adapter {asked.adapter!r} to name the text by: load it, or leave it out"
-            )
+        adapter = None if asked.adapter is None else self._adapter(asked.adapter)
         tokens = asked.tokens if asked.tokens is not None else await self._engine.tokens(asked.prompt or "")
         return {
             "tenant": owner,
             "tokens": tokens,
             "tokens_from": asked.tokens_from or 0,
             "cache_salt": self._engine.salt(owner, asked.cache_salt),
-            "adapter_path": path,
+            "adapter_name": None if adapter is None else adapter.name,
+            "adapter_path": None if adapter is None else adapter.path,
         }
+
+    def _adapter(self, name: str) -> EngineAdapter:
+        """What the names of an adapter's KV are made of."""
+        found = None if self._adapters is None else self._adapters.engine_adapter(name)
+        if found is None and (path := self._engine.adapter_path(name)) is not None:
+            found = EngineAdapter(name, path)  # one that the server was started with
+        if found is None:
+            raise HTTPException(404, f"there is no adapter {name!r} to name the text by: register it, or leave it out")
+        return found
 
     async def _forget(self, command: Answer, scope: Answer, timeout_s: float = DURABLE_S) -> JSONResponse:
         """The receipt; with status 503 if what was asked holds in memory only."""

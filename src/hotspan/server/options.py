@@ -26,6 +26,8 @@ class ServeOptions:
     is_isolated:      tenants never hit each other's texts.
     admin_token_file: None takes the token from the environment, or makes one.
     is_insecure:      other machines may reach it without a key.
+    adapters:         directory of adapters; None is that of the model.
+    is_auto:          the tiers of `cache` are to be chosen from the machine and the model.
     """
 
     model: str
@@ -38,6 +40,8 @@ class ServeOptions:
     is_isolated: bool = True
     admin_token_file: Path | None = None
     is_insecure: bool = False
+    adapters: Path | None = None
+    is_auto: bool = False
 
     @property
     def has_keys(self) -> bool:

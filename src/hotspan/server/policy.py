@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 
 
@@ -83,8 +84,7 @@ ADMIN = (
     # Adapters: loading one runs its files.
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-    "/adapters",
-    "/adapters/{adapter_name}",
+    *WRITES,
     # Takes the digests of images as the client gives them: a forged one poisons what tenants share.
     "/inference/v1/generate",
     # Ends anybody's request, by its id.
@@ -122,6 +122,9 @@ ADMIN = (
     "/get_world_size",
 )
 
+CLIENT_READS = tuple(f"GET {path}" for path in READS)
+"""What a client may look at and only the administrator may change; a method before a path goes before the path."""
+
 UNLESS_SHARED = (
     # Stored responses belong to no tenant: an id is all it takes to read one.
     "/v1/responses/{response_id}",
@@ -141,6 +144,7 @@ def access_table(*, has_keys: bool, has_given_token: bool) -> Mapping[str, Acces
         **dict.fromkeys(PUBLIC, Access.PUBLIC),
         **dict.fromkeys(CLIENT, Access.CLIENT),
         **dict.fromkeys(ADMIN, Access.ADMIN),
+        **dict.fromkeys(CLIENT_READS, Access.CLIENT),
         **dict.fromkeys(UNLESS_SHARED, shared),
         METRICS: Access.ADMIN if has_keys or has_given_token else Access.PUBLIC,
     }
@@ -183,7 +187,9 @@ class Gate:
 
     def _access_of(self, scope: Scope) -> Access:
         path = route_path(self._routes, {**scope, "root_path": self._root_path or scope.get("root_path", "")})
-        return Access.ADMIN if path is None else self._access.get(path, Access.ADMIN)
+        if path is None:
+            return Access.ADMIN
+        return self._access.get(f"{scope.get('method')} {path}", self._access.get(path, Access.ADMIN))
 
 
 def route_path(routes: Iterable[BaseRoute], scope: Scope) -> str | None:

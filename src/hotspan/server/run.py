@@ -10,22 +10,32 @@ import signal
 import socket
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.core.types import GIB
+from hotspan.server.adapters.check import AdapterLimits, model_shapes
+from hotspan.server.adapters.registry import AdapterRegistry
+from hotspan.server.adapters.routes import adapter_router
+from hotspan.server.adapters.snapshots import SnapshotStore
+from hotspan.server.adapters.source import Sources
 from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.options import ServeOptions, bind, check_exposure, check_tiers
 from hotspan.server.policy import Access, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, current_tenant
+
+if TYPE_CHECKING:
+    from hotspan.engine.launch import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +53,8 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
         check_exposure(listener, options)
         error_file = stack.enter_context(_error_file())
         if options.cache is not None:
-            check_tiers(options.cache, surroundings)
+            if not options.is_auto:
+                check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
         token = stack.enter_context(admin_token(listener.getsockname()[1], options.admin_token_file, surroundings))
         policy = _Policy(Credentials(options.tenants, token), _access(options, surroundings))
@@ -85,33 +96,81 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
     started = time.monotonic()
     arguments = parse_engine_arguments(options.model, options.engine, own_options)
     _refuse_engine_keys(arguments.api_key)
+    _refuse_engine_adapters()
     arguments.host, arguments.port = options.host, options.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
+    if options.is_auto and options.cache is not None:
+        options = _planned(options, arguments)
     add_cache(arguments, options.cache)
     door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
-    async with launch(arguments, door) as engine:
-        engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants)))
-        if options.cache is not None:
-            loaded = await engine.warm(options.cache.chunk_tokens)
-            logger.info("load_path_warmed tokens=%d", loaded)
-        server = _Server(
-            uvicorn.Config(
-                policy.gate(engine.app),
-                log_level=arguments.uvicorn_log_level,
-                access_log=not arguments.disable_uvicorn_access_log,
-                timeout_graceful_shutdown=arguments.shutdown_timeout,
-                ssl_keyfile=arguments.ssl_keyfile,
-                ssl_certfile=arguments.ssl_certfile,
-                ssl_ca_certs=arguments.ssl_ca_certs,
-                ssl_cert_reqs=arguments.ssl_cert_reqs,
-            ),
-            lambda: _ready_line(options, time.monotonic() - started),
-        )
-        watch = asyncio.create_task(_watch(server, engine))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            watch.cancel()
+    registry: AdapterRegistry | None = None
+    try:
+        async with launch(arguments, door) as engine:
+            registry = await _adapters(engine, options)
+            engine.app.include_router(adapter_router(registry, engine.names))
+            engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+            if options.cache is not None:
+                loaded = await engine.warm(options.cache.chunk_tokens)
+                logger.info("load_path_warmed tokens=%d", loaded)
+            server = _Server(
+                _uvicorn(policy.gate(engine.app), arguments), lambda: _ready_line(options, time.monotonic() - started)
+            )
+            watch = asyncio.create_task(_watch(server, engine))
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                watch.cancel()
+    finally:
+        if registry is not None:
+            await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
+
+
+def _uvicorn(app: ASGIApp, arguments: Namespace) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_level=arguments.uvicorn_log_level,
+        access_log=not arguments.disable_uvicorn_access_log,
+        timeout_graceful_shutdown=arguments.shutdown_timeout,
+        ssl_keyfile=arguments.ssl_keyfile,
+        ssl_certfile=arguments.ssl_certfile,
+        ssl_ca_certs=arguments.ssl_ca_certs,
+        ssl_cert_reqs=arguments.ssl_cert_reqs,
+    )
+
+
+def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
+    """The same with the tiers that fit this machine and this model, which are printed.
+
+    Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
+    """
+    from hotspan.engine.sizing import plan_engine, planned_settings
+    from hotspan.plan.host import Host
+    from hotspan.plan.table import print_plan
+
+    surroundings = environment()
+    plan = plan_engine(arguments, Host.probe(surroundings))
+    print_plan(plan)
+    cache = None if options.cache is None else planned_settings(options.cache, plan)
+    if cache is not None:
+        check_tiers(cache, surroundings)
+    return dataclasses.replace(options, cache=cache)
+
+
+async def _adapters(engine: "Engine", options: ServeOptions) -> AdapterRegistry | None:
+    """The adapters of a server with LoRA: those in its directory, and what comes over HTTP."""
+    adapters = engine.adapters()
+    if adapters is None:
+        return None
+    directory = options.adapters or Path(options.model) / "adapters"
+    registry = AdapterRegistry(
+        adapters,
+        Sources([directory]),
+        SnapshotStore(Path(f"/tmp/hotspan-adapters-{os.geteuid()}")),
+        AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
+    )
+    adapters.publish(registry.names)
+    await registry.autoload(directory)
+    return registry
 
 
 def _refuse_engine_keys(given: Any) -> None:
@@ -122,6 +181,12 @@ def _refuse_engine_keys(given: Any) -> None:
             f"{option} is vLLM's and leaves routes open: leave it out, and give keys with --tenants FILE, as in "
             'tenants: {default: {keys: ["..."]}}'
         )
+
+
+def _refuse_engine_adapters() -> None:
+    """vLLM's own routes would stand before ours, take files from anywhere, and leave KV of old weights behind."""
+    if environment().get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
+        raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,1 @@
+"""What `model.py` files written for LMI import, served by hotspan; no part of LMI's own djl_python is in it."""

@@ -1,0 +1,151 @@
+"""One formatter's calls: in threads, so many at a time, with a time limit, and what it returns is checked."""
+
+import asyncio
+import contextlib
+import json
+from asyncio import AbstractEventLoop, Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+from hotspan.core.errors import FormatterError
+from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
+from hotspan.formatters.threads import Threads
+
+MOST_RUNNING = 8
+"""Calls of one formatter at the same time, those that hang included; the next wait for their turn."""
+
+MOST_HUNG = 4
+"""Calls of one formatter that are over their time and have not ended; with so many it is not called any more."""
+
+_RETURNS: dict[Phase, tuple[type, ...]] = {Phase.INPUT: (dict,), Phase.OUTPUT: (dict, str, bytes)}
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a call: a value that was returned, or what was raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Calls:
+    """The one way to call a formatter.
+
+    A call that hangs keeps its turn until it ends, whether or not anybody still waits for it. So a formatter that
+    hangs can't take more than MOST_RUNNING threads, and none from any other formatter.
+    """
+
+    def __init__(self, formatter: Formatter, threads: Threads, timeout_s: float) -> None:
+        self.formatter = formatter
+        self._threads = threads
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(MOST_RUNNING)
+        self._numbers = count()
+        self._began: dict[int, float] = {}  # call -> the loop's time
+
+    async def run(self, value: Any, context: Context) -> Any:
+        """What the formatter makes of `value`, which it may change.
+
+        Raises: FormatterError with status 400 if an input formatter refuses the request with a ValueError, 500 if the
+                formatter fails, 504 if it takes too long, 503 if it has no turn in that time, or too many calls hang.
+        """
+        loop = asyncio.get_running_loop()
+        hung = sum(loop.time() - began > self._timeout_s for began in self._began.values())
+        if hung >= MOST_HUNG:
+            raise self._failure(503, f"is not called: {hung} earlier calls hang. Correct it, and load it again")
+        deadline = loop.time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError:
+            problem = f"had no turn within {self._timeout_s:g} s: {len(self._began)} other calls of it run"
+            raise self._failure(503, problem) from None
+        future = self._begin(loop, value, context)
+        try:
+            await asyncio.wait({future}, timeout=deadline - loop.time())
+            if not future.done():
+                raise self._failure(504, f"did not end within {self._timeout_s:g} s")
+        finally:
+            future.cancel()  # an async formatter is stopped; in a thread it runs on, and is counted
+        return self._judged(future)
+
+    def _begin(self, loop: AbstractEventLoop, value: Any, context: Context) -> "Future[_Outcome]":
+        number = next(self._numbers)
+        self._began[number] = loop.time()
+        future: Future[_Outcome]
+        if self.formatter.is_async:
+            future = loop.create_task(self._awaited(value, context))
+            future.add_done_callback(lambda _: self._end(number))
+        else:
+            future = loop.create_future()
+            self._threads.start(partial(self._in_thread, loop, future, number, value, context))
+        return future
+
+    def _end(self, number: int) -> None:
+        del self._began[number]
+        self._turns.release()
+
+    async def _awaited(self, value: Any, context: Context) -> _Outcome:
+        try:
+            return _Outcome(self._fit(await self.formatter.apply(value, context)))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the boundary to users' code, whose SystemExit must not end the server
+            return _Outcome(error=error)
+
+    def _in_thread(
+        self, loop: AbstractEventLoop, future: "Future[_Outcome]", number: int, value: Any, context: Context
+    ) -> None:
+        try:
+            outcome = _Outcome(self._fit(self.formatter.apply(value, context)))
+        except BaseException as error:  # as above, and a thread that died would leave its call waiting
+            outcome = _Outcome(error=error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(self._deliver, future, number, outcome)
+
+    def _deliver(self, future: "Future[_Outcome]", number: int, outcome: _Outcome) -> None:
+        self._end(number)
+        if not future.done():
+            future.set_result(outcome)
+
+    def _fit(self, value: Any) -> Any:
+        """What was returned, as what can be sent; the dict of a Pydantic model."""
+        if hasattr(value, "model_dump"):
+            value = value.model_dump(mode="json")
+        wanted = _RETURNS[self.formatter.phase]
+        if not isinstance(value, wanted):
+            names = " or ".join(kind.__name__ for kind in wanted)
+            raise _Unfit(f"returned {type(value).__name__}: let it return {names}")
+        if isinstance(value, dict):
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise _Unfit(f"returned a dict that is no JSON: {error}") from error
+        return value
+
+    def _judged(self, future: "Future[_Outcome]") -> Any:
+        if future.cancelled():
+            raise self._failure(500, "cancelled itself: catch CancelledError in it")
+        outcome = future.result()
+        error = outcome.error
+        if error is None:
+            return outcome.value
+        text = str(error)[:_MOST_TEXT]
+        if isinstance(error, _Unfit):
+            raise self._failure(500, text) from error
+        if self.formatter.phase is Phase.INPUT and isinstance(error, ValueError):
+            raise self._failure(400, f"refuses this request: {text}") from error
+        raise self._failure(
+            500, f"failed{line_in(self.formatter.file, error)}: {type(error).__name__}: {text}"
+        ) from error
+
+    def _failure(self, status: int, problem: str) -> FormatterError:
+        phase, name = self.formatter.phase.value, self.formatter.name
+        return FormatterError(f"{phase} formatter {name} {problem}", phase=phase, name=name, status=status)
+
+
+class _Unfit(Exception):
+    """What a formatter returned can't be sent."""

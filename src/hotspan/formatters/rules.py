@@ -1,0 +1,115 @@
+"""What the rules of `formatter.yaml` do to a payload and to an answer."""
+
+import copy
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotspan.formatters.formatter import Context
+from hotspan.formatters.schema import Schema
+from hotspan.formatters.template import Template
+from hotspan.formatters.texts import FIELDS, answer_text, with_text
+
+VARIABLES = frozenset({"adapter", "request_id", "time"})
+"""What templates and metadata may name besides the payload or answer."""
+
+INPUT_VARIABLES = VARIABLES | {"text", "payload"}
+OUTPUT_VARIABLES = VARIABLES | {"text", "output"}
+
+
+def _variables(context: Context, answer: Any = None) -> dict[str, Any]:
+    """`request_id` is the client's, or else the one that the answer carries."""
+    answered = answer.get("id") if isinstance(answer, dict) else None
+    time = datetime.datetime.fromtimestamp(context.time_s, datetime.UTC).isoformat(timespec="milliseconds")
+    return {"adapter": context.adapter, "request_id": context.request_id or answered, "time": time}
+
+
+@dataclass(frozen=True, slots=True)
+class InputRules:
+    """A payload must fit `schema`, lacks nothing of `defaults` afterwards, and its text is put into `template`."""
+
+    schema: Schema | None = None
+    defaults: Mapping[str, Any] | None = None
+    template: Template | None = None
+    prefix: str = ""
+    suffix: str = ""
+
+    def apply(self, payload: dict[str, Any], context: Context) -> dict[str, Any]:
+        """The payload as the rules want it; raises ValueError if it is not what they ask for."""
+        if self.schema is not None:
+            self.schema.check(payload)
+        if not any(field in payload for field in FIELDS):
+            return payload  # it opens or closes a session
+        if self.template is not None or self.prefix or self.suffix:
+            variables = _variables(context) | {"payload": payload}
+
+            def changed(text: str) -> str:
+                inner = text if self.template is None else self.template.render(variables | {"text": text})
+                return f"{self.prefix}{inner}{self.suffix}"
+
+            payload = with_text(payload, changed)
+        if not self.defaults:
+            return payload
+        defaults = copy.deepcopy(dict(self.defaults))  # what serves the request may change it
+        if "inputs" not in payload:
+            return defaults | payload
+        parameters = payload.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise ValueError("parameters is no object")
+        return payload | {"parameters": defaults | (parameters or {})}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """An answer is put into `template`, gets `metadata`, has fields renamed, and must fit `schema` then."""
+
+    template: Template | None = None
+    metadata: Mapping[str, Any] | None = None
+    rename: Mapping[str, str] | None = None
+    schema: Schema | None = None
+
+    def apply(self, answer: Any, context: Context) -> Any:
+        """The answer, or chunk of one, as the rules want it; raises ValueError if that can't be made of it."""
+        variables = _variables(context, answer)
+        if self.template is not None:
+            rendered = self.template.render(variables | {"output": answer, "text": answer_text(answer)})
+            parsed = _object(rendered)
+            answer = rendered if parsed is None else parsed
+        if not (self.metadata or self.rename or self.schema):
+            return answer
+        if not isinstance(answer, dict):
+            raise ValueError("metadata, rename and schema need an object, and the answer is a text")
+        if self.metadata:
+            own = answer.get("metadata")
+            filled = _filled(self.metadata, variables)
+            answer = answer | {"metadata": {**(own if isinstance(own, dict) else {}), **filled}}
+        if self.rename:
+            renamed = {self.rename.get(name, name): value for name, value in answer.items()}
+            if len(renamed) < len(answer):
+                raise ValueError(f"rename gives a field a name that another has: {', '.join(answer)}")
+            answer = renamed
+        if self.schema is not None:
+            self.schema.check(answer)
+        return answer
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a template rendered, if it is one."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _filled(value: Any, variables: Mapping[str, Any]) -> Any:
+    """`value` with what each text "$name" stands for in its place; a text "$$..." stands for "$..."."""
+    if isinstance(value, dict):
+        return {name: _filled(item, variables) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, variables) for item in value]
+    if isinstance(value, str) and value.startswith("$"):
+        return value[1:] if value.startswith("$$") else variables[value[1:]]
+    return value

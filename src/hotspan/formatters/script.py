@@ -1,0 +1,170 @@
+"""`model.py`: users' own formatters."""
+
+import inspect
+import itertools
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hotspan.core.errors import ConfigError
+from hotspan.formatters.answer import as_answer
+from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
+from hotspan.formatters.marks import MARKS
+from hotspan.formatters.neighbours import FreshLoader, neighbours_of
+
+logger = logging.getLogger(__name__)
+
+_SAGEMAKER = {Phase.INPUT: "input_fn", Phase.OUTPUT: "output_fn"}
+_NEVER_CALLED = ("model_fn", "predict_fn", "transform_fn")
+_JSON = "application/json"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A `model.py` that was executed. Its module stays registered until `close`, since classes in it look it up."""
+
+    module: str
+    formatters: Mapping[Phase, Formatter]
+
+    def close(self) -> None:
+        """Let the module go; calls that run have what they need."""
+        sys.modules.pop(self.module, None)
+
+
+def load_script(file: Path) -> Script:
+    """What a `model.py` gives when it is executed: here, once, in a module of its own.
+
+    Blocks: as long as the user's code takes to load.
+    Raises: ConfigError that names the file, and the line if it is the user's code that fails.
+    """
+    module = _executed(file)
+    try:
+        return Script(module.__name__, _formatters(file, module))
+    except ConfigError:
+        del sys.modules[module.__name__]
+        raise
+
+
+def _executed(file: Path) -> ModuleType:
+    name = f"hotspan_model_py_{next(_numbers)}"  # without the adapter's name, of which a-b and a.b would make the same
+    loader = FreshLoader(name, str(file))
+    spec = ModuleSpec(name, loader, origin=str(file))
+    spec.has_location = True  # so that the module has its __file__
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with neighbours_of(file.parent):
+            loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the boundary to users' code, of which anything may come
+        del sys.modules[name]
+        problem = f"{file} can't be loaded: it failed{line_in(file, error)} with {type(error).__name__}: {error}"
+        raise ConfigError(f"{problem}. {_remedy(error)}") from error
+    return module
+
+
+def _remedy(error: BaseException) -> str:
+    if not isinstance(error, ImportError):
+        return "Correct it, or take the file away"
+    if (error.name or "").partition(".")[0] == "djl_python":
+        return (
+            "Of djl_python, hotspan has input_parser.input_formatter, output_formatter.output_formatter and"
+            " encode_decode.decode: formatters take and return dicts"
+        )
+    return "Install what it imports where hotspan is installed, which does not install any requirements.txt"
+
+
+def _formatters(file: Path, module: ModuleType) -> dict[Phase, Formatter]:
+    if callable(getattr(module, "handle", None)):
+        raise ConfigError(
+            f"{file} has a function handle, which would answer in the engine's place; hotspan calls formatters only."
+            " Take it away, and mark what changes requests or answers with @input_formatter or @output_formatter"
+        )
+    formatters = {}
+    for phase in Phase:
+        candidates = _candidates(module, phase)
+        if len(candidates) > 1:
+            names = " and ".join(_name(function) for function in candidates)
+            raise ConfigError(f"{file} has several {phase} formatters, {names}: keep one")
+        for function in candidates:
+            apply = _marked(file, phase, function) if _is_marked(function, phase) else _sagemaker(file, phase, function)
+            name = f"{file.parent.name}/{file.name}:{_name(function)}"
+            formatters[phase] = Formatter(phase, name, file, apply, _is_async(function))
+    ignored = [name for name in _NEVER_CALLED if callable(getattr(module, name, None))]
+    if ignored or not formatters:
+        names = ",".join(formatters) or "none"
+        logger.warning("formatter_file_unused file=%s formatters=%s never_called=%s", file, names, ",".join(ignored))
+    return formatters
+
+
+def _candidates(module: ModuleType, phase: Phase) -> list[Callable[..., Any]]:
+    """What could be the formatter: marked functions, a function under two names counting once, and SageMaker's."""
+    found = {id(value): value for value in vars(module).values() if callable(value) and _is_marked(value, phase)}
+    plain = getattr(module, _SAGEMAKER[phase], None)
+    if callable(plain):
+        found[id(plain)] = plain
+    return list(found.values())
+
+
+def _is_marked(function: Any, phase: Phase) -> bool:
+    return getattr(function, MARKS[phase], False) is True
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _offers(context: Context) -> dict[str, Any]:
+    """What a marked function may take besides the value; `properties` is LMI's word for a request's headers."""
+    return {"tokenizer": context.tokenizer, "headers": context.headers, "properties": context.headers}
+
+
+_OFFERED = frozenset(_offers(Context(None, {}, None, 0.0)))
+
+
+def _marked(file: Path, phase: Phase, function: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+    """How a marked function is called: with the value, and as keywords what it accepts of what is offered."""
+    parameters = list(inspect.signature(function).parameters.values())
+    accepted = _OFFERED - {parameter.name for parameter in parameters[:1]}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        accepted &= {parameter.name for parameter in parameters if parameter.kind in kinds}
+    _check_call(
+        file, function, f"the value, and {', '.join(sorted(_OFFERED))} if it likes", None, **dict.fromkeys(accepted)
+    )
+
+    def apply(value: Any, context: Context) -> Any:
+        offers = _offers(context)
+        given = as_answer(value) if phase is Phase.OUTPUT else value
+        return function(given, **{name: offers[name] for name in accepted})
+
+    return apply
+
+
+def _sagemaker(file: Path, phase: Phase, function: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+    """How SageMaker calls its functions: with the body and its content type, with the answer and what is accepted."""
+    if phase is Phase.INPUT:
+        _check_call(file, function, "input_data and content_type", None, None)
+        return lambda value, context: function(json.dumps(value).encode(), context.headers.get("content-type", _JSON))
+    _check_call(file, function, "prediction and accept", None, None)
+    return lambda value, context: function(as_answer(value), context.headers.get("accept", _JSON))
+
+
+def _check_call(file: Path, function: Callable[..., Any], wanted: str, *values: Any, **keywords: Any) -> None:
+    try:
+        inspect.signature(function).bind(*values, **keywords)
+    except TypeError as error:
+        raise ConfigError(
+            f"{file} has a formatter {_name(function)} that nobody can call: {error}. Let it take {wanted}"
+        ) from None

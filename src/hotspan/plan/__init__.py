@@ -1,0 +1,1 @@
+"""How much RAM, disk and which L2: chosen from the machine and the model, each figure with its reason."""

@@ -1,0 +1,272 @@
+"""How much RAM, which disk and which L2: a pure function of what is there and what the engine needs.
+
+    memory that is left | reserve: a fifth, or what the processes need | CPU engine: weights, pool | RAM tiers |
+    disk that is free   | reserve: a fifth, or 2 GiB                   | disk tiers                             |
+
+What is left after the reserves is shared by all workers of the host. docs/sizing.md has the reasons.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hotspan.core.types import GIB, MIB
+from hotspan.plan.daemon import Answerer
+from hotspan.plan.disk import DiskProbe
+from hotspan.plan.host import Host
+from hotspan.plan.mounts import Medium
+from hotspan.plan.shape import ModelShape
+
+RESERVE: Final = 0.2
+"""Share of what is there that is never taken, of memory and of disk."""
+
+SERVER_BYTES: Final = 3 * GIB
+"""What the server's and the engine core's processes of one worker take; each rank takes RANK_BYTES more."""
+
+RANK_BYTES: Final = 2 * GIB
+SHARED_RANK_BYTES: Final = 64 * MIB
+"""What a rank's own messages need of /dev/shm."""
+
+DISK_RESERVE_BYTES: Final = 2 * GIB
+LEAST_READ_GB_S: Final = 0.2
+"""A disk that reads more slowly is left out: computing is faster for all but the largest models."""
+
+LEAST_CHUNKS: Final = 8
+"""A tier that holds fewer is left out."""
+
+LEAST_BYTES: Final = 64 * MIB
+LEAST_DISK_BYTES: Final = GIB
+MOST_CHUNKS: Final = 1 << 20
+"""In one tier: each costs memory for its entry."""
+
+_STEP: Final = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One line of the table: what was decided, on what value, and why."""
+
+    what: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskChoice:
+    """A disk tier for each worker: a directory of its own below `directory` where there are several."""
+
+    directory: Path
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """The tiers of one worker.
+
+    ram_bytes:         0 is to serve without tiers: chunks pass through RAM on their way to all others.
+    l2:                its url, as --l2 takes it.
+    engine_pool_bytes: what a CPU engine may take for its own pool, to be given to it (--kv-cache-memory-bytes); None
+                       for a GPU engine, or where nothing is known.
+    """
+
+    ram_bytes: int
+    disk: DiskChoice | None
+    l2: str | None
+    engine_pool_bytes: int | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What the engines of all workers need, and how they share."""
+
+    shape: ModelShape | None
+    sharers: int
+    is_cpu: bool
+    weights_bytes: int
+    pool_bytes: int | None
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.shape.chunk_bytes() if self.shape is not None else 0
+
+    @property
+    def ranks(self) -> int:
+        return self.shape.tensor_parallel if self.shape is not None else 1
+
+    @property
+    def longest_bytes(self) -> int:
+        """The KV of one text of the model's full length, and a tenth: an engine with a smaller pool does not start."""
+        if self.shape is None:
+            return 0
+        return int(1.1 * self.shape.load_bytes(self.shape.max_tokens or 0))
+
+    def most(self, size: int) -> int:
+        """`size`, as far as a tier of so many chunks can be kept track of; whole MiB."""
+        capped = min(size, MOST_CHUNKS * self.chunk_bytes) if self.chunk_bytes else size
+        return max(0, capped) // _STEP * _STEP
+
+
+def choose_tiers(
+    host: Host,
+    shape: ModelShape | None,
+    *,
+    workers: int = 1,
+    models: int = 1,
+    is_cpu_engine: bool = False,
+    weights_bytes: int = 0,
+    engine_pool_bytes: int | None = None,
+) -> TierPlan:
+    """The tiers of each worker. Never fails: what can't be had is left out, and a reason says why.
+
+    shape:             None if the model's config can't be read.
+    workers, models:   of this host: `workers` engines for each of `models` models share it equally.
+    weights_bytes:     of one model; they are in memory where the engine is a CPU's.
+    engine_pool_bytes: of one CPU engine, where the user said so.
+    """
+    engine = _Engine(shape, max(1, workers) * max(1, models), is_cpu_engine, weights_bytes, engine_pool_bytes)
+    reasons = [_model_reason(engine)]
+    ram, pool = _ram(host, engine, reasons)
+    if not ram:
+        reasons.append(Reason("disk, L2", "none", "chunks pass through RAM on their way there, and there is none"))
+        return TierPlan(0, None, None, pool or None, tuple(reasons))
+    disk = _disk(host, engine, reasons)
+    return TierPlan(ram, disk, _l2(host, reasons), pool or None, tuple(reasons))
+
+
+def _model_reason(engine: _Engine) -> Reason:
+    shape = engine.shape
+    if shape is None:
+        return Reason("KV", "unknown", "the model's config can't be sized: tiers are sized by the machine alone")
+    why = f"{shape.describe()}; KV in {shape.kv_dtype}, {_count(shape.tensor_parallel, 'rank')}"
+    return Reason("KV", f"{shape.kv_bytes_per_token:,} bytes a token, {_size(shape.chunk_bytes())} a chunk", why)
+
+
+# -- RAM -----------------------------------------------------------------------------------------------------------
+
+
+def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int | None]:
+    """The RAM tier and the CPU engine's pool."""
+    if host.memory is None or host.shared_memory is None:
+        missing = "how much memory is left" if host.memory is None else "the size of /dev/shm"
+        reasons.append(Reason("RAM", "none", f"{missing} can't be found out: give --ram-gib"))
+        return 0, engine.pool_bytes
+    there = host.memory.bytes
+    needed = engine.sharers * (SERVER_BYTES + engine.ranks * RANK_BYTES)
+    reserve = max(int(RESERVE * there), needed)
+    reasons.append(Reason("memory left", _size(there), host.memory.why))
+    reasons.append(
+        Reason(
+            "reserve",
+            _size(reserve),
+            f"the larger of a fifth and {_size(needed)} for the processes of {_count(engine.sharers, 'engine')}",
+        )
+    )
+    left = max(0, there - reserve) // engine.sharers
+    pool = None
+    if engine.is_cpu:
+        left, pool = _cpu_engine(engine, left, reasons)
+    shared = host.shared_memory
+    most_shared = max(0, int(0.9 * shared.free_bytes) // engine.sharers - engine.ranks * SHARED_RANK_BYTES)
+    ram = engine.most(min(left, most_shared))
+    least = max(LEAST_BYTES, LEAST_CHUNKS * engine.chunk_bytes)
+    short = "/dev/shm" if most_shared < left else "memory"
+    if ram < least:
+        more = "enlarge it (docker run --shm-size, or an emptyDir with medium: Memory)"
+        why = f"{short} leaves {_size(min(left, most_shared))}, and {_size(least)} are the least of use"
+        reasons.append(Reason("RAM", "none", f"{why}: {more}" if short == "/dev/shm" else why))
+        return 0, pool
+    why = f"what {short} leaves" if ram // _STEP == min(left, most_shared) // _STEP else f"{MOST_CHUNKS:,} chunks"
+    if short == "/dev/shm":
+        why += f" ({_size(shared.free_bytes)} of {_size(shared.total_bytes)} free)"
+    reasons.append(Reason("RAM", _size(ram), why + _share_of(engine)))
+    return ram, pool
+
+
+def _cpu_engine(engine: _Engine, left: int, reasons: list[Reason]) -> tuple[int, int]:
+    """What the weights and the pool of a CPU engine leave, and the pool."""
+    left = max(0, left - engine.weights_bytes)
+    reasons.append(Reason("weights", _size(engine.weights_bytes), "a CPU engine has them in the same memory"))
+    if engine.pool_bytes is not None:
+        reasons.append(Reason("engine's pool", _size(engine.pool_bytes), "as given"))
+        return max(0, left - engine.pool_bytes), engine.pool_bytes
+    longest = engine.longest_bytes
+    pool = min(left, max(left // 2, longest))
+    why = "half of what is left" if pool < longest or left // 2 >= longest else "one text of the model's full length"
+    if pool < longest:
+        why += f"; one text of {_size(longest)} does not fit: lower --max-model-len"
+    reasons.append(Reason("engine's pool", _size(pool), why))
+    return left - pool, pool
+
+
+# -- disk and L2 ---------------------------------------------------------------------------------------------------
+
+
+def _disk(host: Host, engine: _Engine, reasons: list[Reason]) -> DiskChoice | None:
+    if not host.disks:
+        reasons.append(Reason("disk", "none", "there is no directory for it: give --disk DIR"))
+        return None
+    fit: list[tuple[DiskProbe, int]] = []
+    for disk in host.disks:
+        size = disk_bytes(disk, engine)
+        problem = disk.problem or _unworthy(disk, size, engine)
+        if problem is None:
+            fit.append((disk, size))
+        else:
+            reasons.append(Reason(f"disk {disk.directory}", "left out", problem))
+    if not fit:
+        return None
+    fastest = max(disk.read_gb_s or 0.0 for disk, _ in fit)
+    best, size = max(
+        ((disk, size) for disk, size in fit if (disk.read_gb_s or 0.0) >= fastest / 2), key=lambda each: each[1]
+    )
+    for disk, _ in fit:
+        if disk is not best:
+            reasons.append(Reason(f"disk {disk.directory}", "left out", f"slower or smaller than {best.directory}"))
+    notes = "; it goes with the container" if best.medium is Medium.OVERLAY else ""
+    why = f"{best.describe()}; a fifth, or {_size(DISK_RESERVE_BYTES)}, stays free{notes}"
+    reasons.append(Reason(f"disk {best.directory}", _size(size), why + _share_of(engine)))
+    return DiskChoice(best.directory, size)
+
+
+def disk_bytes(disk: DiskProbe, engine: _Engine) -> int:
+    """What each worker may take: of what is free, and what a tier holds there already: a restart changes nothing."""
+    there = disk.free_bytes + disk.held_bytes
+    left = there - max(int(RESERVE * there), DISK_RESERVE_BYTES)
+    return engine.most(left // engine.sharers)
+
+
+def _unworthy(disk: DiskProbe, size: int, engine: _Engine) -> str | None:
+    """Why a disk that could be used is not worth it."""
+    least = max(LEAST_DISK_BYTES, LEAST_CHUNKS * engine.chunk_bytes)
+    if size < least:
+        return f"it would get {_size(size)}, and {_size(least)} are the least of use"
+    if disk.read_gb_s is not None and disk.read_gb_s < LEAST_READ_GB_S:
+        return f"it reads {disk.read_gb_s:.2f} GB/s: below {LEAST_READ_GB_S:g} computing is mostly faster"
+    return None
+
+
+def _l2(host: Host, reasons: list[Reason]) -> str | None:
+    daemon = host.daemon
+    if daemon is None:
+        return None
+    why = {
+        Answerer.HOTSPAN: "hotspan's daemon answers there",
+        Answerer.HYPERPOD: "it accepts connections and HyperPod's shared memory is there",
+        Answerer.STRANGER: f"something answers at {daemon.address}, but it is no cache that hotspan knows",
+        Answerer.NOBODY: f"nobody answers at {daemon.address}",
+    }[daemon.who]
+    reasons.append(Reason("L2", daemon.url or "none", why))
+    return daemon.url
+
+
+def _share_of(engine: _Engine) -> str:
+    return f"; for each of {engine.sharers}" if engine.sharers > 1 else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

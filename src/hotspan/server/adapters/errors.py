@@ -1,0 +1,7 @@
+"""What stands between a request and its adapter."""
+
+from hotspan.server.errors import HttpError
+
+
+class AdapterError(HttpError):
+    """An adapter can't be had, or not so."""

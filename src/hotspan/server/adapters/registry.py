@@ -1,0 +1,357 @@
+"""Which adapters there are, and under which name the engine has each.
+
+    register ──> checked, copied ──> hosted ── first invocation ──> loading ──> loaded
+                                       │             ^                 │
+                                       │             └── failed: the next invocation tries again
+    update, delete ──> no longer found; what is in flight ends ──> unloaded, copy removed
+
+Everything here runs on one event loop; files are touched in threads.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hotspan.core.errors import EngineError, HotspanError
+from hotspan.server.adapters.base import Adapter, AdapterEngine, AdapterFormatters, EngineAdapter, Page
+from hotspan.server.adapters.check import AdapterLimits, check_adapter
+from hotspan.server.adapters.errors import AdapterError
+from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
+from hotspan.server.adapters.source import Sources
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class _Hosted:
+    """One adapter of one content."""
+
+    name: str
+    src: str
+    preload: bool
+    pin: bool
+    directory: Path
+    snapshot: Snapshot
+    engine_name: str
+    is_loaded: bool = False
+    loading: "asyncio.Task[AdapterError | None] | None" = None
+
+    def view(self) -> Adapter:
+        return Adapter(self.name, self.src, self.preload, self.pin, self.is_loaded, self.snapshot.digest)
+
+
+LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
+
+
+class NoAdapters:
+    """What a server without LoRA has in the registry's place."""
+
+    async def resolve(self, name: str) -> str:
+        """No name at all. Raises: AdapterError."""
+        raise AdapterError(400, f"adapter {name!r:.140} can't be used: {LORA_OFF}")
+
+
+class AdapterRegistry:
+    """The adapters of one server."""
+
+    def __init__(
+        self,
+        engine: AdapterEngine,
+        sources: Sources,
+        snapshots: SnapshotStore,
+        limits: AdapterLimits,
+        formatters: AdapterFormatters | None = None,
+    ) -> None:
+        self._engine = engine
+        self._sources = sources
+        self._snapshots = snapshots
+        self._limits = limits
+        self._formatters = formatters
+        self._hosted: dict[str, _Hosted] = {}
+        self._refused: dict[str, str] = {}
+        self._changes = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def resolve(self, name: str) -> str:
+        """The engine's model name for an adapter; the first to ask loads it, the others wait for that.
+
+        Blocks:  while it loads; about a microsecond once it has.
+        Raises:  AdapterError, for all who wait; the next to ask tries again.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            if self._engine.has(name):
+                return name
+            raise self._unknown(name)
+        if not hosted.is_loaded:
+            await self._load(hosted)
+        return hosted.engine_name
+
+    def describe(self, name: str) -> Adapter:
+        """One adapter. Raises: AdapterError."""
+        return self._find(name).view()
+
+    def page(self, limit: int = 100, next_page_token: int = 0) -> Page:
+        """Adapters in the order of their names, from the `next_page_token` that the page before gave."""
+        end = next_page_token + limit
+        names = sorted(self._hosted)
+        views = tuple(self._hosted[name].view() for name in names[next_page_token:end])
+        return Page(views, end if end < len(names) else None)
+
+    def engine_adapter(self, name: str) -> EngineAdapter | None:
+        """What the names of an adapter's KV are made of, loaded or not; None if there is no such adapter."""
+        hosted = self._hosted.get(name)
+        return None if hosted is None else EngineAdapter(hosted.engine_name, str(hosted.snapshot.path))
+
+    def names(self) -> Iterable[str]:
+        """All adapters by name."""
+        return sorted(self._hosted)
+
+    async def register(self, name: str, src: str, *, preload: bool = True, pin: bool = False) -> Adapter:
+        """Add an adapter; `preload` loads it before this returns, and it is registered only if that works.
+
+        Raises: AdapterError; nothing has changed then.
+        """
+        return await self._alone(lambda: self._register(name, src, preload=preload, pin=pin))
+
+    async def update(
+        self, name: str, *, src: str | None = None, preload: bool | None = None, pin: bool | None = None
+    ) -> Adapter:
+        """Read an adapter's files again, or others; requests in flight end with what they began with.
+
+        What is None stays as it was. Raises: AdapterError; nothing has changed then, but for a pin that got no slot
+        again in time.
+        """
+        return await self._alone(lambda: self._update(name, src=src, preload=preload, pin=pin))
+
+    async def delete(self, name: str) -> None:
+        """Take an adapter away; its requests in flight end. Raises: AdapterError."""
+        await self._alone(lambda: self._delete(name))
+
+    async def autoload(self, directory: Path, *, preload: bool = False) -> None:
+        """Register every `directory`/NAME; one that is refused is logged, and its callers are told why."""
+        for path in sorted(directory.glob("[!.]*")):
+            if not path.is_dir():
+                continue
+            try:
+                await self.register(path.name, str(path), preload=preload)
+            except AdapterError as error:
+                self._refused[path.name] = str(error)
+                logger.warning("adapter_refused name=%s: %s", path.name, error)
+
+    async def close(self) -> None:
+        """Let go of all copies; the engine must have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for hosted in self._hosted.values():
+            await asyncio.to_thread(hosted.snapshot.close)
+        self._hosted.clear()
+
+    # -- changes, one at a time ------------------------------------------------------------------------------------
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Carry out a change to its end, also if who asked for it goes away."""
+
+        async def change() -> _T:
+            async with self._changes:
+                return await work()
+
+        return await asyncio.shield(self._start(change()))
+
+    async def _register(self, name: str, src: str, *, preload: bool, pin: bool) -> Adapter:
+        if not _NAME.fullmatch(name):
+            raise AdapterError(
+                400,
+                f"name is {name!r:.140}: give letters, digits and any of . _ : + -, at most 128, of which the first is "
+                "a letter or a digit",
+            )
+        if name in self._hosted:
+            raise AdapterError(409, f"there is an adapter {name!r} already: update it, or delete it first")
+        if self._engine.has(name):
+            raise AdapterError(409, f"{name!r} is what the server calls a model of its own: give another name")
+        self._check_pin(name, preload=preload, pin=pin)
+        hosted = await self._take(name, src, preload=preload, pin=pin)
+        try:
+            if preload:
+                await self._load(hosted, status=400)
+            await self._format(hosted)
+            if pin:
+                await self._pin(hosted)
+        except AdapterError:
+            await self._drop_formatter(name)
+            self._start(self._retire(hosted))
+            raise
+        self._hosted[name] = hosted
+        self._refused.pop(name, None)
+        logger.info("adapter_registered name=%s digest=%s", name, hosted.snapshot.digest)
+        return hosted.view()
+
+    async def _update(self, name: str, *, src: str | None, preload: bool | None, pin: bool | None) -> Adapter:
+        old = self._find(name)
+        preload = old.preload if preload is None else preload
+        pin = old.pin if pin is None else pin
+        self._check_pin(name, preload=preload, pin=pin)
+        new = await self._take(name, old.src if src is None else src, preload=preload, pin=pin)
+        if new.engine_name == old.engine_name:
+            return await self._adjust(old, new)
+        try:
+            if preload:
+                await self._load(new, status=400)
+            await self._format(new)
+            await self._unpin(old)
+            if pin:
+                await self._pin(new)
+        except AdapterError:
+            await self._restore_formatter(old)
+            self._start(self._retire(new))
+            raise
+        self._hosted[name] = new
+        self._start(self._retire(old))
+        logger.info("adapter_updated name=%s digest=%s was=%s", name, new.snapshot.digest, old.snapshot.digest)
+        return new.view()
+
+    async def _adjust(self, hosted: _Hosted, asked: _Hosted) -> Adapter:
+        """Update an adapter whose files hold what they held: what is loaded, or loading, goes on."""
+        await asyncio.to_thread(asked.snapshot.close)
+        try:
+            if asked.preload:
+                await self._load(hosted, status=400)
+            await self._format(asked)
+            if asked.pin and not hosted.pin:
+                await self._pin(hosted)
+        except AdapterError:
+            await self._restore_formatter(hosted)
+            raise
+        if not asked.pin:
+            await self._unpin(hosted)
+        hosted.src, hosted.directory, hosted.preload, hosted.pin = asked.src, asked.directory, asked.preload, asked.pin
+        return hosted.view()
+
+    async def _delete(self, name: str) -> None:
+        hosted = self._find(name)
+        del self._hosted[name]
+        await self._unpin(hosted)
+        await self._drop_formatter(name)
+        self._start(self._retire(hosted))
+        logger.info("adapter_deleted name=%s digest=%s", name, hosted.snapshot.digest)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _take(self, name: str, src: str, *, preload: bool, pin: bool) -> _Hosted:
+        """Check an adapter's files and copy them."""
+
+        def take() -> tuple[Path, Snapshot]:
+            directory = self._sources.directory(src)
+            return directory, self._snapshots.take(
+                self._sources, directory, lambda copy: check_adapter(copy, self._limits)
+            )
+
+        directory, snapshot = await asyncio.to_thread(take)
+        return _Hosted(name, src, preload, pin, directory, snapshot, self._engine.name_of(name, snapshot.digest))
+
+    async def _load(self, hosted: _Hosted, status: int = 500) -> None:
+        """Load an adapter unless it is, once for all who want it. Raises: AdapterError, each its own."""
+        if hosted.is_loaded:
+            return
+        if hosted.loading is None:
+            hosted.loading = self._start(self._load_once(hosted, status))
+        error = await asyncio.shield(hosted.loading)
+        if error is not None:
+            raise AdapterError(error.status, str(error))
+
+    async def _load_once(self, hosted: _Hosted, status: int) -> AdapterError | None:
+        try:
+            await self._engine.load(hosted.engine_name, hosted.snapshot.path)
+        except EngineError as error:
+            logger.warning("adapter_load_failed name=%s: %s", hosted.name, error)
+            if self._engine.is_dead:
+                return AdapterError(503, f"adapter {hosted.name!r} can't be loaded, the engine has stopped: {error}")
+            return AdapterError(
+                status,
+                f"adapter {hosted.name!r} can't be loaded: {error}; give other files with an update, or try again",
+            )
+        finally:
+            hosted.loading = None
+        hosted.is_loaded = True
+        return None
+
+    async def _pin(self, hosted: _Hosted) -> None:
+        try:
+            await self._engine.pin(hosted.engine_name)
+        except EngineError as error:
+            raise AdapterError(503, f"adapter {hosted.name!r} can't be pinned: {error}") from error
+
+    async def _unpin(self, hosted: _Hosted) -> None:
+        """Give an adapter's slot to all, now and not once its requests have ended, so that another can be pinned."""
+        if hosted.pin:
+            hosted.pin = False
+            await self._engine.unpin(hosted.engine_name)
+
+    async def _retire(self, hosted: _Hosted) -> None:
+        """Let an adapter's requests end, then unload it and remove its copy."""
+        try:
+            if hosted.loading is not None:
+                await hosted.loading
+            if hosted.is_loaded:
+                await self._engine.unload(hosted.engine_name)
+        finally:
+            await asyncio.to_thread(hosted.snapshot.close)
+
+    def _check_pin(self, name: str, *, preload: bool, pin: bool) -> None:
+        if not pin:
+            return
+        if not preload:
+            raise AdapterError(400, "pin keeps an adapter loaded, and preload=false does not load it: leave one out")
+        pinned = sum(hosted.pin for hosted in self._hosted.values() if hosted.name != name)
+        if pinned + 1 >= self._engine.slots:
+            raise AdapterError(
+                507,
+                f"no slot is free to pin {name!r} in: {pinned} of {self._engine.slots} (--max-loras) are pinned, and "
+                "one stays for the other adapters; unpin one (update with pin=false), or serve with more",
+            )
+
+    def _find(self, name: str) -> _Hosted:
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise self._unknown(name)
+        return hosted
+
+    def _unknown(self, name: str) -> AdapterError:
+        if reason := self._refused.get(name):
+            return AdapterError(404, f"adapter {name!r} was refused at the start: {reason}; then register it")
+        return AdapterError(
+            404, f"there is no adapter {name!r:.140}: register it with POST /adapters, or see GET /adapters"
+        )
+
+    async def _format(self, hosted: _Hosted) -> None:
+        """Give an adapter its formatters, in place of those it had."""
+        if self._formatters is None:
+            return
+        try:
+            await asyncio.to_thread(self._formatters.add, hosted.name, hosted.directory)
+        except HotspanError as error:
+            raise AdapterError(400, f"adapter {hosted.name!r}: {error}") from error
+
+    async def _restore_formatter(self, hosted: _Hosted) -> None:
+        try:
+            await self._format(hosted)
+        except AdapterError as error:
+            logger.warning("adapter_formatter_lost name=%s: %s", hosted.name, error)
+
+    async def _drop_formatter(self, name: str) -> None:
+        if self._formatters is not None:
+            await asyncio.to_thread(self._formatters.remove, name)
+
+    def _start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,72 @@
+"""What tiers do for a working set."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotspan.core.types import GIB, Tier
+from hotspan.plan.advice import Advice, advise
+from hotspan.plan.shape import ModelShape
+from hotspan.plan.tiers import DiskChoice, TierPlan
+
+from . import models
+
+QWEN = ModelShape.from_config(models.QWEN_7B)
+
+
+def tiers(ram_gib: float, disk_gib: float = 0) -> TierPlan:
+    disk = DiskChoice(Path("/kv"), int(disk_gib * GIB)) if disk_gib else None
+    return TierPlan(int(ram_gib * GIB), disk, None, None, ())
+
+
+def by_tier(advice: Advice) -> dict[Tier, float]:
+    return {held.tier: held.hit_rate for held in advice.holdings}
+
+
+def test_texts_of_whole_chunks_fill_the_tiers() -> None:
+    """A text of 10,240 tokens at 56 KiB is 560 MiB: 8 GiB hold 14 of them, and 32 GiB 58."""
+    advice = advise(tiers(8, 32), QWEN, users=100, tokens=10_240)
+    assert advice.text_bytes == 560 << 20
+    assert [held.texts for held in advice.holdings] == [14, 58]
+    assert advice.holdings[0].tokens == 8 * GIB // (14 << 20) * 256
+    rates = by_tier(advice)
+    assert rates[Tier.RAM] == pytest.approx(8 / 54.7, rel=0.01)
+    assert rates[Tier.DISK] == pytest.approx(24 / 54.7, rel=0.01)
+    assert advice.hit_rate == pytest.approx(32 / 54.7, rel=0.01)
+
+
+def test_what_fits_is_all_found() -> None:
+    """A working set that RAM holds is a hit every time, and the disk adds nothing."""
+    assert by_tier(advise(tiers(100, 200), QWEN, users=10, tokens=2560)) == {Tier.RAM: 1.0, Tier.DISK: 0.0}
+
+
+def test_a_text_shorter_than_a_chunk_is_never_found() -> None:
+    """Nothing is kept of 100 tokens, so nothing is promised."""
+    advice = advise(tiers(8), QWEN, users=10, tokens=100)
+    assert (advice.hit_rate, advice.holdings[0].texts) == (0.0, 0)
+
+
+def test_times_follow_from_the_rates_that_are_known() -> None:
+    """Loading is bytes over GB/s, computing tokens over their rate; without a rate no time is said."""
+    advice = advise(tiers(8, 32), QWEN, users=10, tokens=10_000, gb_s={Tier.DISK: 3.0}, prefill_tokens_per_s=5000)
+    assert [held.load_s for held in advice.holdings] == [None, pytest.approx(10_000 * 57344 / 3e9)]
+    assert advice.compute_s == 2.0
+    assert advise(tiers(8), QWEN, users=10, tokens=10_000).compute_s is None
+
+
+def test_without_tiers_everything_is_computed() -> None:
+    """No RAM tier, no holdings, no hits."""
+    advice = advise(tiers(0), QWEN, users=10, tokens=10_000)
+    assert (advice.holdings, advice.hit_rate) == ((), 0.0)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 500), st.floats(0, 500), st.integers(1, 10_000), st.integers(1, 200_000))
+def test_hits_are_a_share_and_grow_with_the_tiers(ram: float, disk: float, users: int, tokens: int) -> None:
+    """Whatever the tiers are, hits are between none and all, and more room is never fewer."""
+    advice = advise(tiers(ram, disk), QWEN, users=users, tokens=tokens)
+    assert all(held.hit_rate >= 0 for held in advice.holdings)
+    assert 0 <= advice.hit_rate <= 1 + 1e-9
+    assert advise(tiers(ram + 1, disk + 1), QWEN, users=users, tokens=tokens).hit_rate >= advice.hit_rate - 1e-9
