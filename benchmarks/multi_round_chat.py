@@ -50,15 +50,15 @@ _L2_ROOM: Final = 1.5
 class ChatSizes:
     """The sessions, and how many of them the engine's own pool and the RAM tier hold."""
 
-    sessions: int = 24
+    sessions: int = 20
     shared_prompt_tokens: int = 1024
     history_tokens: int = 6144
     input_tokens: int = 50
     output_tokens: int = 48
     qps: float = 1.0
-    requests: int = 72
-    pool_sessions: float = 3.0
-    ram_sessions: float = 5.0
+    requests: int = 60
+    pool_sessions: float = 6.0
+    ram_sessions: float = 7.0
     loop: str = "closed"
     seed: int = 42
 

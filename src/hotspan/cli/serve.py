@@ -38,10 +38,10 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
         server.port,
         configuration.cache,
         configuration.engine_words,
+        server=server,
         tenants=configuration.tenants,
         is_isolated=configuration.is_isolated,
         admin_token_file=server.admin_token_file,
         is_insecure=server.is_insecure,
-        adapters=server.adapters,
         is_auto=configuration.is_auto or not configuration.names_tiers,
     )

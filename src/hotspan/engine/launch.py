@@ -87,6 +87,16 @@ class Engine:
         """What the base model is called."""
         return frozenset(model.name for model in self.app.state.openai_serving_models.base_model_paths)
 
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer; None for a model without."""
+        return self.client.renderer.tokenizer
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the model makes embeddings."""
+        return bool(self.client.model_config.runner_type == "pooling")
+
     def adapters(self) -> EngineAdapters | None:
         """Its adapters; None without LoRA. Call once. Mutates: the client, which counts their requests from then on."""
         if self.client.vllm_config.lora_config is None:

@@ -32,11 +32,13 @@ class Formatters:
 
     An adapter's formatter stands in the place of the base model's, each phase on its own. Loading and taking away may
     happen in any thread; calls belong to one event loop.
+
+    tokenizer: handed to those that take one; it may be given later.
     """
 
     def __init__(self, *, is_secure: bool, tokenizer: Any, timeout_s: float, clock: Clock) -> None:
         self._is_secure = is_secure
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._timeout_s = timeout_s
         self._clock = clock
         self._threads = Threads()
@@ -95,7 +97,7 @@ class Formatters:
         if calls is None:
             return value
         lowered = {name.lower(): text for name, text in headers.items()}
-        return await calls.run(value, Context(adapter or None, lowered, self._tokenizer, self._clock.unix()))
+        return await calls.run(value, Context(adapter or None, lowered, self.tokenizer, self._clock.unix()))
 
     def _calls(self, adapter: str | None, phase: Phase) -> Calls | None:
         for name in (adapter, None):

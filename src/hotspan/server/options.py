@@ -3,14 +3,16 @@
 import errno
 import ipaddress
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.keyring.keyring import open_keyring
+from hotspan.server.settings import HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.slab import check_room
 
@@ -22,11 +24,11 @@ class ServeOptions:
     cache:            None serves with the engine's own prefix cache only.
     engine:           options for vLLM, as the user wrote them.
     drain_s:          how long requests in flight may go on after a signal to stop.
+    server:           what it does besides caching; its address is `host` and `port`.
     tenants:          who may use it, if not everybody as one tenant.
     is_isolated:      tenants never hit each other's texts.
     admin_token_file: None takes the token from the environment, or makes one.
     is_insecure:      other machines may reach it without a key.
-    adapters:         directory of adapters; None is that of the model.
     is_auto:          the tiers of `cache` are to be chosen from the machine and the model.
     """
 
@@ -36,17 +38,32 @@ class ServeOptions:
     cache: CacheSettings | None
     engine: tuple[str, ...] = ()
     drain_s: int = 30
+    server: ServerSettings = field(default_factory=ServerSettings)
     tenants: Tenants = field(default_factory=Tenants)
     is_isolated: bool = True
     admin_token_file: Path | None = None
     is_insecure: bool = False
-    adapters: Path | None = None
     is_auto: bool = False
 
     @property
     def has_keys(self) -> bool:
         """Whether clients must show a key."""
         return self.tenants.has_keys
+
+
+def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding: bool) -> HttpSettings:
+    """The HTTP side of a server whose base model has these names."""
+    sessions = server.sessions
+    settings = HttpSettings(
+        model_names=tuple(dict.fromkeys((*names, "lmi", "model"))),
+        is_embedding=is_embedding,
+        compat=server.compat,
+        sessions_path=None if sessions is None else str(sessions.path),
+        job_queue_size=server.job_queue_size,
+        max_request_bytes=server.max_request_bytes,
+        predict_timeout_s=server.predict_timeout_s,
+    )
+    return settings if sessions is None else replace(settings, session_s=sessions.expiry_s)
 
 
 def bind(host: str, port: int) -> socket.socket:

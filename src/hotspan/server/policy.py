@@ -30,6 +30,8 @@ PUBLIC = (
 
 CLIENT = (
     "/v1/models",
+    "/predictions/{model}",
+    "/models/{model}/invoke",
     "/v1/completions",
     "/v1/completions/render",
     "/v1/completions/derender",

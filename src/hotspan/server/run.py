@@ -6,33 +6,39 @@ import dataclasses
 import gc
 import logging
 import os
-import signal
 import socket
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
+from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.core.types import GIB
+from hotspan.formatters import Formatters, load_formatters
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
-from hotspan.server.admin import CacheAdmin, admin_router
+from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
-from hotspan.server.options import ServeOptions, bind, check_exposure, check_tiers
-from hotspan.server.policy import Access, Gate, access_table, unlisted
+from hotspan.server.connections import connection_class
+from hotspan.server.draining import CUT_S, DrainingServer
+from hotspan.server.front import Front
+from hotspan.server.lmi.plugs import Forget
+from hotspan.server.loading import answering_while_loading
+from hotspan.server.options import ServeOptions, bind, check_exposure, check_tiers, http_settings
+from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, current_tenant
+from hotspan.server.settings import HttpSettings
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -76,7 +82,7 @@ class _Policy:
     credentials: Credentials
     access: Mapping[str, Access]
 
-    def gate(self, app: FastAPI) -> Gate:
+    def gate(self, app: App) -> Gate:
         """The app behind it."""
         for path in unlisted(app.routes, self.access):
             logger.warning("route_without_policy path=%s: only the administrator reaches it", path)
@@ -103,17 +109,34 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
         options = _planned(options, arguments)
     add_cache(arguments, options.cache)
     door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
+    formatters = _formatters(options.server)
     registry: AdapterRegistry | None = None
     try:
-        async with launch(arguments, door) as engine:
-            registry = await _adapters(engine, options)
-            engine.app.include_router(adapter_router(registry, engine.names))
-            engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
-            if options.cache is not None:
-                loaded = await engine.warm(options.cache.chunk_tokens)
-                logger.info("load_path_warmed tokens=%d", loaded)
-            server = _Server(
-                _uvicorn(policy.gate(engine.app), arguments), lambda: _ready_line(options, time.monotonic() - started)
+        async with contextlib.AsyncExitStack() as stack:
+            with answering_while_loading(listener):
+                engine = await stack.enter_async_context(launch(arguments, door))
+                registry = await _adapters(engine, options, formatters)
+                engine.app.include_router(adapter_router(registry, engine.names))
+                engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+                if options.cache is not None:
+                    loaded = await engine.warm(options.cache.chunk_tokens)
+                    logger.info("load_path_warmed tokens=%d", loaded)
+            if formatters is not None:
+                formatters.tokenizer = engine.tokenizer
+            http = http_settings(options.server, engine.names, is_embedding=engine.is_embedding)
+            front = Front(
+                engine.app,
+                http,
+                is_alive=lambda: not engine.is_dead,
+                adapters=registry,
+                formatters=formatters,
+                forget=_forget(engine) if options.cache is not None else None,
+            )
+            server = DrainingServer(
+                _uvicorn(policy.gate(front), arguments, http),
+                front.admission,
+                arguments.shutdown_timeout,
+                lambda: _ready_line(options, time.monotonic() - started),
             )
             watch = asyncio.create_task(_watch(server, engine))
             try:
@@ -125,17 +148,35 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
 
 
-def _uvicorn(app: ASGIApp, arguments: Namespace) -> uvicorn.Config:
+def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=connection_class(http),
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
-        timeout_graceful_shutdown=arguments.shutdown_timeout,
+        timeout_graceful_shutdown=CUT_S,
         ssl_keyfile=arguments.ssl_keyfile,
         ssl_certfile=arguments.ssl_certfile,
         ssl_ca_certs=arguments.ssl_ca_certs,
         ssl_cert_reqs=arguments.ssl_cert_reqs,
     )
+
+
+def _formatters(server: ServerSettings) -> Formatters | None:
+    """The user's formatters, where the configuration names a place for some. Raises: ConfigError."""
+    if server.formatters is None and server.adapters is None:
+        return None
+    return load_formatters(server.formatters, {}, is_secure=server.is_secure, timeout_s=server.formatter_timeout_s)
+
+
+def _forget(engine: "Engine") -> Forget:
+    """Invalidates what the cache holds of a session."""
+
+    async def forget(session: str, tenant: str) -> None:
+        what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
+        await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
+
+    return forget
 
 
 def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
@@ -156,17 +197,18 @@ def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
     return dataclasses.replace(options, cache=cache)
 
 
-async def _adapters(engine: "Engine", options: ServeOptions) -> AdapterRegistry | None:
+async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatters | None) -> AdapterRegistry | None:
     """The adapters of a server with LoRA: those in its directory, and what comes over HTTP."""
     adapters = engine.adapters()
     if adapters is None:
         return None
-    directory = options.adapters or Path(options.model) / "adapters"
+    directory = options.server.adapters or Path(options.model) / "adapters"
     registry = AdapterRegistry(
         adapters,
         Sources([directory]),
         SnapshotStore(Path(f"/tmp/hotspan-adapters-{os.geteuid()}")),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
+        formatters,
     )
     adapters.publish(registry.names)
     await registry.autoload(directory)
@@ -187,37 +229,6 @@ def _refuse_engine_adapters() -> None:
     """vLLM's own routes would stand before ours, take files from anywhere, and leave KV of old weights behind."""
     if environment().get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
         raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, drains on the first signal and cuts off on the second."""
-
-    def __init__(self, config: uvicorn.Config, ready_line: Callable[[], str]) -> None:
-        super().__init__(config)
-        self._ready_line = ready_line
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(self._ready_line(), flush=True)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, number)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _stop(self, number: signal.Signals) -> None:
-        if self.should_exit:
-            self.force_exit = True
-            return
-        print(f"hotspan stops on {signal.Signals(number).name}: requests in flight go on to their end", flush=True)
-        self.should_exit = True
 
 
 async def _watch(server: uvicorn.Server, engine: "object") -> None:

@@ -50,14 +50,6 @@ class _Hosted:
 LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
 
 
-class NoAdapters:
-    """What a server without LoRA has in the registry's place."""
-
-    async def resolve(self, name: str) -> str:
-        """No name at all. Raises: AdapterError."""
-        raise AdapterError(400, f"adapter {name!r:.140} can't be used: {LORA_OFF}")
-
-
 class AdapterRegistry:
     """The adapters of one server."""
 

@@ -1,0 +1,123 @@
+"""Who may work now: so many requests at a time, each for so long, and none once the server stops."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.server.errors import HttpError
+from hotspan.server.exchange import Exchange, ended
+from hotspan.server.settings import HttpSettings
+
+_MOST_RETRY_S = 60
+_WEIGHT = 0.1
+"""Of the last request in the mean service time."""
+
+_END_S = 1.0
+"""How long an application may take to end once nobody waits for it, before its task is cancelled."""
+
+
+class _Overdue(Exception):
+    """The time of a request is over."""
+
+
+class Admission:
+    """The requests in the engine. One event loop's.
+
+    in_flight: how many there are. is_draining: nobody is admitted any more.
+    """
+
+    def __init__(self, settings: HttpSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._limits: set[asyncio.Timeout] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._mean_s = 1.0
+        self._is_cut = False
+        self.is_draining = False
+        self.in_flight = 0
+
+    async def run(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work of one request within its time; it ends early when nobody waits for it.
+
+        Raises: HttpError 429 or 503, at once. An answer that is overdue ends with an error.
+        """
+        try:
+            self._check()
+        except HttpError:
+            work.close()
+            raise
+        async with exchange.watched(), self._place():
+            task = asyncio.create_task(work)
+            try:
+                await self._in_time(task)
+                await task
+            except _Overdue:
+                await exchange.fail(self._overdue())
+            finally:
+                exchange.gone.set()
+                await ended(task, _END_S)
+
+    def drain(self) -> None:
+        """Admit nobody from now on."""
+        self.is_draining = True
+
+    async def drained(self, within_s: float) -> None:
+        """Return when the last request has ended; those that have not by then get an error."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), within_s)
+        self._is_cut = True
+        for limit in tuple(self._limits):
+            limit.reschedule(asyncio.get_running_loop().time())
+        await self._idle.wait()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.is_draining:
+            raise HttpError(503, "the server stops: send this to another one, or try again", retry_s=1)
+        if self.in_flight >= self._settings.job_queue_size:
+            raise HttpError(
+                429, f"{self.in_flight} requests are in work, as many as may be: try again", retry_s=self._retry_s()
+            )
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        began_s = self._clock.monotonic()
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._mean_s += _WEIGHT * (self._clock.monotonic() - began_s - self._mean_s)
+            if not self.in_flight:
+                self._idle.set()
+
+    async def _in_time(self, task: "asyncio.Task[None]") -> None:
+        """Return when the task has ended. Raises: _Overdue, and leaves it running."""
+        try:
+            async with asyncio.timeout(0 if self._is_cut else self._settings.predict_timeout_s) as limit:
+                self._limits.add(limit)
+                try:
+                    await asyncio.wait({task})
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError as error:
+            raise _Overdue from error
+
+    def _retry_s(self) -> int:
+        """In the mean service time as many requests end as are in work now."""
+        return min(max(math.ceil(self._mean_s), 1), _MOST_RETRY_S)
+
+    def _overdue(self) -> HttpError:
+        if self._is_cut:
+            return HttpError(503, "the server stops before this answer is complete: send it to another one", retry_s=1)
+        return HttpError(
+            504,
+            f"no complete answer within {self._settings.predict_timeout_s:g} s: ask for fewer tokens, or raise "
+            "predict_timeout",
+        )

@@ -1,0 +1,133 @@
+"""Connections that nobody can hold for nothing: deadlines for heads and for reading answers, and room for newcomers.
+
+    connected -> head, within head_s -> request in work -> answer, read within deaf_s -> idle_s -> closed
+        waiting                                                                          waiting
+
+What waits without a request is closed first when there are too many, the oldest before all others. Bodies have their
+deadlines where they are read (bodies.py).
+"""
+
+import asyncio
+import resource
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hotspan.server.settings import HttpSettings
+
+MOST_HEAD_BYTES = 64 * 1024
+
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's connection, with limits."""
+
+    limits: ClassVar[HttpSettings]
+    most: ClassVar[int]
+    waiting: ClassVar[dict["BoundedConnection", None]]
+    """Those without a request in work, the one that has waited longest first."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deaf: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._is_in_body = False
+
+    # -- what asyncio calls --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait(self.limits.head_s)
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_in_body:
+            if not self._head_bytes and self._is_free():
+                self._wait(self.limits.head_s)
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MOST_HEAD_BYTES and not self._is_in_body and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._work()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deaf = self.loop.call_later(self.limits.deaf_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._deaf is not None:
+            self._deaf.cancel()
+            self._deaf = None
+
+    # -- what uvicorn calls --------------------------------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        self._work()
+        self._is_in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_body = False
+        self._head_bytes = 0
+        if self._is_free():  # it was answered before its end
+            self._wait(self.limits.idle_s)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self._is_free():
+            # For the next head, or for the rest of a body that was answered before its end.
+            self._wait(self.limits.stall_s if self._is_in_body else self.limits.idle_s)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _is_free(self) -> bool:
+        """Whether no request is in work."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self, seconds: float) -> None:
+        """Hang up unless a request begins in time."""
+        self._work()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+        self.waiting[self] = None
+
+    def _work(self) -> None:
+        """Nothing is waited for."""
+        self.waiting.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self.waiting))
+        oldest._work()
+        if oldest is self:  # all others are in work
+            self.transport.write(_FULL)
+            self.transport.close()
+        else:
+            oldest.transport.abort()
+
+
+def connection_class(settings: HttpSettings) -> type[asyncio.Protocol]:
+    """What uvicorn makes a connection of (`uvicorn.Config(http=...)`).
+
+    There are never more than half of the files that this process may open.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    class Connection(BoundedConnection):
+        limits = settings
+        most = min(settings.connections, files // 2)
+        waiting: ClassVar[dict[BoundedConnection, None]] = {}
+
+    return Connection

@@ -1,0 +1,143 @@
+"""The front of the engine's app: LMI's and SageMaker's routes beside its own, and the limits that hold for all.
+
+client -> Gate (policy.py) -> Front: body -> admission -> Invocations -> the engine's app
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from hotspan.core.errors import HotspanError
+from hotspan.server.admission import Admission
+from hotspan.server.bodies import Bodies
+from hotspan.server.errors import HttpError
+from hotspan.server.exchange import ClientGone, Exchange
+from hotspan.server.lmi.plugs import Adapters, Forget, Formatters
+from hotspan.server.lmi.routes import OPENAI, Invocations, Plugs
+from hotspan.server.lmi.sessions import Sessions
+from hotspan.server.policy import App
+from hotspan.server.settings import HttpSettings
+
+logger = logging.getLogger(__name__)
+
+PING, INVOCATIONS = "/ping", "/invocations"
+BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
+
+_WORK = frozenset(
+    (
+        *OPENAI,
+        *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
+    )
+)
+"""The engine's routes that make it compute."""
+
+_LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
+
+
+class Front:
+    """The app that is served. `admission.drain()` stops it.
+
+    is_alive: whether the engine can answer.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: HttpSettings,
+        *,
+        is_alive: Callable[[], bool],
+        adapters: Adapters | None = None,
+        formatters: Formatters | None = None,
+        forget: Forget | None = None,
+    ) -> None:
+        """Raises: ConfigError if the directory of sessions can't be used."""
+        sessions = None
+        if settings.sessions_path is not None:
+            directory = Path(settings.sessions_path)
+            sessions = Sessions(directory, settings.session_s, is_strict=settings.is_strict_sessions)
+        plugs = Plugs(
+            adapters=adapters,
+            formatters=formatters,
+            sessions=sessions,
+            forget=forget if settings.close_forgets else None,
+        )
+        self.admission = Admission(settings)
+        self.root_path: str = getattr(app, "root_path", "")
+        self._app = app
+        self._settings = settings
+        self._is_alive = is_alive
+        self._bodies = Bodies(settings)
+        self._invocations = Invocations(app, plugs, base_names=settings.model_names, is_embedding=settings.is_embedding)
+        self._own = [
+            Route(PING, _never, methods=["GET", "POST"]),
+            *(Route(path, _never, methods=["POST"]) for path in (INVOCATIONS, *BY_NAME)),
+        ]
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """All routes; our own come first."""
+        return [*self._own, *self._app.routes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, model = self._place(scope)
+        is_lmi = self._settings.compat == "lmi" and path in _LMI_HAS
+        exchange = Exchange(scope, receive, send, is_lmi=is_lmi)
+        try:
+            await self._answer(exchange, path, model)
+        except ClientGone:
+            pass
+        except HotspanError as error:
+            await exchange.fail(HttpError.of(error))
+        except Exception:  # the boundary: whatever went wrong, its client hears so in the one shape
+            logger.exception("request_failed request=%s path=%s", exchange.request_id, path)
+            message = f"the server failed on this request: its log says why, under {exchange.request_id}"
+            await exchange.fail(HttpError(500, message))
+
+    def _place(self, scope: Scope) -> tuple[str, str | None]:
+        """The route, by its path as it is registered if it is ours, and the model that it names."""
+        inside = {**scope, "root_path": self.root_path or scope.get("root_path", "")}
+        for route in self._own:
+            match, found = route.matches(inside)
+            if match is Match.FULL:
+                return route.path, found["path_params"].get("model")
+        path: str = scope["path"]
+        root: str = inside["root_path"]
+        return (path[len(root) :] if root and path.startswith(f"{root}/") else path), None
+
+    async def _answer(self, exchange: Exchange, path: str, model: str | None) -> None:
+        if path == PING and exchange.scope["method"] in ("GET", "HEAD", "POST"):
+            await self._ping(exchange)
+            return
+        async with self._bodies.body(exchange) as body:
+            work = self._work(exchange, path, model, body)
+            if exchange.scope["method"] == "POST" and (path in _WORK or path in _LMI_HAS):
+                await self.admission.run(exchange, work)
+            else:
+                async with exchange.watched():
+                    await work
+
+    def _work(self, exchange: Exchange, path: str, model: str | None, body: bytes) -> Coroutine[Any, Any, None]:
+        is_ours = path in (INVOCATIONS, *BY_NAME) and exchange.scope["method"] == "POST"
+        if is_ours:
+            return self._invocations.invoke(exchange, body, model)
+        return self._invocations.relay(exchange, path, body)
+
+    async def _ping(self, exchange: Exchange) -> None:
+        if not self._is_alive():
+            await exchange.respond(500 if self._settings.compat == "lmi" else 503, b'{"status":"Unhealthy"}')
+        elif self.admission.is_draining:
+            await exchange.respond(503, b'{"status":"Draining"}')
+        else:
+            await exchange.respond(200, b'{"status":"Healthy"}')
+
+
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError("Front answers its routes itself")

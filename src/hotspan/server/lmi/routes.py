@@ -1,0 +1,267 @@
+"""LMI's and SageMaker's routes, and what they add to the engine's own: adapters by header, sessions, formatters.
+
+body -> adapter -> input formatter -> schema -> engine -> LMI's schema -> output formatter
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from hotspan.server.errors import HttpError
+from hotspan.server.exchange import JSON, JSONLINES, SSE, ClientGone, Exchange, stream_error
+from hotspan.server.lmi.choice import ADAPTER_HEADER, Schema, chosen_schema, session_request, take_adapter
+from hotspan.server.lmi.engine import Answer, asked, forwarded_scope, request_scope
+from hotspan.server.lmi.parameters import own_name
+from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
+from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
+from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
+from hotspan.server.lmi.sse import event, events
+from hotspan.server.principal import current_tenant
+
+OPENAI = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+    *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""The engine's routes whose bodies name a model."""
+
+_WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_FORMATTED = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+_MOST_ERROR = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An invocation on its way: whose it is and what is asked. adapter: by the client's name."""
+
+    exchange: Exchange
+    payload: Payload
+    adapter: str | None
+    session: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugs:
+    """What is plugged in; None is not there."""
+
+    adapters: Adapters | None = None
+    formatters: Formatters | None = None
+    sessions: Sessions | None = None
+    forget: Forget | None = None
+
+
+class Invocations:
+    """Answers invocations out of the engine's app."""
+
+    def __init__(self, app: ASGIApp, plugs: Plugs, *, base_names: tuple[str, ...], is_embedding: bool) -> None:
+        self._app = app
+        self._plugs = plugs
+        self._base_names = base_names
+        self._is_embedding = is_embedding
+
+    async def invoke(self, exchange: Exchange, body: bytes, model: str | None = None) -> None:
+        """Answer an invocation; `model`: the one that its path names. Raises: HotspanError, ClientGone."""
+        if model is not None and model not in self._base_names:
+            raise HttpError(404, f"there is no model {model!r:.80}: it is called {' or '.join(self._base_names)}")
+        payload = _parsed(exchange, body)
+        if (asks := session_request(payload)) is not None:
+            await self._session(exchange, asks)
+            return
+        call = await self._call(exchange, payload)
+        schema = chosen_schema(call.payload, is_embedding=self._is_embedding)
+        if schema is Schema.LMI:
+            await self._generate(call)
+        elif schema is Schema.EMBEDDING:
+            await self._embed(call)
+        else:
+            await self._forward(call, schema.value)
+
+    async def relay(self, exchange: Exchange, path: str, body: bytes) -> None:
+        """Answer a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
+        plugs, has_json = self._plugs, exchange.headers.get("content-type", "").startswith(JSON)
+        is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
+        if is_plain or not has_json or path not in OPENAI:
+            await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
+            return
+        payload = _parsed(exchange, body)
+        await self._forward(await self._call(exchange, payload, is_formatted=path in _FORMATTED), path)
+
+    # -- what is asked -------------------------------------------------------------------------------------------------
+
+    async def _call(self, exchange: Exchange, payload: Payload, *, is_formatted: bool = True) -> _Call:
+        """Adapter, session and input formatter applied to a request."""
+        plugs = self._plugs
+        name = take_adapter(payload, exchange.headers, self._base_names)
+        model = name
+        if name is not None and plugs.adapters is not None:
+            model = await plugs.adapters.resolve(name)
+        session = self._session_of(exchange)
+        if is_formatted and plugs.formatters is not None and plugs.formatters.has_input(name):
+            payload = dict(await plugs.formatters.input(name, payload, exchange.named_headers))
+        payload.pop("model", None)
+        if model is not None:
+            payload["model"] = model
+        return _Call(exchange, payload, name, session)
+
+    def _session_of(self, exchange: Exchange) -> str | None:
+        named, sessions = exchange.headers.get(HEADER), self._plugs.sessions
+        if not named or sessions is None:
+            return None
+        return _new_session(exchange, sessions) if named == NEW else sessions.use(current_tenant(), named)
+
+    async def _session(self, exchange: Exchange, asks: str) -> None:
+        """Open or close a session."""
+        sessions = self._plugs.sessions
+        if sessions is None:
+            raise HttpError(400, "this server keeps no sessions: leave requestType out", param="requestType")
+        if asks == NEW:
+            answer = {"session_id": _new_session(exchange, sessions)}
+        else:
+            name = exchange.headers.get(HEADER)
+            if not name:
+                raise HttpError(400, f"which session is to be closed? Send its id as {HEADER}", param=HEADER)
+            sessions.close(current_tenant(), name)
+            if self._plugs.forget is not None:
+                await self._plugs.forget(name, current_tenant())
+            exchange.answer_headers[CLOSED_HEADER] = name
+            answer = {"closed_session_id": name}
+        await exchange.respond(200, json.dumps(answer).encode())
+
+    # -- how it is answered --------------------------------------------------------------------------------------------
+
+    async def _forward(self, call: _Call, path: str) -> None:
+        """An OpenAI body, with OpenAI's answer."""
+        exchange, body = call.exchange, _encoded(call, path)
+        if not self._has_output(call) or path not in _FORMATTED:
+            await self._app(request_scope(exchange, path, body), exchange.received(body), exchange.send)
+            return
+        async with asked(self._app, exchange, path, body) as answer:
+            if answer.headers.get("content-type", "").startswith(SSE) and answer.status == 200:
+                await self._stream(call, answer, SSE, lambda chunk: [chunk])
+            else:
+                await self._whole(call, answer, lambda said: said)
+
+    async def _generate(self, call: _Call) -> None:
+        """LMI's schema, with LMI's answer."""
+        generation = Generation.parse(call.payload)
+        named = {"model": call.payload["model"]} if "model" in call.payload else {}
+        inner = _Call(call.exchange, {**generation.body, **named}, call.adapter, call.session)
+        path = Schema.COMPLETION.value
+        try:
+            async with asked(self._app, call.exchange, path, _encoded(inner, path)) as answer:
+                if generation.is_stream and answer.status == 200:
+                    kind = SSE if SSE in call.exchange.headers.get("accept", "") else JSONLINES
+                    await self._stream(call, answer, kind, Rows(generation).of)
+                else:
+                    await self._whole(call, answer, generation.answer)
+        except HttpError as error:
+            raise error.about(own_name(error.param)) from None  # by the name that the client knows
+
+    async def _embed(self, call: _Call) -> None:
+        """`inputs` of a model that makes embeddings, with bare vectors."""
+        inputs = call.payload["inputs"]
+        named = {"model": call.payload["model"]} if "model" in call.payload else {}
+        body = json.dumps({**embeddings_body(call.payload), **named}).encode()
+        async with asked(self._app, call.exchange, Schema.EMBEDDING.value, body) as answer:
+            await self._whole(call, answer, lambda said: embeddings_answer(inputs, said))
+
+    async def _whole(self, call: _Call, answer: Answer, converted: Callable[[Payload], Any]) -> None:
+        content = await answer.whole()
+        if call.exchange.gone.is_set():
+            raise ClientGone
+        if answer.status != 200:
+            raise HttpError.answered(answer.status, content)
+        said = converted(json.loads(content))
+        content, kind = _content(await self._output(call, said))
+        await call.exchange.respond(200, content, kind)
+
+    async def _stream(
+        self, call: _Call, answer: Answer, kind: str, converted: Callable[[Payload], list[Payload]]
+    ) -> None:
+        """A stream in LMI's rows, or in OpenAI's chunks that a formatter changes."""
+        exchange = call.exchange
+        await exchange.begin(200, kind if kind == JSONLINES else f"{kind}; charset=utf-8")
+        async for chunk in _chunks(answer):
+            for row in converted(chunk):
+                await exchange.write(_framed(await self._output(call, row), kind))
+        await exchange.write(event(b"[DONE]") if kind == SSE else b"", is_last=True)
+
+    def _has_output(self, call: _Call) -> bool:
+        return self._plugs.formatters is not None and self._plugs.formatters.has_output(call.adapter)
+
+    async def _output(self, call: _Call, said: Any) -> Any:
+        """What the formatter makes of an answer, if there is one."""
+        formatters = self._plugs.formatters
+        if formatters is None or not formatters.has_output(call.adapter):
+            return said
+        return await formatters.output(call.adapter, said, call.exchange.named_headers)
+
+
+def _new_session(exchange: Exchange, sessions: Sessions) -> str:
+    session = sessions.create(current_tenant())
+    exchange.answer_headers |= {HEADER: session.header, NEW_HEADER: session.header}
+    return session.id
+
+
+async def _chunks(answer: Answer) -> AsyncIterator[Payload]:
+    """The chunks of the engine's stream. Raises: HttpError where it says that it failed."""
+    async for chunk in events(answer.parts()):
+        if "error" in chunk:
+            raise stream_error(chunk)
+        yield chunk
+
+
+def _parsed(exchange: Exchange, body: bytes) -> Payload:
+    kind = exchange.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise HttpError(415, f"the content-type is {kind!r:.80}: send {JSON}", param="content-type")
+    try:
+        payload = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is no JSON: {str(error)[:_MOST_ERROR]}") from error
+    if not isinstance(payload, dict):
+        raise HttpError(400, f"the body is a JSON {type(payload).__name__}: send an object")
+    return payload
+
+
+def _encoded(call: _Call, path: str) -> bytes:
+    """The body for the engine, which knows the session as one of the request's directives."""
+    payload = call.payload
+    if call.session is not None and path in _WITH_DIRECTIVES and not payload.get("use_beam_search"):
+        directives = payload.get("kv_transfer_params")
+        if directives is None or isinstance(directives, dict):
+            payload = {**payload, "kv_transfer_params": {"session": call.session, **(directives or {})}}
+    return json.dumps(payload).encode()
+
+
+def _names_anything(exchange: Exchange) -> bool:
+    """Whether the headers ask for what the engine does not know."""
+    return HEADER in exchange.headers or ADAPTER_HEADER in exchange.headers
+
+
+def _content(said: Any) -> tuple[bytes, str]:
+    """An answer as bytes, and what they are."""
+    if isinstance(said, bytes):
+        return said, "application/octet-stream"
+    if not isinstance(said, str):
+        return _json(said), JSON
+    try:
+        json.loads(said)
+    except ValueError:
+        return said.encode(), "text/plain; charset=utf-8"
+    return said.encode(), JSON
+
+
+def _framed(said: Any, kind: str) -> bytes:
+    """One chunk of a stream. Bytes of a formatter's go out as they are."""
+    if isinstance(said, bytes):
+        return said
+    content = said.encode() if isinstance(said, str) else _json(said)
+    return event(content) if kind == SSE else content.removesuffix(b"\n") + b"\n"
+
+
+def _json(said: Any) -> bytes:
+    """Text stays readable; half a character, which a client's escapes can spell and UTF-8 can't, becomes a ?."""
+    return json.dumps(said, ensure_ascii=False).encode(errors="replace")

@@ -1,0 +1,160 @@
+"""Sessions: a directory a tenant, a file a session, whose text is the time when it ends.
+
+    DIR/TENANT/ID
+
+A session outlives a restart of the server as long as the directory does. It holds nothing but its end: what belongs
+to it is in the cache, under its id.
+"""
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
+from hotspan.core.terms import tenant_label
+from hotspan.server.errors import HttpError
+
+HEADER = "x-amzn-sagemaker-session-id"
+NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id"
+NEW = "NEW_SESSION"
+CLOSE = ("CLOSE", "CLOSE_SESSION")
+
+MOST_SESSIONS = 10_000
+"""Of one tenant; each takes a page of the directory's memory."""
+
+_MOST_ID = 256
+_ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session that was made. ends_s: in Unix time."""
+
+    id: str
+    ends_s: float
+
+    @property
+    def header(self) -> str:
+        """What a response says of it."""
+        ends = datetime.fromtimestamp(self.ends_s, UTC)
+        return f"{self.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
+
+
+class State(Enum):
+    """What is known of an id."""
+
+    LIVE = "live"
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+
+
+class Sessions:
+    """The sessions of all tenants; none sees another's.
+
+    Raises: ConfigError if the directory can't be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        lasts_s: float,
+        *,
+        is_strict: bool = False,
+        clock: Clock | None = None,
+        new_id: Callable[[], object] = uuid.uuid4,
+    ) -> None:
+        self._directory = directory
+        self._lasts_s = lasts_s
+        self._is_strict = is_strict
+        self._clock = clock or SystemClock()
+        self._new_id = new_id
+        _private(directory)
+
+    def create(self, tenant: str) -> Session:
+        """A new session. Raises: HttpError 429 where the tenant has too many."""
+        place = self._place(tenant)
+        place.mkdir(mode=0o700, exist_ok=True)
+        if len(os.listdir(place)) >= MOST_SESSIONS and not self._sweep(place):
+            raise HttpError(429, f"{MOST_SESSIONS} sessions are open, as many as may be: close some", retry_s=60)
+        session = Session(str(self._new_id()), self._clock.unix() + self._lasts_s)
+        part = place / f".{session.id}"
+        part.write_text(repr(session.ends_s))
+        part.rename(place / session.id)
+        return session
+
+    def use(self, tenant: str, name: str) -> str | None:
+        """The session that a request belongs to; None if the one it names is over.
+
+        Raises: HttpError 400 where the id is none, or unknown in strict mode.
+        """
+        _check(name)
+        state = self._state(tenant, name)
+        if state is State.UNKNOWN and self._is_strict:
+            raise _unknown(name)
+        return None if state is State.EXPIRED else name
+
+    def close(self, tenant: str, name: str) -> None:
+        """End a session. Raises: HttpError 400 where the id is none, or unknown in strict mode."""
+        _check(name)
+        try:
+            (self._place(tenant) / name).unlink()
+        except FileNotFoundError as error:
+            if self._is_strict:
+                raise _unknown(name) from error
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _place(self, tenant: str) -> Path:
+        return self._directory / f"{tenant_label(tenant):016x}"
+
+    def _state(self, tenant: str, name: str) -> State:
+        ends_s = _ends_s(self._place(tenant) / name)
+        if ends_s is None:
+            return State.UNKNOWN
+        return State.LIVE if self._clock.unix() < ends_s else State.EXPIRED
+
+    def _sweep(self, place: Path) -> int:
+        """Remove what has expired; how many there were."""
+        expired = [name for name in os.listdir(place) if (_ends_s(place / name) or 0) <= self._clock.unix()]
+        for name in expired:
+            with contextlib.suppress(FileNotFoundError):
+                (place / name).unlink()
+        return len(expired)
+
+
+def _private(directory: Path) -> None:
+    """Make a directory that nobody else can read, or see that it is one."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat(follow_symlinks=False)
+    except OSError as error:
+        raise ConfigError(f"sessions can't be kept in {directory} ({error.strerror}): give another place") from error
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not directory.is_dir():
+        raise ConfigError(
+            f"sessions can't be kept in {directory}, which others may read: chmod 700 it, or give another"
+        )
+
+
+def _ends_s(file: Path) -> float | None:
+    try:
+        return float(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _check(name: str) -> None:
+    if len(name) > _MOST_ID or not _ID.fullmatch(name):
+        raise HttpError(
+            400, f"{name!r:.80} is no session id: give 1 to {_MOST_ID} letters, digits and hyphens", param=HEADER
+        )
+
+
+def _unknown(name: str) -> HttpError:
+    return HttpError(400, f"there is no session {name}: create one ({NEW}), or send no session id", param=HEADER)

@@ -1,0 +1,83 @@
+"""A front over a fake engine: asked in process, or over a real socket."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from hotspan.server.connections import connection_class
+from hotspan.server.front import Front
+from hotspan.server.settings import HttpSettings
+
+from .fake_engine import FakeEngine
+
+
+def front(engine: FakeEngine, *, alive: bool = True, plugs: dict[str, Any] | None = None, **settings: Any) -> Front:
+    settings.setdefault("sessions_path", None)
+    if isinstance(settings["sessions_path"], Path):
+        settings["sessions_path"] = str(settings["sessions_path"])
+    return Front(engine.app(), HttpSettings(**settings), is_alive=lambda: alive, **(plugs or {}))
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://hotspan", timeout=10)
+
+
+async def invoke(app: Any, body: Any, path: str = "/invocations", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with client(app) as http:
+        return await http.post(path, json=body, headers=named)
+
+
+def rows(response: httpx.Response) -> list[Any]:
+    return [json.loads(line) for line in response.content.splitlines()]
+
+
+def sse(response: httpx.Response) -> list[str]:
+    events = response.text.split("\n\n")
+    assert events.pop() == ""
+    return [event.removeprefix("data: ") for event in events]
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, settings: HttpSettings | None = None) -> AsyncIterator[int]:
+    """The app on a real socket of this event loop; its port."""
+    config = uvicorn.Config(
+        app,
+        port=0,
+        lifespan="off",
+        log_level="critical",
+        http=connection_class(settings or HttpSettings()),
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield int(server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def post(body: Any, path: str = "/invocations") -> bytes:
+    """A POST as bytes."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content

@@ -1,0 +1,94 @@
+"""A server that is told to stop, as a process: who is served to the end, who is sent away, and how long it takes."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_SERVER = """
+import sys
+sys.path.insert(0, ".")
+import uvicorn
+from hotspan.server.connections import connection_class
+from hotspan.server.draining import DrainingServer
+from hotspan.server.settings import HttpSettings
+from tests.server.lmi.fake_engine import FakeEngine, Step
+from tests.server.lmi.serving import front
+steps = int(sys.argv[1])
+app = front(FakeEngine((*[Step(((1, "a"),), "a")] * steps, Step((), "", "length")), delay_s=0.02))
+options = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 1}
+config = uvicorn.Config(app, port=0, http=connection_class(HttpSettings()), **options)
+server = DrainingServer(config, app.admission, float(sys.argv[2]), lambda: "")
+server._ready_line = lambda: str(server.servers[0].sockets[0].getsockname()[1])
+server.run()
+"""
+
+
+class Process:
+    """A running server."""
+
+    def __init__(self, steps: int, drain_s: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(steps), str(drain_s)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def ask(self, path: str, body: Any = None) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        data = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data, {"content-type": "application/json"})
+        return connection.getresponse()
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Process]]:
+    made: list[Process] = []
+    yield made
+    for one in made:
+        one.process.kill()
+        one.process.wait(10)
+
+
+STREAM = {"inputs": "Say", "stream": True}
+
+
+def test_a_stop_lets_requests_end(servers: list[Process]) -> None:
+    """A stream that runs when the signal comes is complete; the port tells the others to go elsewhere."""
+    servers.append(server := Process(steps=50, drain_s=30))
+    stream = server.ask("/invocations", STREAM)
+    stream.readline()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert (ping := server.ask("/ping")).status == 503 and json.load(ping) == {"status": "Draining"}
+    assert (late := server.ask("/invocations", STREAM)).status == 503 and late.headers["retry-after"] == "1"
+    assert json.loads(stream.read().splitlines()[-1])["generated_text"] == "a" * 50
+    assert server.process.wait(5) == 0
+
+
+def test_a_stop_has_an_end(servers: list[Process]) -> None:
+    """A stream that does not end in time ends with an error, and the process with it."""
+    servers.append(server := Process(steps=10_000, drain_s=3.5))
+    stream = server.ask("/invocations", STREAM)
+    stream.readline()
+    server.process.send_signal(signal.SIGTERM)
+    began_s = time.monotonic()
+    assert json.loads(stream.read().splitlines()[-1])["error"]["code"] == 503
+    assert server.process.wait(5) == 0 and time.monotonic() - began_s < 3.5
+
+
+def test_a_second_signal_cuts_off(servers: list[Process]) -> None:
+    """Who insists is obeyed at once."""
+    servers.append(server := Process(steps=10_000, drain_s=30))
+    stream = server.ask("/invocations", STREAM)
+    stream.readline()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.process.send_signal(number)
+        time.sleep(0.2)
+    server.process.wait(5)

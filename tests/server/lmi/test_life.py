@@ -1,0 +1,257 @@
+"""Requests that end early: hang-ups, deadlines, full queues, a server that stops; over real sockets where needed."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from hotspan.server.admission import Admission
+from hotspan.server.errors import HttpError
+from hotspan.server.exchange import Exchange
+from hotspan.server.settings import HttpSettings
+from hotspan.testing.clock import SimulatedClock
+
+from .fake_engine import FakeEngine, Step
+from .serving import client, front, invoke, post, rows, serving, sse, until
+
+ENDLESS = (*[Step(((1, "a"),), "a")] * 100_000, Step((), "", "length"))
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"inputs": "Say"}, "/invocations"),
+        ({"inputs": "Say"}, "/predictions/lmi"),
+        ({"inputs": "Say", "stream": True}, "/invocations"),
+        ({"messages": [], "stream": True}, "/invocations"),
+        ({"prompt": "Say"}, "/v1/completions"),
+        ({"prompt": "Say", "stream": True}, "/v1/completions"),
+    ],
+)
+async def test_a_hang_up_aborts(body: Any, path: str) -> None:
+    """A client that hangs up ends its generation at once, streaming or not, on each route."""
+    engine = FakeEngine(ENDLESS, delay_s=0.005)
+    app = front(engine)
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(body, path))
+        if body.get("stream"):
+            await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: engine.running == 1)
+        writer.close()
+        await until(lambda: engine.aborted == 1 and engine.running == 0, 1)
+        await until(lambda: app.admission.in_flight == 0, 1)
+
+
+async def test_a_slow_reader_slows_the_engine() -> None:
+    """What the client does not read is not piled up: the conversion takes no more than is read."""
+    engine = FakeEngine(ENDLESS)
+    made = 0
+
+    async def slow_send(message: Any) -> None:
+        nonlocal made
+        made += 1
+        await asyncio.sleep(0.001)
+
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    body = json.dumps({"inputs": "Say", "stream": True}).encode()
+    inbox.put_nowait({"type": "http.request", "body": body})
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": headers, "query_string": b""}
+    task = asyncio.create_task(front(engine)(scope, inbox.get, slow_send))
+    await until(lambda: made > 50)
+    assert engine.running == 1 and engine.stepped <= made + 5
+    inbox.put_nowait({"type": "http.disconnect"})
+    await asyncio.wait_for(task, 5)
+    await until(lambda: engine.aborted == 1 and engine.running == 0)
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+async def test_overdue_before_the_first_byte(path: str) -> None:
+    """An answer that does not begin in time is a 504, and the engine stops."""
+    engine = FakeEngine(delay_s=30)
+    answer = await invoke(front(engine, predict_timeout_s=0.05), {"prompt": "Say", "stream": True}, path)
+    assert answer.status_code == 504 and answer.json()["error"]["type"] == "GatewayTimeoutError"
+    assert engine.aborted == 1 and engine.running == 0
+
+
+@pytest.mark.parametrize("body", [{"inputs": "Say"}, {"prompt": "Say"}])
+async def test_overdue_in_a_stream(body: Any) -> None:
+    """An answer that does not end in time ends with the error as its last event, and the engine stops."""
+    engine = FakeEngine(ENDLESS, delay_s=0.001)
+    answer = await invoke(front(engine, predict_timeout_s=0.1), body | {"stream": True})
+    told = rows(answer) if "inputs" in body else [json.loads(event) for event in sse(answer)[:-1]]
+    assert answer.status_code == 200 and len(told) > 2
+    assert told[-1]["error"]["code"] == 504 and "predict_timeout" in told[-1]["error"]["message"]
+    await until(lambda: engine.aborted == 1 and engine.running == 0)
+
+
+@pytest.mark.parametrize(("compat", "status"), [("none", 429), ("lmi", 503)])
+async def test_a_full_queue(compat: str, status: int) -> None:
+    """As many requests as places; one more is refused with a time to come back, and there is room again after."""
+    engine = FakeEngine(ENDLESS, delay_s=0.01)
+    app = front(engine, job_queue_size=2, compat=compat)
+    async with client(app) as http:
+        running = [asyncio.create_task(http.post("/invocations", json={"inputs": "Say"})) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        refused = await http.post("/invocations", json={"inputs": "Say"})
+        assert refused.status_code == refused.json()["error"]["code"] == status
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert (await http.get("/ping")).status_code == (await http.get("/health")).status_code == 200
+        for task in running:
+            task.cancel()
+        await until(lambda: app.admission.in_flight == 0)
+        engine.steps, engine.delay_s = engine.steps[-1:], 0
+        assert (await http.post("/invocations", json={"inputs": "Say"})).status_code == 200
+
+
+async def test_retry_after_is_measured() -> None:
+    """A client that is refused is told to come back when those before it are expected to have ended."""
+    clock = SimulatedClock()
+    admission = Admission(HttpSettings(job_queue_size=1), clock)
+
+    def exchange() -> Exchange:
+        return Exchange(
+            {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
+        )
+
+    async def work(seconds: float) -> None:
+        clock.advance(seconds)
+
+    async def refused() -> None:
+        with pytest.raises(HttpError) as error:
+            await admission.run(exchange(), work(0))
+        told.append(error.value.retry_s)
+
+    told: list[int | None] = []
+    for seconds in (0.01, 20.0, 1000.0):
+        for _ in range(60):
+            await admission.run(exchange(), work(seconds))
+        await admission.run(exchange(), refused())
+    assert told == [1, 20, 60]
+
+
+async def test_drain() -> None:
+    """A server that stops refuses what is new, lets what is short end, and ends what is long in time with an error."""
+    engine = FakeEngine((*[Step(((1, "a"),), "a")] * 20, Step((), "", "length")), delay_s=0.01)
+    app = front(engine)
+    body = {"inputs": "Say", "stream": True}
+    async with client(app) as http:
+        short = asyncio.create_task(http.post("/invocations", json=body))
+        await until(lambda: engine.running == 1)
+        engine.steps = ENDLESS
+        long = asyncio.create_task(http.post("/invocations", json=body))
+        await until(lambda: engine.running == 2)
+        app.admission.drain()
+        new = await http.post("/v1/completions", json={"prompt": "Say"})
+        assert new.status_code == 503 and new.headers["retry-after"] == "1"
+        await asyncio.wait_for(app.admission.drained(0.6), 3)
+        assert rows(await short)[-1]["generated_text"] == "a" * 20
+        assert rows(await long)[-1]["error"]["code"] == 503
+        assert engine.running == app.admission.in_flight == 0
+
+
+async def test_drained_at_once() -> None:
+    """A server without requests stops without waiting."""
+    app = front(FakeEngine())
+    app.admission.drain()
+    await asyncio.wait_for(app.admission.drained(30), 0.5)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def raw(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """What is answered to these bytes; the client reads while it sends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def send() -> None:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return head + await reader.readexactly(size)
+    finally:
+        sending.cancel()
+        writer.close()
+
+
+HEAD = b"POST /invocations HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+
+
+async def test_a_body_that_is_announced_too_large() -> None:
+    """It is refused before a byte of it is read: nobody is told to go on."""
+    engine = FakeEngine()
+    async with serving(front(engine, max_request_bytes=1000)) as port:
+        answer = await raw(port, HEAD + b"content-length: 1001\r\nexpect: 100-continue\r\n\r\n")
+        fits = await raw(port, post({"inputs": "a" * 900}))
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than" in answer
+    assert fits.startswith(b"HTTP/1.1 200 ") and len(engine.seen) == 1
+
+
+async def test_a_body_that_turns_out_too_large() -> None:
+    """Chunks are counted while they come, and no more of them is kept than may be."""
+    engine = FakeEngine()
+    app = front(engine, max_request_bytes=1000)
+    chunk = b"80\r\n" + b" " * 128 + b"\r\n"
+    async with serving(app) as port:
+        answer = await raw(port, HEAD + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 9, pause_s=0.01)
+    assert answer.startswith(b"HTTP/1.1 413 ") and not engine.seen
+
+
+async def test_all_bodies_together() -> None:
+    """Bodies that are held have a limit together, which ends with the requests."""
+    engine = FakeEngine(ENDLESS, delay_s=0.01)
+    app = front(engine, held_bytes=1000)
+    async with client(app) as http:
+        held = asyncio.create_task(http.post("/invocations", json={"inputs": "a" * 700}))
+        await until(lambda: engine.running == 1)
+        refused = await http.post("/invocations", json={"inputs": "a" * 700})
+        assert refused.status_code == 503 and "try again" in refused.json()["error"]["message"]
+        held.cancel()
+        await until(lambda: engine.running == 0)
+        engine.steps = engine.steps[-1:]
+        assert (await http.post("/invocations", json={"inputs": "a" * 700})).status_code == 200
+
+
+@pytest.mark.parametrize(("stall_s", "rate", "pause_s"), [(0.1, 1.0, 3.0), (0.2, 1e4, 0.02)])
+async def test_a_body_that_comes_too_slowly(stall_s: float, rate: float, pause_s: float) -> None:
+    """One that stalls, and one that drips just fast enough not to, are given up, and take no place in the queue."""
+    engine = FakeEngine()
+    app = front(engine, stall_s=stall_s, least_rate=rate, job_queue_size=1)
+    async with serving(app) as port:
+        begun = HEAD + b"content-length: 500\r\n\r\n" + b" " * 50
+        slow = asyncio.create_task(raw(port, begun, *[b" "] * 200, pause_s=pause_s))
+        await asyncio.sleep(0.05)
+        assert (await raw(port, post({"inputs": "Say"}))).startswith(b"HTTP/1.1 200 ")
+        answer = await asyncio.wait_for(slow, 0.8)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
+    """A client that hangs up in the middle of its body leaves nothing behind."""
+    engine = FakeEngine()
+    app = front(engine)
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"content-length: 500\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.05)
+        assert not engine.seen and app._bodies._held == 0
+
+
+def test_settings_are_the_pages() -> None:
+    """The limits that users know are the defaults."""
+    settings = HttpSettings()
+    assert (settings.job_queue_size, settings.predict_timeout_s, settings.session_s) == (1000, 240, 1200)
+    assert settings.max_request_bytes == 64 * 2**20

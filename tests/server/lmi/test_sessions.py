@@ -1,0 +1,209 @@
+"""Sessions: who may use which, how long, and what the client is told."""
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotspan.core.directives import parse_directives
+from hotspan.core.errors import ConfigError
+from hotspan.server.errors import HttpError
+from hotspan.server.lmi import sessions as module
+from hotspan.server.lmi.sessions import Sessions
+from hotspan.server.principal import Principal, asking
+from hotspan.testing.clock import SimulatedClock
+
+from .fake_engine import FakeEngine
+from .serving import front, invoke
+
+HEADER, NEW, CLOSED = (f"X-Amzn-SageMaker-{name}" for name in ("Session-Id", "New-Session-Id", "Closed-Session-Id"))
+
+
+def sessions(directory: Path, clock: SimulatedClock | None = None, *, is_strict: bool = True) -> Sessions:
+    return Sessions(directory / "sessions", 1200, is_strict=is_strict, clock=clock or SimulatedClock())
+
+
+def test_a_session_lives_and_ends(tmp_path: Path) -> None:
+    """It is there until its time is over; then a request that names it has none."""
+    clock = SimulatedClock()
+    known = sessions(tmp_path, clock)
+    made = known.create("acme")
+    assert made.header.endswith("; Expires=2023-11-14T22:33:20Z")
+    clock.advance(1199)
+    assert known.use("acme", made.id) == made.id
+    clock.advance(1)
+    assert known.use("acme", made.id) is None
+
+
+def test_a_session_outlives_the_server(tmp_path: Path) -> None:
+    """Another server over the same directory knows it."""
+    made = sessions(tmp_path).create("acme")
+    assert sessions(tmp_path).use("acme", made.id) == made.id
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_of_another_tenant(tmp_path: Path, is_strict: bool) -> None:
+    """Another tenant's session is as unknown as one that never was, and can't be closed."""
+    known = sessions(tmp_path, is_strict=is_strict)
+    theirs = known.create("acme").id
+    for name in (theirs, "never-was"):
+        if is_strict:
+            with pytest.raises(HttpError, match=f"no session {name}"):
+                known.use("globex", name)
+            with pytest.raises(HttpError, match=f"no session {name}"):
+                known.close("globex", name)
+        else:
+            assert known.use("globex", name) == name
+            known.close("globex", name)
+    assert sessions(tmp_path).use("acme", theirs) == theirs
+
+
+def test_closed_is_unknown(tmp_path: Path) -> None:
+    """A session that was closed is gone at once."""
+    known = sessions(tmp_path)
+    made = known.create("acme")
+    known.close("acme", made.id)
+    with pytest.raises(HttpError, match="no session"):
+        known.use("acme", made.id)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Sessions:
+    return sessions(tmp_path_factory.mktemp("ids"), is_strict=False)
+
+
+@given(name=st.text(max_size=300) | st.from_regex(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,300}", fullmatch=True))
+def test_ids(known: Sessions, name: str) -> None:
+    """What is taken as an id is one by the platform's rule, no path and a directive; all else is refused."""
+    try:
+        known.use("acme", name)
+    except HttpError:
+        assert not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) or len(name) > 256
+    else:
+        assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) and "/" not in name and "." not in name
+        assert parse_directives({"session": name}).session == name
+
+
+def test_ids_cant_be_guessed(tmp_path: Path) -> None:
+    """No two are alike, and each has the randomness of a uuid4."""
+    made = {sessions(tmp_path).create("acme").id for _ in range(50)}
+    assert len(made) == 50 and all(name[14] == "4" and len(name) == 36 for name in made)
+
+
+def test_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant can't fill the directory; what has expired makes room, and another tenant is not concerned."""
+    monkeypatch.setattr(module, "MOST_SESSIONS", 3)
+    clock = SimulatedClock()
+    known = sessions(tmp_path, clock)
+    for _ in range(3):
+        known.create("acme")
+    with pytest.raises(HttpError, match="close some"):
+        known.create("acme")
+    known.create("globex")
+    clock.advance(1200)
+    known.create("acme")
+    assert len(list((tmp_path / "sessions").glob("*/*"))) == 2
+
+
+def test_nobody_else_reads_them(tmp_path: Path) -> None:
+    """The directory is the server's alone; one that is open to others, or a link, is refused."""
+    sessions(tmp_path).create("acme")
+    assert {
+        stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "sessions", *(tmp_path / "sessions").iterdir()]
+    } == {0o700}
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "sessions")
+    (tmp_path / "file").touch(mode=0o600)
+    for name in ("open", "link", "file"):
+        with pytest.raises(ConfigError, match="sessions can't be kept"):
+            Sessions(tmp_path / name, 1200)
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------------
+
+
+async def create(app: Any) -> str:
+    answer = await invoke(app, {"requestType": "NEW_SESSION"}, **{HEADER: "NEW_SESSION"})
+    assert answer.status_code == 200
+    made, _, ends = answer.headers[HEADER].partition("; Expires=")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", ends) and answer.headers[NEW] == answer.headers[HEADER]
+    assert answer.json() == {"session_id": made}
+    return made
+
+
+@pytest.mark.parametrize("asks", ["CLOSE", "CLOSE_SESSION"])
+async def test_a_sessions_life(tmp_path: Path, asks: str) -> None:
+    """Made, used as the request's directive, closed; then it is unknown."""
+    engine = FakeEngine()
+    app = front(engine, sessions_path=tmp_path / "s", is_strict_sessions=True)
+    made = await create(app)
+    for body, path in (({"inputs": "Say"}, "/predictions/lmi"), ({"messages": []}, "/v1/chat/completions")):
+        assert (await invoke(app, body, path, **{HEADER: made})).status_code == 200
+        assert engine.body["kv_transfer_params"] == {"session": made}
+        assert HEADER.lower() not in engine.seen[-1][2]
+    closed = await invoke(app, {"requestType": asks}, **{HEADER: made})
+    assert closed.status_code == 200 and closed.headers[CLOSED] == made
+    assert (await invoke(app, {"inputs": "Say"}, **{HEADER: made})).status_code == 400
+
+
+async def test_a_request_may_begin_its_session(tmp_path: Path) -> None:
+    """NEW_SESSION beside a prompt makes the session and uses it."""
+    engine = FakeEngine()
+    app = front(engine, sessions_path=tmp_path / "s")
+    answer = await invoke(app, {"inputs": "Say"}, **{HEADER: "NEW_SESSION"})
+    assert answer.json() == {"generated_text": "Hello wide world"}
+    assert answer.headers[NEW].startswith(engine.body["kv_transfer_params"]["session"] + "; ")
+
+
+async def test_the_clients_own_directives_stay(tmp_path: Path) -> None:
+    """Other directives stay beside the session, and one that the client names itself wins."""
+    engine = FakeEngine()
+    app = front(engine, sessions_path=tmp_path / "s")
+    for sent, expected in (
+        ({"ttl": "1h"}, {"ttl": "1h", "session": "s1"}),
+        ({"session": "mine"}, {"session": "mine"}),
+    ):
+        await invoke(app, {"prompt": "Say", "kv_transfer_params": sent}, **{HEADER: "s1"})
+        assert engine.body["kv_transfer_params"] == expected
+
+
+async def test_expired_is_no_session(tmp_path: Path) -> None:
+    """A request of an expired session is answered, without one."""
+    engine = FakeEngine()
+    app = front(engine, sessions_path=tmp_path / "s", session_s=0.0, is_strict_sessions=True)
+    made = await create(app)
+    assert (await invoke(app, {"inputs": "Say"}, **{HEADER: made})).status_code == 200
+    assert "kv_transfer_params" not in engine.body
+
+
+async def test_closing_forgets(tmp_path: Path) -> None:
+    """Where it is asked for, closing a session invalidates what its tenant cached in it."""
+    told: list[tuple[str, str]] = []
+
+    async def forget(session: str, tenant: str) -> None:
+        told.append((session, tenant))
+
+    for close_forgets in (False, True):
+        app = front(FakeEngine(), sessions_path=tmp_path / "s", close_forgets=close_forgets, plugs={"forget": forget})
+        with asking(Principal("acme", has_key=True)):
+            await invoke(app, {"requestType": "CLOSE"}, **{HEADER: "s1"})
+        assert told == ([("s1", "acme")] if close_forgets else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "body", "headers", "hint"),
+    [
+        ({}, {"requestType": "CLOSE"}, {}, "which session"),
+        ({}, {"inputs": "Say"}, {HEADER: "../x"}, "no session id"),
+        ({"sessions_path": None}, {"requestType": "NEW_SESSION"}, {}, "keeps no sessions"),
+    ],
+)
+async def test_session_refusals(tmp_path: Path, settings: Any, body: Any, headers: Any, hint: str) -> None:
+    """What can't be is a 400 that says so."""
+    app = front(FakeEngine(), **({"sessions_path": tmp_path / "s"} | settings))
+    answer = await invoke(app, body, **headers)
+    assert answer.status_code == 400 and hint in answer.json()["error"]["message"]
