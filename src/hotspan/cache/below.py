@@ -86,7 +86,11 @@ class Below:
     @property
     def is_storing(self) -> bool:
         """Whether chunks wait for a tier, or are on their way to it."""
-        return any(controller.is_busy for controller in self._controllers)
+        return any(controller.queued for controller in self._controllers)
+
+    def queued(self) -> dict[Tier, int]:
+        """How many chunks wait for each tier, or are on their way to it."""
+        return {tier.tier: controller.queued for tier, controller in zip(self.tiers, self._controllers, strict=True)}
 
     def offer(self, keys: Iterable[ChunkKey]) -> None:
         """Chunks came to RAM, or were used there a second time."""

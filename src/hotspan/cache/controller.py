@@ -18,9 +18,9 @@ class StoreController:
         self._writing: dict[ChunkKey, Entry] = {}
 
     @property
-    def is_busy(self) -> bool:
-        """Whether chunks wait for the tier, or are on their way to it."""
-        return bool(self._offered or self._writing)
+    def queued(self) -> int:
+        """How many chunks wait for the tier, or are on their way to it."""
+        return len(self._offered) + len(self._writing)
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether the tier has the chunk, or is being given it."""

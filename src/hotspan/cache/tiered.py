@@ -308,6 +308,10 @@ class TieredCache:
         """How full each tier is."""
         return {Tier.RAM: self.ram.usage()} | self._below.usage()
 
+    def queued(self) -> dict[Tier, int]:
+        """How many chunks wait to be written to each tier below, or are being written."""
+        return self._below.queued()
+
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
         deadline = self._clock.monotonic() + timeout_s

@@ -244,7 +244,7 @@ class HotspanConnector(OffloadingConnector):
         admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
         step_tokens = config.scheduler_config.max_num_batched_tokens
         steps = StepWatch(cost, step_tokens, self._clock) if cost is not None else None
-        self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps)
+        self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps, self._follower)
         self._administrator = Administrator(
             self.manager,
             self._prefixes,

@@ -27,6 +27,7 @@ from hotspan.engine.compat import (
 from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
 from hotspan.engine.steps import StepWatch
+from hotspan.tiers.follower import LogFollower
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
@@ -42,15 +43,26 @@ class HotspanManager(OffloadingManager):
         self._cache: TieredCache | None = None
         self._arriving: dict[str, RequestState] = {}
         self._states: dict[str, RequestState] = {}
+        self._follower: LogFollower | None = None
         self.steps: StepWatch | None = None
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
 
     def open(
-        self, cache: TieredCache, admission: Admission, chunk_tokens: int, drain_s: float, steps: StepWatch | None
+        self,
+        cache: TieredCache,
+        admission: Admission,
+        chunk_tokens: int,
+        drain_s: float,
+        steps: StepWatch | None = None,
+        follower: LogFollower | None = None,
     ) -> None:
-        """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`. steps: of a cache that decides."""
+        """Take over a cache; its tiers are closed by `shutdown`, within `drain_s`.
+
+        steps: of a cache that decides what to load. follower: of its L2's log, for the metrics.
+        """
         self._cache = cache
+        self._follower = follower
         self._costs = CostMetrics(cache.cost) if cache.cost is not None else None
         self.steps = steps
         self._admission = admission
@@ -211,7 +223,7 @@ class HotspanManager(OffloadingManager):
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return report(self.cache, self._costs)
+        return report(self.cache, self._costs, self._follower)
 
     def shutdown(self) -> None:
         if self._cache is not None:

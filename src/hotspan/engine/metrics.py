@@ -13,6 +13,7 @@ from hotspan.engine.compat import (
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
+from hotspan.tiers.follower import LogFollower
 
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
@@ -37,6 +38,12 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_tier_up": OffloadingGaugeMetadata("1 while a tier takes part, 0 while it is given up.", _TIER),
     "hotspan_cache_cuts": OffloadingCounterMetadata(
         "Requests whose prefix was cut: a promotion was late or found no room."
+    ),
+    "hotspan_cache_store_queue_chunks": OffloadingGaugeMetadata(
+        "Chunks that wait to be written to a tier, or are being written.", _TIER
+    ),
+    "hotspan_l2_log_age_seconds": OffloadingGaugeMetadata(
+        "Since the log of invalidations was last read; the L2 takes no part while that is long ago."
     ),
     "hotspan_cost_requests": OffloadingCounterMetadata(
         "Requests by what the cost model chose: asked in all, loaded from below RAM, refused to load some of what lies "
@@ -64,11 +71,13 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
 def unregister_metrics() -> None:
     """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
     for collector, names in list(REGISTRY._collector_to_names.items()):
-        if any(name.startswith(("hotspan_cache_", "hotspan_cost_")) for name in names):
+        if any(name.startswith(("hotspan_cache_", "hotspan_cost_", "hotspan_l2_")) for name in names):
             REGISTRY.unregister(collector)
 
 
-def report(cache: TieredCache, costs: "CostMetrics | None" = None) -> OffloadingConnectorStats | None:
+def report(
+    cache: TieredCache, costs: "CostMetrics | None", follower: LogFollower | None
+) -> OffloadingConnectorStats | None:
     """The counts since the last report, or None if nothing happened."""
     if cache.stats.is_empty:
         return None
@@ -102,6 +111,10 @@ def report(cache: TieredCache, costs: "CostMetrics | None" = None) -> Offloading
         out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
         out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
         out.set_gauge("hotspan_cache_tier_up", float(usage.is_up), (tier.value,))
+    for tier, chunks in cache.queued().items():
+        out.set_gauge("hotspan_cache_store_queue_chunks", chunks, (tier.value,))
+    if follower is not None:
+        out.set_gauge("hotspan_l2_log_age_seconds", follower.age_s)
     if costs is not None:
         costs.report(out)
     return out

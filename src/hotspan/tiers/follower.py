@@ -141,9 +141,14 @@ class LogFollower:
         return LogPosition(self._epoch, self.applied) if self._epoch is not None and self._is_begun else None
 
     @property
+    def age_s(self) -> float:
+        """How long ago the log was read."""
+        return self._clock.monotonic() - self._read_s
+
+    @property
     def is_fresh(self) -> bool:
         """Whether the log was read so lately that what it says may be relied on."""
-        return self._clock.monotonic() - self._read_s < STALE_S
+        return self.age_s < STALE_S
 
     def start(self, wait_s: float = 1.0) -> None:
         """Begin to read, on a thread of its own, until `close`; waits at most `wait_s` for the log's first answer."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hotspan.server.adapters.errors import AdapterError
-from hotspan.server.adapters.registry import NoAdapters
 
 from .rig import WEIGHTS, Rig, write_adapter
 
@@ -302,12 +301,6 @@ async def test_pages(tmp_path: Path) -> None:
             token = page.next_page_token
         assert seen == names
     assert rig.registry.page(5, 100).adapters == ()
-
-
-async def test_without_lora() -> None:
-    """On an engine without LoRA an adapter is an error that says how to have it."""
-    status, message = await status_of(NoAdapters().resolve("a"))
-    assert status == 400 and "'a'" in message and "--enable-lora" in message
 
 
 async def test_close_leaves_nothing(tmp_path: Path) -> None:
