@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -517,3 +517,23 @@ def test_wrong_sizes_are_the_callers_bug(make: Callable[..., Replica]) -> None:
         a.tier.submit_store(chunk, Terms(), aligned(SIZE + 4096))
     with pytest.raises(ValueError):
         a.tier.submit_load(chunk.key, aligned(SIZE - 4096))
+
+
+def test_many_marks_go_in_batches(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call of the store carries more than a few hundred keys, and all that was hit is marked in the end."""
+    counts: list[int] = []
+    mark = MemoryStore.mark
+
+    def counted(store: MemoryStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        counts.append(len(marks))
+        mark(store, marks)
+
+    monkeypatch.setattr(MemoryStore, "mark", counted)
+    a = make("a")
+    for chunk in chain("text", 600):
+        a.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    for _ in range(3):
+        a.turn()
+    assert len(server.marks) == 600 == sum(counts) and max(counts) <= 256

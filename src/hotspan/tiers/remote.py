@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, verify
@@ -36,6 +37,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 _MOST_KNOWN = 1 << 16
 _MOST_MARKS = 1 << 16
+_MARKS_AT_ONCE = 256
+"""Keys in one call of the store, which has its deadline: an object store writes one object for a chain's marks."""
+
 _ABSENT_S = 10.0
 _USAGE_EVERY_S = 5.0
 
@@ -222,7 +226,7 @@ class RemoteTier:
             return
         self._closed = True
         deadline = time.monotonic() + timeout_s
-        self._submit_marks()
+        self._submit_marks(at_most=None)
         for queue in (self._queue, self._log_queue):
             queue.close(max(0.0, deadline - time.monotonic()))
         self._store.close()
@@ -298,10 +302,10 @@ class RemoteTier:
             self._marks.clear()  # who hit what is too much to remember: nothing of it may stay
             self.invalidate(Scope(), lambda done: None)
 
-    def _submit_marks(self) -> None:
+    def _submit_marks(self, at_most: int | None = _MARKS_AT_ONCE) -> None:
         if self._marks and not self._is_marking:
             self._is_marking = True
-            marks = dict(self._marks)
+            marks = dict(islice(self._marks.items(), at_most))
             self._queue.submit(
                 lambda scratch: self._write_marks(marks),
                 lambda: self._report(partial(self._marked, {})),
