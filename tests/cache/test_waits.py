@@ -272,3 +272,40 @@ def test_an_aborted_request_teaches_nothing(rig: Deciding) -> None:
     rig.cache.release(reader)
     assert rig.cost.report().loads[Tier.DISK].count == 0 and reader.plan is None
     rig.land(8)
+
+
+def test_a_request_that_could_not_begin_gets_another_chance(rig: Deciding) -> None:
+    """Cut since RAM had no room, and asked again since the engine had none either: now that RAM has, all is loaded."""
+    other = Reader()
+    crowd = chain("crowd", 14)
+    for placement in rig.cache.begin_store(crowd):
+        rig.slab.slot(placement.slot)[:] = content(placement.chunk.key, SIZE)
+    rig.cache.end_store(crowd)
+    assert all(rig.cache.lookup(chunk, other) is Lookup.HIT for chunk in crowd), "pinned: RAM has 2 slots left"
+    rig.put(TEXT)
+    reader = Reader()
+    assert rig.look(reader) == [Lookup.RETRY] * 2 + [Lookup.MISS] and reader.cut
+    rig.finish()
+    rig.cache.release(other)
+    assert rig.look(reader) == [Lookup.HIT] * 2 + [Lookup.MISS], "the same pass goes on as it began"
+    rig.cache.reconsider(reader)
+    assert rig.look(reader) == [Lookup.HIT] * 2 + [Lookup.RETRY] * 6
+    rig.finish()
+    assert rig.look(reader) == [Lookup.HIT] * 8
+    rig.cache.release(reader)
+    report = rig.cost.report()
+    assert report.late == 0 and report.tiers[Tier.DISK].factor < 2, "that RAM was full is no fault of the disk"
+
+
+def test_what_was_given_whole_is_not_decided_again(rig: Deciding) -> None:
+    """A request that was told of all its chunks, and asked again, keeps its plan and its pins."""
+    rig.put(TEXT)
+    reader = Reader()
+    rig.look(reader)
+    rig.land(8)
+    assert rig.look(reader) == [Lookup.HIT] * 8
+    plan = reader.plan
+    rig.cache.reconsider(reader)
+    assert reader.plan is plan and rig.cost.report().asked == 1
+    assert rig.look(reader) == [Lookup.HIT] * 8
+    rig.cache.release(reader)

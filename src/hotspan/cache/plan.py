@@ -16,6 +16,7 @@ class Plan:
     risked:   it waited for answers longer than the bound allows. answered: all came.
     landed:   how many chunks from the front of the chain are in RAM. landed_s: since when.
     ended_s:  when its wait was over; None while it goes on.
+    is_crowded: RAM had no room for some of it: nothing that a tier could be blamed for.
     """
 
     choice: Choice
@@ -28,6 +29,7 @@ class Plan:
     landed: int = 0
     landed_s: float = 0.0
     ended_s: float | None = None
+    is_crowded: bool = False
 
     def is_late(self, now_s: float) -> bool:
         """Whether it has waited as long as it may."""

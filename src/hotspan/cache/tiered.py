@@ -131,6 +131,10 @@ class TieredCache:
             self._pin(entry, reader)
         return self._cut_late(reader) if self._waits.is_late(reader) else Lookup.RETRY
 
+    def reconsider(self, reader: Reader) -> None:
+        """The engine had no room for a request whose look-up had ended; what it was denied then it may be given now."""
+        self._waits.reconsider(reader)
+
     def is_waiting(self, reader: Reader) -> bool:
         """Whether asking again would only be told RETRY: what the reader waits for is on its way and not late."""
         return bool(reader.waiting) and not self._waits.is_late(reader)
@@ -425,6 +429,8 @@ class TieredCache:
 
     def _await_room(self, reader: Reader) -> Lookup:
         """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
+        if reader.plan is not None:
+            reader.plan.is_crowded = True
         others_move = self._loading or len(self._promoting) > len(reader.waiting)
         if not others_move or reader.pins or self._waits.is_late(reader):
             return self._cut(reader)

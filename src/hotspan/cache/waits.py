@@ -86,12 +86,23 @@ class Waits:
         if reader.plan is not None and reader.plan.ended_s is None:
             reader.plan.ended_s = self._clock.monotonic()
 
+    def reconsider(self, reader: Reader) -> None:
+        """A request could not begin after all: what it was denied is decided anew when it is looked up again.
+
+        Meanwhile it loses nothing by waiting, and there may be room in RAM, or an answer.
+        """
+        if reader.cut or (reader.plan is not None and (reader.plan.refused or not reader.plan.answered)):
+            self.settle(reader)
+            reader.cut = reader.is_asking = False
+            reader.since_s = reader.awaited = None
+
     def settle(self, reader: Reader) -> None:
         """A request runs, or is gone: the model learns what became of its choice."""
         plan, reader.plan = reader.plan, None
         if plan is not None and self.cost is not None:
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
+            waited_s = 0.0 if plan.is_crowded else waited_s
             self.cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=plan.risked and plan.answered)
 
     # -- inside ----------------------------------------------------------------------------------------------------

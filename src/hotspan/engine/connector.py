@@ -146,7 +146,10 @@ class HotspanConnector(OffloadingConnector):
         self.manager.note_hit(request.request_id, num_computed_tokens)
         if self.manager.is_waiting(request.request_id):
             return None, False  # saves a scan of all its keys, once a millisecond
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens is not None:
+            self.manager.note_answer(request.request_id)
+        return tokens, is_async
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)

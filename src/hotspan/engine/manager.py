@@ -103,11 +103,20 @@ class HotspanManager(OffloadingManager):
         state = self._states.get(request_id)
         if state is None:
             return False
+        if state.is_answered:  # and it is asked again: the engine had no room for it
+            state.is_answered = False
+            self.cache.reconsider(state.reader)
         if state.reader.plan is None and self.steps is not None and state.groups:
             prompt, tokens = state.request.num_prompt_tokens, state.ranked[0].tokens
             text = Text(prompt, tokens, state.kept_tokens, self.steps.step_s, self.steps.busy_s)
             return not self.cache.choose(state.by_group(), state.reader, text)
         return self.cache.is_waiting(state.reader)
+
+    def note_answer(self, request_id: str) -> None:
+        """The engine was told what there is of a request."""
+        state = self._states.get(request_id)
+        if state is not None:
+            state.is_answered = True
 
     def note_hit(self, request_id: str, tokens: int) -> None:
         """The engine has that many of a request's tokens in its own prefix cache."""
@@ -123,7 +132,7 @@ class HotspanManager(OffloadingManager):
         state = self._states.get(request.request_id)
         if state is None or state.is_begun:
             return None
-        state.is_begun = True
+        state.is_begun, state.is_answered = True, False
         state.kept_tokens += loaded_tokens
         self.cache.stats.lookup_tokens += request.num_prompt_tokens
         if self.steps is not None:

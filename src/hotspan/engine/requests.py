@@ -38,6 +38,7 @@ class RequestState:
     may_store: False when nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     tags_from: the token from which on it carries its tags.
     kept_tokens: of its prompt, those that were cached when it came.
+    is_answered: the engine was told what there is, and has not begun with it.
     """
 
     request: Request
@@ -49,6 +50,7 @@ class RequestState:
     kept_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False
+    is_answered: bool = False
     load_began_s: float = 0.0
     _hashes_done: int = 0
     _last: dict[int, ChunkKey] = field(default_factory=dict)
