@@ -1,12 +1,16 @@
 """The node's daemon: chunks copied out of its memory against memcpy, and how long look-ups take.
 
 usage: python -m benchmarks.l2_daemon [--size-gib 1.5] [--repetitions 9] [--output benchmarks/results/l2-daemon.json]
+       python -m benchmarks.l2_daemon --disk DIR [...]          also what comes back from disk
 
 A daemon of its own is started. Copies: 14 MiB chunks that together exceed the CPU's caches, through DaemonStore (one
 look-up for all of them, then each read under a lease of its own), and by memcpy from a private buffer of the same size
 into the same destinations, chunk by chunk in turns; the figure is the ratio of the medians. Look-ups: 400 keys that are
 all there, in one call; the first that a replica makes decodes and checks every record, a later one only what changed.
 An empty HTTP request over a kept connection is shown beside them: what any one batched HTTP call would cost at least.
+Disk: a second daemon with a slab in DIR, filled with four times what its memory holds. Four threads read chunks that
+are on disk only, through DaemonStore, and four threads read as many bytes of the slab itself, with O_DIRECT in pieces
+of 4 MiB, in turns; the figure is the ratio of the medians.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +44,7 @@ from hotspan.tiers.stores.daemon import DaemonStore
 CHUNK_BYTES = 14 * MIB
 KEYS = 400
 SMALL_BYTES = 4096
+THREADS = 4
 COPY_GOAL = 0.9
 LOOKUP_GOAL_US = 300
 
@@ -52,12 +58,12 @@ class Running:
 
 
 @contextlib.contextmanager
-def daemon(size_gib: float) -> Iterator[Running]:
+def daemon(size_gib: float, *options: str) -> Iterator[Running]:
     """A daemon on a free port, gone afterwards."""
     name = f"hotspan-bench-{os.getpid()}"
     command = [sys.executable, "-m", "hotspan", "daemon", "--size-gib", f"{size_gib}", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--shared-memory-name", name], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--shared-memory-name", name, *options], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         assert process.stdout is not None
@@ -155,12 +161,64 @@ def lookups(running: Running, repetitions: int) -> dict[str, list[float]]:
     return times
 
 
+def from_disk(directory: Path, repetitions: int) -> dict[str, list[float]]:
+    """GB/s of each round: of chunks through the daemon, and of the same number of bytes of its slab."""
+    memory_gib, frame = 0.25, HEADER_BYTES + CHUNK_BYTES
+    count = 4 * int(memory_gib * GIB) // (frame + PREAMBLE_BYTES)
+    records = [Record(ChunkKey(os.urandom(32)), None, bytes(32), CHUNK_BYTES, Terms()) for _ in range(count)]
+    some = count // 8  # of a round: fewer than memory holds, so that each is on disk only when its turn comes
+    source, targets = buffer(frame), [buffer(frame) for _ in range(THREADS)]
+    rates: dict[str, list[float]] = {"get": [], "slab": []}
+    slab_gib = (count + 1) * (frame + PREAMBLE_BYTES) / GIB
+    with daemon(memory_gib, "--disk", str(directory), "--disk-gib", f"{slab_gib}") as running:
+        store, client = DaemonStore(running.door), http.client.HTTPConnection("127.0.0.1", running.port)
+
+        def disk_objects() -> int:
+            client.request("GET", "/v1/stats")
+            return int(json.loads(client.getresponse().read())["disk_objects"])
+
+        for number, record in enumerate(records):
+            store.put(record, [source])
+            while disk_objects() <= number:
+                time.sleep(0.001)
+        slab = os.open(directory / "slab", os.O_RDONLY | os.O_DIRECT)
+
+        def get(target: memoryview, record: Record) -> bool:
+            (found,) = store.find([record.key])
+            return found is not None and store.get(found, [target])
+
+        def read(target: memoryview, place: int) -> bool:
+            at = place * (frame + PREAMBLE_BYTES)
+            pieces = [target[start : start + 4 * MIB] for start in range(0, frame, 4 * MIB)]
+            return all(os.preadv(slab, [piece], at + n * 4 * MIB) == len(piece) for n, piece in enumerate(pieces))
+
+        def timed(job: Callable[[memoryview, Any], bool], what: list[Any]) -> float:
+            def each(thread: int) -> bool:
+                return all(job(targets[thread], one) for one in what[thread::THREADS])
+
+            started = time.perf_counter()
+            if not all(threads.map(each, range(THREADS))):
+                raise SystemExit("a chunk is gone: the figures would mean nothing")
+            return len(what) * frame / (time.perf_counter() - started) / 1e9
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            for round in range(repetitions):
+                places = [(round * some + n) % count for n in range(some)]
+                rates["get"].append(timed(get, [records[place] for place in places]))
+                rates["slab"].append(timed(read, places))
+        os.close(slab)
+        client.close()
+        store.close()
+    return rates
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--size-gib", type=float, default=1.5, help="of the daemon's memory; more than the CPU's caches"
     )
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--disk", type=Path, help="an empty directory with 2 GiB free")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     chunks = int(options.size_gib * GIB - MIB) // (CHUNK_BYTES + HEADER_BYTES + PREAMBLE_BYTES)
@@ -176,14 +234,20 @@ def main() -> int:
         f"look-up of {KEYS} keys: {us['again']:.0f} us (goal {LOOKUP_GOAL_US}), a replica's first {us['first']:.0f} us"
     )
     print(f"round trip of the door {us['nothing']:.0f} us, of HTTP {us['http']:.0f} us")
+    below = from_disk(options.disk, options.repetitions) if options.disk is not None else {}
+    if below:
+        get, slab = (statistics.median(below[name]) for name in ("get", "slab"))
+        print(f"from disk {get:.2f} GB/s, the slab itself {slab:.2f}, ratio {get / slab:.3f}")
     if options.output is not None:
-        figures = {
+        figures: dict[str, Any] = {
             "get": {"GB/s": rates["get"], "memcpy_GB/s": rates["memcpy"], "ratio": ratio, "goal": COPY_GOAL},
             "put": {"GB/s": rates["put"], "ratio": put_ratio},
             "lookup": {f"{name}_us": sorted(values) for name, values in times.items()}
             | {f"{name}_median_us": value for name, value in us.items()}
             | {"keys": KEYS, "goal_us": LOOKUP_GOAL_US},
         }
+        if below:
+            figures["disk"] = {"GB/s": below["get"], "slab_GB/s": below["slab"], "ratio": get / slab}
         data = {
             "kind": "l2-daemon",
             "machine": machine_facts(),

@@ -54,6 +54,11 @@ class DaemonProcess:
         of = ["--size-gib", str(self._size_gib), "--shared-memory-name", self.name, "--port", str(self.port)]
         return [sys.executable, "-m", "hotspan", "daemon", *of, *self._options]
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for its end; the exit status."""
         process, self._process = self._process, None
@@ -106,3 +111,40 @@ class DaemonProcess:
         """Whether nobody reads or writes anything."""
         stats = self.stats()
         return bool(stats["pinned_bytes"] == 0 and stats["leases"] == 0)
+
+
+HANGING = """
+import signal, sys
+from pathlib import Path
+from hotspan.daemon.server import DaemonOptions, run_daemon
+from hotspan.testing.faults import SlowFiles
+port, name, size_gib, disk, disk_gib, kinds = sys.argv[1:]
+files = SlowFiles(kinds=kinds.split(","))
+signal.signal(signal.SIGUSR1, lambda *_: files.hang())
+signal.signal(signal.SIGUSR2, lambda *_: files.release())
+of = {"disk": Path(disk), "disk_gib": float(disk_gib), "files": files}
+run_daemon(DaemonOptions("127.0.0.1", int(port), name, float(size_gib), **of))
+"""
+
+
+class HangingDaemon(DaemonProcess):
+    """A daemon whose disk hangs between `hang` and `release`: the system calls of these kinds do not return."""
+
+    def __init__(self, disk: Path, kinds: str = "preadv,pwritev,pwrite,sync") -> None:
+        super().__init__(size_gib=1 / 64)
+        self._disk = disk
+        self._kinds = kinds
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        of = [str(self.port), self.name, str(self._size_gib), str(self._disk), "0.125", self._kinds]
+        return [sys.executable, "-c", HANGING, *of]
+
+    def hang(self) -> None:
+        """From now on."""
+        self.send(signal.SIGUSR1)
+        time.sleep(0.05)
+
+    def release(self) -> None:
+        """No more."""
+        self.send(signal.SIGUSR2)

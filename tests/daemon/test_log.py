@@ -68,6 +68,33 @@ def test_beginning_anew_is_another_epoch_above_all_before(clock: SimulatedClock)
     assert log.append(Scope(), "me") > log.floor
 
 
+class Noted:
+    """Notes in a dict."""
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, bytes] = {}
+
+    def put(self, name: bytes, data: bytes | None) -> None:
+        self.found.pop(name, None)
+        if data is not None:
+            self.found[name] = data
+
+
+def test_what_is_noted_is_the_log(clock: SimulatedClock) -> None:
+    """A log that goes on from its notes says what it said, also after the oldest made room, or it began anew."""
+    notes = Noted()
+    log = InvalidationLog(clock, most_entries=3, notes=notes)
+    for n in range(8):
+        log.append(Scope(tenant=n), "me")
+        if n == 5:
+            log.begin(log.generation + 9)
+        after = InvalidationLog(clock, most_entries=3, notes=notes)
+        assert (after.epoch, after.floor, after.generation) == (log.epoch, log.floor, log.generation)
+        assert after.read(0, 1 << 20) == log.read(0, 1 << 20) and after._bytes == log._bytes
+        assert len(notes.found) == 1 + len(log)
+    assert tenants(after, 0) == [6, 7]
+
+
 def test_replicas_are_bounded_and_die(clock: SimulatedClock) -> None:
     """A replica is there while its last report holds; too many, or names without measure, are refused."""
     log = InvalidationLog(clock)

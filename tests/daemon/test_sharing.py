@@ -43,8 +43,11 @@ def reads_whole(store: DaemonStore, key: ChunkKey) -> bool:
     return True
 
 
-def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProcess) -> None:
-    """Replicas at the door and HTTP clients put and read three times what fits: all that is read is what was put."""
+def share(daemon: DaemonProcess, released: float = 0.9) -> list[tuple[int, int]]:
+    """How much three replicas and three HTTP clients put and read in 3 s. Raises: AssertionError for wrong bytes.
+
+    released: how many of HTTP's leases; the others end by time.
+    """
     names = [f"{n}" for n in range(90)]
     chunks = {name: chunk(name) for name in names}
     rng = random.Random(5)
@@ -52,7 +55,7 @@ def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProces
     ends = time.monotonic() + 3.0
 
     def replica(seed: int) -> tuple[int, int]:
-        chance, store, puts, hits = random.Random(seed), DaemonStore(fresh_daemon.door), 0, 0
+        chance, store, puts, hits = random.Random(seed), DaemonStore(daemon.door), 0, 0
         while time.monotonic() < ends:
             name = chance.choice(names)
             record, frame = chunks[name]
@@ -64,14 +67,14 @@ def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProces
         return puts, hits
 
     def stranger(seed: int) -> tuple[int, int]:
-        chance, client, puts, hits = random.Random(seed), Client(fresh_daemon), 0, 0
+        chance, client, puts, hits = random.Random(seed), Client(daemon), 0, 0
         while time.monotonic() < ends:
             name = chance.choice(names)
             status, lease = client.lease("lmcache", name, timeout_ms=chance.choice([0, 500]))
             if status == 200:
                 hits += 1
                 assert client.bytes(lease) == values[name]
-                if chance.random() < 0.9:
+                if chance.random() < released:
                     client.release(lease["id"])
             else:
                 assert status in (404, 504)
@@ -83,7 +86,12 @@ def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProces
 
     with ThreadPoolExecutor(6) as threads:
         done = [threads.submit(kind, n) for n, kind in enumerate([replica, stranger] * 3)]
-        counts = [each.result(60) for each in done]
+        return [each.result(60) for each in done]
+
+
+def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProcess) -> None:
+    """Replicas at the door and HTTP clients put and read three times what fits: all that is read is what was put."""
+    counts = share(fresh_daemon)
     assert all(puts > 3 and hits > 3 for puts, hits in counts), counts
     stats = fresh_daemon.stats()
     assert stats["evicted"] > 30 and stats["stored"] == sum(puts for puts, _ in counts)

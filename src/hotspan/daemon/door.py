@@ -5,13 +5,14 @@ writing into what it reserved. That is free again when its connection ends.
 """
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,9 @@ from hotspan.tiers.stores.door import (
 
 logger = logging.getLogger(__name__)
 
+MOST_LOAD_S = 0.5
+"""How long a look-up that wants a lease waits at most for the disk; what is not there by then is a miss."""
+
 _ACCEPT_AGAIN_S = 1.0
 _KEY = struct.Struct("32s")
 _OK = bytes([Status.OK])
@@ -54,16 +58,20 @@ _REFUSALS = {
 }
 
 
+Answer = bytes | Awaitable[bytes]
+
+
 class BadRequest(Exception):
     """A client does not speak as it should."""
 
 
 class Client:
-    """One connection. writing: what it reserved and has not committed."""
+    """One connection. writing: what it reserved and has not committed. answering: what it waits for."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.writing: Writing | None = None
+        self.answering: asyncio.Future[None] | None = None
         self.is_greeted = False
         self.is_ignored = False
 
@@ -72,23 +80,31 @@ class LocalDoor:
     """Serves the socket at `path` on the running loop, until `close`.
 
     open_segment: a descriptor of the segment, for a client to keep. mode: who may connect, and so read and write all.
+    is_durable:   of a daemon with a disk: whether what was said until now stays so after a crash.
     Raises:       ConfigError if the socket can't be made.
     """
 
     def __init__(
-        self, path: Path, pool: Pool, log: InvalidationLog, open_segment: Callable[[], int], mode: int = 0o600
+        self,
+        path: Path,
+        pool: Pool,
+        log: InvalidationLog,
+        open_segment: Callable[[], int],
+        mode: int = 0o600,
+        is_durable: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.path = path
         self.clients: set[Client] = set()
         self._pool = pool
         self._log = log
         self._open_segment = open_segment
+        self._is_durable = is_durable
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._loop = asyncio.get_running_loop()
         self._listener = _listen(path, mode)
         self._is_closed = False
         self._open()
-        self._operations: dict[int, Callable[[Client, memoryview], bytes]] = {
+        self._operations: dict[int, Callable[[Client, memoryview], Answer]] = {
             Operation.FIND: self._find,
             Operation.DESCRIBE: self._describe,
             Operation.RESERVE: self._reserve,
@@ -164,7 +180,18 @@ class LocalDoor:
             raise BadRequest("releases are cut")
         for (id,) in LEASE_ID.iter_unpack(message[REQUEST.size : at]):
             self._pool.release(id, client)
-        self._send(client, self._operations[operation](client, message[at:]))
+        answer = self._operations[operation](client, message[at:])
+        if isinstance(answer, bytes):
+            self._send(client, answer)
+        else:
+            self._loop.remove_reader(client.socket)  # one request is in work on a connection
+            client.answering = asyncio.ensure_future(self._answer_later(client, answer))
+
+    async def _answer_later(self, client: Client, coming: Awaitable[bytes]) -> None:
+        answer = await coming
+        client.answering = None
+        self._send(client, answer)
+        self._loop.add_reader(client.socket, self._receive, client)
 
     def _greet(self, client: Client, message: memoryview) -> None:
         is_known = message == HELLO_MESSAGE
@@ -192,6 +219,8 @@ class LocalDoor:
     def _gone(self, client: Client) -> None:
         """Its connection has ended: nobody writes what it reserved, or reads what it leased."""
         self._loop.remove_reader(client.socket)
+        if client.answering is not None:
+            client.answering.cancel()
         client.socket.close()
         self.clients.discard(client)
         if client.writing is not None:
@@ -204,9 +233,29 @@ class LocalDoor:
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
-    def _find(self, client: Client, body: memoryview) -> bytes:
+    def _find(self, client: Client, body: memoryview) -> Answer:
         (ttl_ms,) = FIND.unpack_from(body)
-        objects = self._pool.find(_keys(body[FIND.size :]))
+        keys = _keys(body[FIND.size :])
+        objects = self._pool.find(keys)
+        below = [each.key for each in objects if each is not None and not each.extents]
+        if below and ttl_ms:
+            return self._load(client, keys, below, ttl_ms)
+        return self._found(client, objects, ttl_ms)
+
+    async def _load(self, client: Client, keys: Sequence[ChunkKey], below: Sequence[ChunkKey], ttl_ms: int) -> bytes:
+        """What is found once it is in memory; what does not come there is not found."""
+        ends: list[asyncio.Event] = []
+        for loading in filter(None, [self._pool.writing(key) or self._pool.load(key) for key in below]):
+            ends.append(asyncio.Event())
+            loading.on_end.append(ends[-1].set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MOST_LOAD_S):
+                for ended in ends:
+                    await ended.wait()
+        objects = [None if each is None or not each.extents else each for each in self._pool.peek(keys)]
+        return self._found(client, objects, ttl_ms)
+
+    def _found(self, client: Client, objects: Sequence[StoredObject | None], ttl_ms: int) -> bytes:
         found = [each for each in objects if each is not None]
         self._loop.call_soon(self._use, found)  # after the answer
         lease = self._pool.lease(found, ttl_ms / 1000, client) if found and ttl_ms else None
@@ -257,7 +306,14 @@ class LocalDoor:
             raise BadRequest("nothing is reserved")
         return writing
 
-    def _mark(self, client: Client, body: memoryview) -> bytes:
+    def _noted(self, answer: bytes) -> Answer:
+        """An answer that promises something, once that holds after a crash, too."""
+        return answer if self._is_durable is None else self._once_durable(self._is_durable(), answer)
+
+    async def _once_durable(self, is_durable: Awaitable[bool], answer: bytes) -> bytes:
+        return answer if await is_durable else _REFUSALS[Refusal.NO_ROOM]
+
+    def _mark(self, client: Client, body: memoryview) -> Answer:
         at = 0
         while at < len(body):
             key, count = MARKS.unpack_from(body, at)
@@ -267,21 +323,22 @@ class LocalDoor:
             if at > len(body):
                 raise BadRequest("marks are cut")
             self._pool.mark({ChunkKey(key): marks})
-        return _OK
+        return self._noted(_OK)
 
-    def _delete(self, client: Client, body: memoryview) -> bytes:
+    def _delete(self, client: Client, body: memoryview) -> Answer:
         for (key,) in _KEY.iter_unpack(body):
             self._pool.delete(ChunkKey(key))
-        return _OK
+        return self._noted(_OK)
 
     def _usage(self, client: Client, body: memoryview) -> bytes:
-        return _OK + USAGE.pack(len(self._pool), self._pool.used_bytes, self._pool.capacity_bytes)
+        return _OK + USAGE.pack(self._pool.objects, *self._pool.usage)
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
-    def _log_append(self, client: Client, body: memoryview) -> bytes:
+    def _log_append(self, client: Client, body: memoryview) -> Answer:
         said = _said(body)
-        return _json({"generation": self._log.append(Scope.from_json(said["scope"]), str(said["by"]))})
+        generation = self._log.append(Scope.from_json(said["scope"]), str(said["by"]))
+        return self._noted(_json({"generation": generation}))
 
     def _log_read(self, client: Client, body: memoryview) -> bytes:
         after = int(_said(body)["after"])

@@ -1,12 +1,14 @@
 """The log of invalidations that all replicas of a node read, in memory.
 
-It lives as long as the objects do: a daemon that starts again begins with neither, under another epoch. Its generations
-are milliseconds since 1970, or one more than the last: what was stored under an earlier log is older than all of its
-entries. Who has read further than it goes has read another one, which was lost: then it begins anew, above that.
+It lives as long as the objects do: a daemon that starts again begins with neither, under another epoch, or finds both
+on its disk. Its generations are milliseconds since 1970, or one more than the last: what was stored under an earlier
+log is older than all of its entries. Who has read further than it goes has read another one, which was lost: then it
+begins anew, above that.
 """
 
 import json
 import secrets
+import struct
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -14,12 +16,17 @@ from itertools import islice
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
+from hotspan.daemon.journal import NoNotes, Notes
 
 MOST_ENTRIES = 1 << 16
 MOST_BYTES = 64 * MIB
 MOST_REPLICAS = 512
 MOST_NAME = 200
 """Characters in the name of a replica."""
+
+_BEGUN = b"E"  # epoch and floor
+_ENTRY = b"L"  # followed by a generation; the entry's text
+_HEAD = struct.Struct("<16sQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +50,36 @@ class InvalidationLog:
 
     generation: of the newest entry; `floor` if there is none.
     floor:      what was invalidated up to here is not known any more: it keeps the newest `MOST_ENTRIES`, `MOST_BYTES`.
+    notes:      where it is noted, and found.
     Raises: ValueError for what makes no sense.
     """
 
-    def __init__(self, clock: Clock, most_entries: int = MOST_ENTRIES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        most_entries: int = MOST_ENTRIES,
+        most_bytes: int = MOST_BYTES,
+        notes: Notes | None = None,
+    ) -> None:
         self._clock = clock
         self._most_entries, self._most_bytes = most_entries, most_bytes
+        self._notes = notes or NoNotes()
         self._replicas: dict[str, tuple[int, float]] = {}
-        self.begin()
+        self._entries: deque[LogEntry] = deque()
+        if _BEGUN in self._notes.found:
+            self._go_on()
+        else:
+            self.begin()
 
     def begin(self, above: int = 0) -> None:
         """Begin anew, above a generation and all before."""
+        for entry in self._entries:
+            self._notes.put(_name(entry), None)
         self.epoch = secrets.token_bytes(16)
         self.floor = self.generation = max(above + 1, self._now())
-        self._entries: deque[LogEntry] = deque()
+        self._entries.clear()
         self._bytes = 0
+        self._notes.put(_BEGUN, _HEAD.pack(self.epoch, self.floor))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,12 +90,15 @@ class InvalidationLog:
         generation = max(self.generation + 1, self._now())
         text = json.dumps({"generation": generation, "scope": scope.to_json(), "by": by}, separators=(",", ":"))
         self._entries.append(LogEntry(generation, text))
+        self._notes.put(_name(self._entries[-1]), text.encode())
         self.generation = generation
         self._bytes += len(text)
         while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
             dropped = self._entries.popleft()
             self._bytes -= len(dropped.text)
             self.floor = dropped.generation
+            self._notes.put(_name(dropped), None)
+            self._notes.put(_BEGUN, _HEAD.pack(self.epoch, self.floor))
         return generation
 
     def read(self, after: int, most_bytes: int) -> LogPart:
@@ -110,8 +135,21 @@ class InvalidationLog:
         self._replicas = {name: said for name, said in self._replicas.items() if said[1] > now}
         return {name: generation for name, (generation, _) in self._replicas.items()}
 
+    def _go_on(self) -> None:
+        """Take over what an earlier daemon noted."""
+        found = self._notes.found
+        self.epoch, self.floor = _HEAD.unpack(found[_BEGUN])
+        for name in sorted(name for name in found if name.startswith(_ENTRY)):
+            self._entries.append(LogEntry(int.from_bytes(name[len(_ENTRY) :], "big"), found[name].decode()))
+        self.generation = self._entries[-1].generation if self._entries else self.floor
+        self._bytes = sum(len(entry.text) for entry in self._entries)
+
     def _now(self) -> int:
         return int(self._clock.unix() * 1000)
+
+
+def _name(entry: LogEntry) -> bytes:
+    return _ENTRY + entry.generation.to_bytes(8, "big")
 
 
 def _check_name(replica: str) -> None:

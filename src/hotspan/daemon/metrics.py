@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hotspan.daemon.disk import DiskCounts
 from hotspan.daemon.http import Response
 from hotspan.daemon.pool import PoolCounts
 
@@ -27,6 +28,15 @@ _COUNTERS = {
     "refused_exists": "Puts of what was there, or being written.",
     "refused_too_large": "Puts larger than the cache.",
     "refused_no_room": "Puts for which nothing could give way.",
+    "disk_stored": "Objects written to disk.",
+    "disk_stored_bytes": "Bytes written to disk.",
+    "disk_loaded": "Objects read from disk into memory.",
+    "disk_loaded_bytes": "Bytes read from disk.",
+    "disk_evicted": "Copies on disk that gave way to others.",
+    "disk_late": "Objects that gave way in memory before they were on disk.",
+    "disk_faults": "Reads and writes of the disk that failed.",
+    "disk_corrupt": "Copies on disk that were not what had been written.",
+    "disk_trips": "Times that the disk was left alone because it hung or failed.",
 }
 
 
@@ -34,8 +44,9 @@ _COUNTERS = {
 class DaemonGauges:
     """What is so now.
 
-    used_bytes:   of whole objects. pinned_bytes: leased or being written, so that they can't give way.
-    is_exposed:   1 if other machines can reach the HTTP port, which knows no authentication.
+    objects, used_bytes: whole, in memory. pinned_bytes: leased or being written, so that they can't give way.
+    disk_unsaved:        objects that wait to be written to disk. disk_is_up: 0 if there is none, or it is left alone.
+    is_exposed:          1 if other machines can reach the HTTP port, which knows no authentication.
     """
 
     objects: int
@@ -44,6 +55,11 @@ class DaemonGauges:
     free_bytes: int
     capacity_bytes: int
     leases: int
+    disk_objects: int
+    disk_used_bytes: int
+    disk_capacity_bytes: int
+    disk_unsaved: int
+    disk_is_up: int
     door_clients: int
     http_connections: int
     log_entries: int
@@ -56,12 +72,17 @@ class DaemonGauges:
 class DaemonFigures:
     """Both kinds of figures, read when they are asked for."""
 
-    counts: PoolCounts
+    pool: PoolCounts
+    disk: DiskCounts
     gauges: Callable[[], DaemonGauges]
+
+    def counts(self) -> dict[str, int]:
+        """What only grows, by name."""
+        return {**asdict(self.pool), **{f"disk_{name}": value for name, value in asdict(self.disk).items()}}
 
     def stats(self) -> dict[str, Any]:
         """All of them by name."""
-        return {**asdict(self.gauges()), **asdict(self.counts)}
+        return {**asdict(self.gauges()), **self.counts()}
 
 
 class Exposition(Collector):
@@ -73,7 +94,7 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in asdict(self._figures.counts).items():
+        for name, value in self._figures.counts().items():
             yield CounterMetricFamily(_PREFIX + name, _COUNTERS[name], value=value)
         for name, value in asdict(self._figures.gauges()).items():
             yield GaugeMetricFamily(_PREFIX + name, f"{name.replace('_', ' ').capitalize()}.", value=value)

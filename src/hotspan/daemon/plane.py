@@ -1,9 +1,9 @@
 """The control plane: which request does what (docs/daemon.md, and the managed-tier protocol for the first three).
 
     PUT    /v1/kv/{bucket}/{key}                             200, 409 there already or being written, 413, 507 no room
-    POST   /v1/kv/{bucket}/{key}/leases?timeout_ms=&ttl_s=   200 {"id", "offsets"}, 404, 504 still being written
+    POST   /v1/kv/{bucket}/{key}/leases?timeout_ms=&ttl_s=   200 {"id", "offsets"}, 404, 504 not whole in memory yet
     POST   /v1/leases/{id}/release                           200, whether or not there is such a lease
-    DELETE /v1/kv/{bucket}/{key}                             200, 404
+    DELETE /v1/kv/{bucket}/{key}                             200, 404, 503 gone, but the disk does not confirm it
     GET    /health, /metrics, /v1/stats                      200
 
 A path is split as it came and each segment decoded once: `%2F` is part of a name, and `%40` is `@`.
@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
@@ -74,6 +74,7 @@ class ControlPlane:
     epoch: random bytes of this daemon: part of a lease's id, so that no other daemon takes it for one of its own.
     door:  path of the local door, for those who ask.
     stats: what /v1/stats says. metrics: what /metrics says.
+    is_durable: of a daemon with a disk: whether what was taken back until now stays so after a crash.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class ControlPlane:
         door: str,
         stats: Callable[[], dict[str, Any]],
         metrics: Callable[[], Response],
+        is_durable: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._pool = pool
         self._epoch = epoch.hex()
         self._health = _json(200, {"service": "hotspan-daemon", "status": "ok", "door": door})
         self._stats = stats
         self._metrics = metrics
+        self._is_durable = is_durable
         self._lease_id = re.compile(rf"{self._epoch}-([0-9a-f]{{1,16}})")
 
     def answer(self, request: Request) -> Body:
@@ -137,7 +140,7 @@ class ControlPlane:
         ttl_s = _number(asked.get("ttl_s"), _DEFAULT_TTL_S)
         if timeout_ms is None or timeout_ms < 0 or ttl_s is None or ttl_s <= 0:
             return _error(400, "timeout_ms and ttl_s are numbers, the second above 0")
-        writing = self._pool.writing(key)
+        writing = self._pool.writing(key) or self._pool.load(key)
         if writing is None:
             return self._leased(key, ttl_s)
         timeout_s = min(timeout_ms / 1000, MOST_HOLD_S)
@@ -151,12 +154,12 @@ class ControlPlane:
             async with asyncio.timeout(hold_s):
                 await ended.wait()
         except TimeoutError:
-            return _error(504, "it is still being written")
+            return _error(504, "it is still being written, or read from disk")
         return self._leased(key, ttl_s)
 
     def _leased(self, key: ChunkKey, ttl_s: float) -> Response:
         (stored,) = self._pool.find([key])
-        if stored is None:
+        if stored is None or not stored.extents:
             return _error(404, "there is no such object")
         self._pool.use([key])
         lease = self._pool.lease([stored], ttl_s)
@@ -170,8 +173,12 @@ class ControlPlane:
             self._pool.release(int(found[1], 16))
         return _json(200, {})
 
-    def _delete(self, key: ChunkKey) -> Response:
-        return _json(200, {}) if self._pool.delete(key) else _error(404, "there is no such object")
+    def _delete(self, key: ChunkKey) -> Answer:
+        answer = _json(200, {}) if self._pool.delete(key) else _error(404, "there is no such object")
+        return answer if self._is_durable is None else self._once_durable(self._is_durable(), answer)
+
+    async def _once_durable(self, is_durable: Awaitable[bool], answer: Response) -> Response:
+        return answer if await is_durable else _error(503, "it is gone, but the disk does not confirm that it stays so")
 
 
 def _offsets(stored: StoredObject) -> list[dict[str, int]]:

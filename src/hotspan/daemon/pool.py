@@ -4,21 +4,28 @@
                       |                                                                           ^
                       +---------------------------------abort-------------------------------------+
 
+    with a disk:  whole --in the background--> whole, with a copy --evict--> on disk only --load--> whole, with a copy
+
 Bytes are given out again only when nobody writes them and no lease pins them. One thread (the daemon's loop) owns all
 of it; nothing here blocks.
 """
 
 import itertools
+import math
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from hotspan.core.clock import Clock
-from hotspan.core.types import PAGE_BYTES, ChunkKey
+from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
+from hotspan.daemon.disk import DiskSlab, Outcome
+from hotspan.daemon.journal import Notes
 from hotspan.daemon.leases import Lease, LeaseBook
 from hotspan.daemon.space import FreeSpace
-from hotspan.daemon.stored import StoredObject, joined_marks
+from hotspan.daemon.stored import DiskCopy, StoredObject, joined_marks
 from hotspan.daemon.strays import StrayMarks
 from hotspan.tiers.eviction import LeafArc, Shares
 from hotspan.tiers.record import RECORD_BYTES, unpack
@@ -45,12 +52,18 @@ class Writing:
     """An object whose bytes are on their way; ends with `Pool.commit` or `Pool.abort`.
 
     is_own: of hotspan: it begins with its record.
-    on_end: called once, whichever it was.
+    on_end: called once, whichever it was. Of bytes that are read from disk (`Pool.load`) it may come before their end.
     """
 
     object: StoredObject
     is_own: bool
     on_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def tell(self) -> None:
+        """Call what is to be called at its end."""
+        on_end, self.on_end = self.on_end, []
+        for each in on_end:
+            each()
 
 
 @dataclass(slots=True)
@@ -76,9 +89,19 @@ class Pool:
     """Objects in `memory`, from byte `start` on; both are of whole pages.
 
     max_lease_s: no lease lasts longer, whatever was asked for.
+    disk, notes: where copies go, and what has to be known of them after a restart; what is there is taken over.
     """
 
-    def __init__(self, memory: memoryview, start: int, clock: Clock, max_lease_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        memory: memoryview,
+        start: int,
+        clock: Clock,
+        max_lease_s: float = 600.0,
+        *,
+        disk: DiskSlab | None = None,
+        notes: Notes | None = None,
+    ) -> None:
         self.memory = memory
         self.capacity_bytes = len(memory) - start
         self.used_bytes = 0
@@ -88,14 +111,23 @@ class Pool:
         self._space = FreeSpace(start, len(memory))
         self._objects: dict[ChunkKey, StoredObject] = {}
         self._writing: dict[ChunkKey, Writing] = {}
-        self._writing_bytes = 0
+        self._loading: dict[ChunkKey, Writing] = {}
+        self._writing_bytes = 0  # in both
         self._gone: set[StoredObject] = set()
         self._leases = LeaseBook()
         # Other daemons begin elsewhere, so that no version of theirs is taken for one of this one's.
         self._versions = itertools.count(_CHANGES * (1 + secrets.randbits(39)), _CHANGES)
-        self._strays = StrayMarks()
+        self._strays = StrayMarks(notes=notes)
         # Objects differ in size, so that floors and quotas in objects would mean nothing.
         self._order = LeafArc(len(memory) // PAGE_BYTES, Shares(default_floor=0.0))
+        self._disk = disk
+        self._unsaved: OrderedDict[StoredObject, None] = OrderedDict()  # that wait to be written to disk
+        if disk is not None:
+            disk.on_evicted = self._uncopied
+            for stored in disk.adopt():
+                stored.marks = self._strays.take_noted(stored.key)
+                stored.version = next(self._versions)
+                self._objects[stored.key] = stored
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -110,46 +142,81 @@ class Pool:
         if not self._make_room(size):
             self.counts.refused_no_room += 1
             return Refusal.NO_ROOM
-        extents = self._space.take(size)
-        if extents is None:
-            raise AssertionError("room was made, and is not there")
-        writing = self._writing[key] = Writing(StoredObject(key, size, extents), is_own)
-        self._writing_bytes += writing.object.room
+        writing = self._writing[key] = self._writing_to(key, size, is_own=is_own)
         return writing
 
     def commit(self, writing: Writing) -> None:
         """The bytes are all there: from now on the object is found."""
         stored = writing.object
-        parent, tenant = None, 0
         if writing.is_own:
             begin = self._begin(stored)
             record = unpack(begin)
             if record is not None and record.key == stored.key:
-                stored.record, parent, tenant = begin, record.parent, record.terms.tenant
+                stored.record = begin
         self._objects[stored.key] = stored
-        self._order.add(stored.key, parent, tenant)
-        self.used_bytes += stored.room
+        self._come(stored)
         self.counts.stored += 1
         self.counts.stored_bytes += stored.size
         stored.marks = self._strays.take(stored.key)
-        stored.version = next(self._versions)
-        self._end(writing)
+        self._end(writing, self._writing)
+        if self._disk is not None:
+            self._unsaved[stored] = None
+            self._save()
 
     def abort(self, writing: Writing) -> None:
         """Nobody writes the bytes any more: they are free."""
         self._space.give(writing.object.extents)
         self.counts.aborted += 1
-        self._end(writing)
+        self._end(writing, self._writing)
 
     def writing(self, key: ChunkKey) -> Writing | None:
-        """The object of that name that is being written."""
-        return self._writing.get(key)
+        """The object of that name that is being written, or read from a disk that moves."""
+        stored = self._objects.get(key)
+        is_below = stored is not None and not stored.extents and self._disk is not None and self._disk.is_up
+        return self._loading.get(key) if is_below else self._writing.get(key)
+
+    # -- the disk ------------------------------------------------------------------------------------------------------
+
+    def load(self, key: ChunkKey) -> Writing | None:
+        """Begin to read an object that is on disk only; None if there is none, or it can't be read now."""
+        stored = self._objects.get(key)
+        if stored is None or stored.extents or stored.copy is None or key in self._loading:
+            return None
+        if self._disk is None or not self._disk.can_load() or not self._make_room(stored.size):
+            return None
+        loading = self._loading[key] = self._writing_to(key, stored.size)
+        self._disk.load(stored.copy, self._parts(loading.object), partial(self._loaded, loading, stored))
+        return loading
+
+    def sweep(self) -> None:
+        """End the leases whose time is over, and see to the disk; called now and then."""
+        self.expire()
+        if self._disk is None:
+            return
+        self._disk.sweep()
+        if not self._disk.is_up:
+            for loading in self._loading.values():
+                loading.tell()
+        self._save()
+
+    def lose_disk(self) -> None:
+        """Nothing can be noted any more: what is on disk only is gone."""
+        if self._disk is None:
+            return
+        self._disk.lose()
+        self._unsaved.clear()
+        for stored in [each for each in self._objects.values() if each.copy is not None]:
+            self._disk.forget(stored.key)
+            self._uncopied(stored.key)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def peek(self, keys: Iterable[ChunkKey]) -> list[StoredObject | None]:
-        """What is there whole, in the order of `keys`."""
-        return list(map(self._objects.get, keys))
+        """What is there whole, be it on a disk that works, in the order of `keys`."""
+        found = list(map(self._objects.get, keys))
+        if self._disk is None or self._disk.is_up:
+            return found
+        return [None if each is None or not each.extents else each for each in found]
 
     def find(self, keys: Sequence[ChunkKey]) -> list[StoredObject | None]:
         """The same, counted as hits and misses; `use` what was found."""
@@ -162,6 +229,8 @@ class Pool:
     def use(self, keys: Sequence[ChunkKey]) -> None:
         """These objects were found, in a chain's order."""
         self._order.touch(reversed(keys))
+        if self._disk is not None:
+            self._disk.use(reversed(keys))
 
     def lease(self, objects: Sequence[StoredObject], ttl_s: float, owner: object | None = None) -> Lease | None:
         """Pin objects; None if there are too many leases already."""
@@ -190,7 +259,7 @@ class Pool:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def delete(self, key: ChunkKey) -> bool:
-        """Forget an object and its marks, whether it was there whole. One that is being written stays."""
+        """Forget an object, its copy and its marks, whether it was there whole. One that is being written stays."""
         self._strays.drop(key)
         stored = self._objects.get(key)
         if stored is None:
@@ -202,6 +271,7 @@ class Pool:
     def forget_own(self) -> None:
         """Nobody can tell any more what was invalidated: hotspan's own objects go, and all marks."""
         for stored in [each for each in self._objects.values() if each.record]:
+            self._strays.drop(stored.key)
             self._remove(stored)
             self.counts.deleted += 1
         self._strays.clear()
@@ -214,6 +284,7 @@ class Pool:
                 self._strays.add(key, added)
             elif (joined := joined_marks(stored.marks, added)) != stored.marks:
                 stored.marks = joined
+                self._strays.note(key, joined)
                 stored.version += 1
                 if not stored.version % _CHANGES:
                     stored.version = next(self._versions)
@@ -221,7 +292,24 @@ class Pool:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def objects(self) -> int:
+        """How many there are in all, on disk and in memory."""
         return len(self._objects)
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Bytes that are taken, and that there are, in memory and on disk."""
+        if self._disk is None:
+            return self.used_bytes, self.capacity_bytes
+        return self.used_bytes + self._disk.used_bytes, self.capacity_bytes + self._disk.capacity_bytes
+
+    @property
+    def unsaved(self) -> int:
+        """How many wait to be written to disk."""
+        return len(self._unsaved)
 
     @property
     def leases(self) -> int:
@@ -240,17 +328,25 @@ class Pool:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        taken = [*self._objects.values(), *self._gone, *(each.object for each in self._writing.values())]
+        writing = [each.object for each in (*self._writing.values(), *self._loading.values())]
+        taken = [*self._objects.values(), *self._gone, *writing]
         self._space.check(extent for each in taken for extent in each.extents)
         self._order.check()
         self._leases.check()
-        if any(sum(extent.size for extent in each.extents) != each.size for each in taken):
+        if any(each.extents and sum(extent.size for extent in each.extents) != each.size for each in taken):
             raise AssertionError("an object is not as large as its extents")
-        if self.used_bytes != sum(each.room for each in self._objects.values()):
+        if any(each.copy is None and not each.extents for each in self._objects.values()):
+            raise AssertionError("an object is nowhere")
+        if self._disk is not None:
+            self._disk.check()
+            if len(self._disk) != sum(each.copy is not None for each in self._objects.values()):
+                raise AssertionError("a copy is nobody's")
+        here = [each for each in self._objects.values() if each.extents]
+        if self.used_bytes != sum(each.room for each in here):
             raise AssertionError("used bytes are miscounted")
-        if self._writing_bytes != sum(each.object.room for each in self._writing.values()):
+        if self._writing_bytes != sum(each.room for each in writing):
             raise AssertionError("bytes being written are miscounted")
-        if any(key not in self._order for key in self._objects) or len(self._order) != len(self._objects):
+        if any(each.key not in self._order for each in here) or len(self._order) != len(here):
             raise AssertionError("an object is not in the order of eviction")
         if self._objects.keys() & self._writing.keys() or not all(each.pins and each.is_gone for each in self._gone):
             raise AssertionError("an object is in two states")
@@ -267,25 +363,57 @@ class Pool:
             victim = self._order.victim(0, self._may_go)
             if victim is None:
                 return False
-            stored = self._objects[victim]
-            self.counts.evicted += 1
-            self.counts.evicted_bytes += stored.size
-            self._strays.add(victim, stored.marks)
-            self._remove(stored, evicted=True)
+            self._evict(self._objects[victim])
         return True
+
+    def _writing_to(self, key: ChunkKey, size: int, *, is_own: bool = False) -> Writing:
+        extents = self._space.take(size)
+        if extents is None:
+            raise AssertionError("room was made, and is not there")
+        writing = Writing(StoredObject(key, size, extents), is_own)
+        self._writing_bytes += writing.object.room
+        return writing
+
+    def _evict(self, stored: StoredObject) -> None:
+        """Leave the segment to others; what has a copy stays on disk."""
+        self.counts.evicted += 1
+        self.counts.evicted_bytes += stored.size
+        if stored.copy is not None:
+            self._go(stored, evicted=True)
+            self._space.give(stored.extents)
+            stored.extents = ()
+            return
+        if self._disk is not None:
+            self._disk.counts.late += 1
+        self._strays.add(stored.key, stored.marks)
+        self._remove(stored, evicted=True)
 
     def _may_go(self, key: ChunkKey) -> bool:
         return not self._objects[key].pins
 
     def _remove(self, stored: StoredObject, *, evicted: bool = False) -> None:
         del self._objects[stored.key]
-        self._order.remove(stored.key, evicted=evicted)
-        self.used_bytes -= stored.room
         stored.is_gone = True
+        if stored.copy is not None and self._disk is not None:
+            self._disk.forget(stored.key)
+        if not stored.extents:
+            return
+        self._go(stored, evicted=evicted)
         if stored.pins:
             self._gone.add(stored)
         else:
             self._space.give(stored.extents)
+
+    def _come(self, stored: StoredObject) -> None:
+        """An object is in the segment now, where it was not before."""
+        self._order.add(stored.key, *stored.standing)
+        self.used_bytes += stored.room
+        stored.version = next(self._versions)
+
+    def _go(self, stored: StoredObject, *, evicted: bool) -> None:
+        self._order.remove(stored.key, evicted=evicted)
+        self.used_bytes -= stored.room
+        self._unsaved.pop(stored, None)
 
     def _free(self, unpinned: Iterable[StoredObject]) -> None:
         for stored in unpinned:
@@ -293,11 +421,55 @@ class Pool:
                 self._gone.remove(stored)
                 self._space.give(stored.extents)
 
-    def _end(self, writing: Writing) -> None:
-        del self._writing[writing.object.key]
+    def _end(self, writing: Writing, among: dict[ChunkKey, Writing]) -> None:
+        del among[writing.object.key]
         self._writing_bytes -= writing.object.room
-        for tell in writing.on_end:
-            tell()
+        writing.tell()
+
+    def _save(self) -> None:
+        """Begin to write to disk what waits for that: the write is one more lease on it."""
+        while self._disk is not None and self._unsaved and self._disk.can_store():
+            stored, _ = self._unsaved.popitem(last=False)
+            lease = self._leases.grant([stored], math.inf, self._disk)
+            done = partial(self._saved, stored, lease)
+            if not self._disk.store(stored.size, self._parts(stored), done):
+                self.release(lease.id, self._disk)
+
+    def _saved(self, stored: StoredObject, lease: Lease, outcome: Outcome, copy: DiskCopy | None) -> None:
+        if self._disk is None:
+            return
+        if copy is not None and stored.is_gone:
+            self._disk.free(copy)
+        elif copy is not None:
+            self._disk.keep(stored, copy)
+        elif outcome is Outcome.DROPPED and not stored.is_gone:
+            self._unsaved[stored] = None
+        self.release(lease.id, self._disk)
+        self._save()
+
+    def _loaded(self, loading: Writing, stored: StoredObject, outcome: Outcome) -> None:
+        extents = loading.object.extents
+        if outcome is Outcome.DONE and not stored.is_gone:
+            stored.extents = extents
+            self._come(stored)
+        else:
+            self._space.give(extents)
+            if outcome in (Outcome.FAULT, Outcome.CORRUPT) and not stored.is_gone:
+                self._strays.add(stored.key, stored.marks)
+                self._remove(stored)
+        self._end(loading, self._loading)
+
+    def _uncopied(self, key: ChunkKey) -> None:
+        """The disk has given up an object's copy."""
+        stored = self._objects[key]
+        stored.copy = None
+        if not stored.extents:
+            self._strays.add(key, stored.marks)
+            self._remove(stored)
+
+    def _parts(self, stored: StoredObject) -> list[memoryview]:
+        """Where an object's bytes are, in whole pages."""
+        return [self.memory[start : start + round_up(size, PAGE_BYTES)] for start, size in stored.extents]
 
     def _begin(self, stored: StoredObject) -> bytes:
         """The first bytes of an object, where its record is if it has one: the first extent holds a page at least."""

@@ -13,23 +13,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
+from hotspan.daemon.directory import SlabDirectory
+from hotspan.daemon.disk import DiskCounts, DiskSlab
 from hotspan.daemon.door import LocalDoor
 from hotspan.daemon.http import HttpConnection, HttpLimits
+from hotspan.daemon.journal import Journal, post
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
+from hotspan.tiers.directory import explained
+from hotspan.tiers.files import Files
 from hotspan.tiers.slab import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
+_MOST_SAVE_S, _MOST_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
 _BACKLOG = 512
 _MOST_GIB = 1 << 30
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,6 +49,7 @@ class DaemonOptions:
     name:        of the shared memory, and of the local door beside it (NAME.sock).
     size_gib:    of shared memory. mode: of its file, and of the door.
     max_lease_s: no lease lasts longer, whatever a client asks for.
+    disk:        a directory for `disk_gib` of copies, or None. files: how it is reached.
     """
 
     host: str
@@ -52,6 +60,9 @@ class DaemonOptions:
     max_lease_s: float = 600.0
     directory: Path = SHARED_MEMORY
     http: HttpLimits = field(default_factory=HttpLimits)
+    disk: Path | None = None
+    disk_gib: float = 0.0
+    files: Files = field(default_factory=Files)
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for what can't work."""
@@ -61,6 +72,12 @@ class DaemonOptions:
             raise ConfigError(f"--mode {self.mode:o} shuts out the daemon's own user: give one like 600 or 660")
         if not 0 < self.max_lease_s <= 86400:
             raise ConfigError(f"--max-lease-s is {self.max_lease_s:g}: give seconds, at most a day")
+        if (self.disk is None) != (self.disk_gib == 0):
+            raise ConfigError(
+                "--disk and --disk-gib belong together: give a directory, and how much of it may be taken"
+            )
+        if self.disk is not None and not 0 < self.disk_gib < _MOST_GIB:
+            raise ConfigError(f"--disk-gib {self.disk_gib:g} is no size: give how much of {self.disk} may be taken")
 
 
 def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
@@ -69,7 +86,11 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
     Raises: ConfigError before anything is served.
     """
     started_s = time.monotonic()
-    with _signals() as stopping, contextlib.closing(_bind(options.host, options.port)) as listener:
+    with (
+        _signals() as stopping,
+        contextlib.closing(_bind(options.host, options.port)) as listener,
+        contextlib.ExitStack() as opened,
+    ):
         host, port = listener.getsockname()[:2]
         if _is_exposed(listener):
             logger.warning(
@@ -78,6 +99,10 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
                 host,
                 port,
             )
+        directory = None
+        if options.disk is not None:
+            directory = SlabDirectory(options.disk, int(options.disk_gib * GIB), files=options.files)
+            opened.callback(directory.close)
         try:
             segment = SharedSegment(
                 options.name,
@@ -94,6 +119,8 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
                 f"hotspan daemon is ready on http://{address}:{port} after {{:.1f}} s: "
                 f"{segment.bytes / GIB:g} GiB in {segment.path}, local door {segment.path}.sock"
             )
+            if directory is not None:
+                ready_line += f", {directory.bytes / GIB:g} GiB in {directory.path}"
 
             def ready() -> None:
                 print(ready_line.format(time.monotonic() - started_s), flush=True)
@@ -101,25 +128,48 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
             with _address_explained(options.host, port):  # another daemon may have begun at the same time
                 listener.listen(_BACKLOG)
             _raise_file_limit()
-            asyncio.run(_serve(options, listener, segment, clock or SystemClock(), ready))
+            opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
+            asyncio.run(_serve(options, listener, segment, directory, clock or SystemClock(), ready))
 
 
 class Daemon:
-    """Both doors of one segment; made and used on the running loop."""
+    """Both doors of one segment, and the disk below it; made and used on the running loop."""
 
-    def __init__(self, options: DaemonOptions, segment: SharedSegment, clock: Clock, *, is_exposed: bool) -> None:
+    def __init__(
+        self,
+        options: DaemonOptions,
+        segment: SharedSegment,
+        directory: SlabDirectory | None,
+        clock: Clock,
+        *,
+        is_exposed: bool,
+    ) -> None:
         self._options = options
         self._clock = clock
         self._is_exposed = is_exposed
         self._started_s = clock.monotonic()
         self._connections: set[HttpConnection] = set()
-        self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s)
-        self._log = InvalidationLog(clock)
+        self._directory = directory
+        self._disk: DiskSlab | None = None
+        self._journal: Journal | None = None
+        if directory is not None:
+            call_soon = partial(post, asyncio.get_running_loop())
+            try:
+                self._journal = Journal(directory.files, directory.journal, lambda: call_soon(self._pool.lose_disk))
+            except OSError as error:
+                raise explained(directory.path, error) from error
+            self._disk = DiskSlab(directory, self._journal, clock, call_soon)
+        self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=self._disk, notes=self._journal)
+        self._log = InvalidationLog(clock, notes=self._journal)
+        if self._journal is not None:
+            self._journal.found.clear()
         path = segment.path.with_name(segment.path.name + ".sock")
-        self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode)
-        figures = DaemonFigures(self._pool.counts, self._gauges)
+        is_durable = self._journal.settled if self._journal is not None else None
+        self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
+        disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
+        figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges)
         self._plane = ControlPlane(
-            self._pool, secrets.token_bytes(8), str(path), figures.stats, Exposition(figures).page
+            self._pool, secrets.token_bytes(8), str(path), figures.stats, Exposition(figures).page, is_durable
         )
 
     def connection(self) -> HttpConnection:
@@ -127,21 +177,30 @@ class Daemon:
         return HttpConnection(self._plane.answer, self._options.http, self._clock, self._connections)
 
     async def serve(self, ending: asyncio.Event) -> None:
-        """Let time pass: leases expire, and clients that take too long are hung up on."""
+        """Let time pass: leases expire, clients that take too long are hung up on, a disk that hangs is left alone."""
         while not ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), _SWEEP_S)
-            self._pool.expire()
+            self._pool.sweep()
             now = self._clock.monotonic()
             for connection in list(self._connections):
                 connection.sweep(now)
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody, and write to disk what waits for that, unless it takes too long."""
         for connection in list(self._connections):
             connection.close()
         self._door.close()
         await asyncio.sleep(0)  # connections hear that they are lost
+        if self._directory is None or self._disk is None or self._journal is None:
+            return
+        ends_s = self._clock.monotonic() + _MOST_SAVE_S
+        while (self._pool.unsaved or not self._disk.is_idle) and self._clock.monotonic() < ends_s and self._disk.is_up:
+            await asyncio.sleep(_SWEEP_S / 10)
+            self._pool.sweep()
+        has_ended = self._disk.close(0.0)
+        if self._journal.close(_MOST_NOTE_S) and has_ended:
+            self._directory.close()  # else an I/O that hangs still uses it: the process's end frees its lock
 
     def _gauges(self) -> DaemonGauges:
         return DaemonGauges(
@@ -151,6 +210,11 @@ class Daemon:
             free_bytes=self._pool.free_bytes,
             capacity_bytes=self._pool.capacity_bytes,
             leases=self._pool.leases,
+            disk_objects=len(self._disk) if self._disk is not None else 0,
+            disk_used_bytes=self._disk.used_bytes if self._disk is not None else 0,
+            disk_capacity_bytes=self._disk.capacity_bytes if self._disk is not None else 0,
+            disk_unsaved=self._pool.unsaved,
+            disk_is_up=int(self._disk is not None and self._disk.is_up),
             door_clients=len(self._door.clients),
             http_connections=len(self._connections),
             log_entries=len(self._log),
@@ -161,12 +225,17 @@ class Daemon:
 
 
 async def _serve(
-    options: DaemonOptions, listener: socket.socket, segment: SharedSegment, clock: Clock, ready: Callable[[], None]
+    options: DaemonOptions,
+    listener: socket.socket,
+    segment: SharedSegment,
+    directory: SlabDirectory | None,
+    clock: Clock,
+    ready: Callable[[], None],
 ) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     for number in _SIGNALS:
         loop.add_signal_handler(number, ending.set)
-    daemon = Daemon(options, segment, clock, is_exposed=_is_exposed(listener))
+    daemon = Daemon(options, segment, directory, clock, is_exposed=_is_exposed(listener))
     try:
         server = await loop.create_server(daemon.connection, sock=listener, backlog=_BACKLOG)
         ready()

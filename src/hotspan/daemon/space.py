@@ -1,4 +1,4 @@
-"""Which bytes of the segment are free: extents, found by their size, joined with their neighbours when they come back.
+"""Which bytes of the segment, or of a slab on disk, are free: extents by size, joined with their neighbours.
 
     take 3 of   [....][..xxx.....]   ->   the smallest extent that has room
     take 9 of   [....][..xxx.....]   ->   the largest ones, until the rest fits into one: a value may lie in fragments
@@ -31,17 +31,24 @@ class Extent(NamedTuple):
 class FreeSpace:
     """The free extents of `[start, end)`, both of whole pages.
 
+    taken:  what is not free at the beginning.
+    Raises: ValueError from the constructor if those overlap, or lie elsewhere.
     Costs: O(log n) a look-up, and moving n/2 entries of a list a change, for n free extents.
     """
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, taken: Iterable[Extent] = ()) -> None:
         self._first, self._last = start, end
         self._size_at: dict[int, int] = {}
         self._start_of_end: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []
         self.bytes = 0
-        if end > start:
-            self._put(start, end - start)
+        at = start
+        for offset, size in (*sorted(taken), Extent(end, 0)):
+            if offset < at or offset > end or offset % PAGE_BYTES:
+                raise ValueError(f"what begins at {offset} overlaps with another, or lies outside")
+            if offset > at:
+                self._put(at, offset - at)
+            at = offset + round_up(size, PAGE_BYTES)
 
     def can_take(self, size: int) -> bool:
         """Whether `take` finds room for `size` bytes."""

@@ -1,18 +1,27 @@
-"""An object in the segment: its name, and where its bytes are."""
+"""An object: its name, and where its bytes are."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.space import Extent
+from hotspan.tiers.record import unpack
 from hotspan.tiers.stores.base import marked, marks_of
 
 OWN_BUCKET = "hotspan"
 """Where replicas of hotspan keep theirs: the name of an object there is its chunk's key, in hexadecimal."""
 
 _MOST_MARKS = 2 * MOST_LABELS
+
+
+class Standing(NamedTuple):
+    """Which chunk an object stands on, and whose it is."""
+
+    parent: ChunkKey | None
+    tenant: int
 
 
 def object_key(bucket: str, name: str) -> ChunkKey:
@@ -24,10 +33,24 @@ def object_key(bucket: str, name: str) -> ChunkKey:
 
 
 @dataclass(slots=True, eq=False)
+class DiskCopy:
+    """Where an object's bytes are on disk.
+
+    check:   their xxh3-128. readers: reads in flight; it does not give way meanwhile.
+    """
+
+    size: int
+    extents: Sequence[Extent]
+    check: bytes
+    readers: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class StoredObject:
     """Bytes under a name.
 
-    extents: where they are, in their order. room: bytes that are free when it is gone.
+    extents: where they are in the segment, in their order; none if they are on disk only.
+    copy:    where they are on disk. room: bytes of the segment that they take, or would take.
     pins:    leases that read it. is_gone: it was deleted, and its bytes stay until the last of them ends.
     record:  what one of hotspan's own begins with; empty for any other.
     marks:   what was added to its terms since.
@@ -42,10 +65,17 @@ class StoredObject:
     pins: int = 0
     is_gone: bool = False
     version: int = 0
+    copy: DiskCopy | None = None
     room: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.room = round_up(self.size, PAGE_BYTES)
+
+    @property
+    def standing(self) -> Standing:
+        """By its record; on nothing, and nobody's, if it has none."""
+        record = unpack(self.record) if self.record else None
+        return Standing(None, 0) if record is None else Standing(record.parent, record.terms.tenant)
 
 
 def joined_marks(marks: set[bytes], more: Iterable[bytes]) -> set[bytes]:

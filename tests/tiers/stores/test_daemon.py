@@ -156,6 +156,7 @@ def test_bytes_of_others_are_never_taken_for_what_was_found(emptied: DaemonProce
     put(store, second, SIZE)  # where the first one was
     assert read(store, ones[0]) is None
     assert read(store, ones[1]) == frame_of(second.key, SIZE)
+    store.usage()  # tells that the copy is over
     overwrite(emptied)
     assert read(store, ones[1]) is None
 

@@ -114,11 +114,11 @@ class DaemonStore:
             was_copied = known is not None and _copy_out(connection.segment, known, found, into)
             _, answer = connection.receive(deadline)
             lease, version = _lease_of(answer)
-            if lease:
-                connection.releases.append(lease)
             if known is None or not known.has_bytes_of(version):
                 (known,) = self._objects(connection, [key], answer, deadline)
                 was_copied = known is not None and _copy_out(connection.segment, known, found, into)
+            if lease:
+                connection.releases.append(lease)  # goes along with the next request: not before the copy
         return was_copied and bool(lease) and self._clock.monotonic() < expires_s
 
     def put(self, record: Record, frame: Sequence[memoryview]) -> bool:

@@ -1,0 +1,544 @@
+"""The pool with a disk below it, against a model: what was evicted comes back as it was, or not at all."""
+
+import errno
+import random
+import shutil
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hotspan.core.errors import DirectoryError
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import PAGE_BYTES, ChunkKey
+from hotspan.daemon.directory import SlabDirectory
+from hotspan.daemon.disk import DiskSlab
+from hotspan.daemon.journal import Journal
+from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.pool import Pool, Refusal, Writing
+from hotspan.daemon.stored import StoredObject
+from hotspan.testing.chunks import content, key_of
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.faults import FaultyFiles
+from hotspan.testing.inline import InlineQueues
+from hotspan.testing.power import RecordingFiles, power_loss_images
+from hotspan.tiers.files import Files
+from hotspan.tiers.record import Record, pack
+from hotspan.tiers.stores.base import marks_of
+from tests.daemon.test_pool import bytes_of, fill, store, there
+
+MEMORY_PAGES, DISK_PAGES = 10, 24
+KEYS = [key_of(name) for name in "abcdefgh"]
+
+
+@dataclass
+class Node:
+    """A daemon's pool, disk, journal and log in this thread: I/O ends when the test turns the crank."""
+
+    path: Path
+    files: Files = field(default_factory=Files)
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    disk_pages: int = DISK_PAGES
+    allow_direct: bool = False
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """As a daemon starts."""
+        self.queues = InlineQueues(7)
+        size = self.disk_pages * PAGE_BYTES
+        self.directory = SlabDirectory(self.path, size, files=self.files, allow_direct=self.allow_direct)
+        self.journal = Journal(self.files, self.directory.journal, lambda: self.pool.lose_disk(), self.queues.queue)
+        self.disk = DiskSlab(self.directory, self.journal, self.clock, lambda call: call(), self.queues.queue)
+        memory = memoryview(bytearray((MEMORY_PAGES + 1) * PAGE_BYTES))
+        self.pool = Pool(memory, PAGE_BYTES, self.clock, disk=self.disk, notes=self.journal)
+        self.log = InvalidationLog(self.clock, notes=self.journal)
+
+    def kill(self) -> None:
+        """It is gone, with all that was not written yet; the kernel has what was."""
+        self.directory.close()
+        self.journal._close_files()
+
+    def settled(self) -> bool:
+        """All I/O ends; whether what was said until now is confirmed."""
+        told: list[bool] = []
+        self.journal.settle(told.append)
+        self.queues.run()
+        return told == [True]
+
+    def put(self, key: ChunkKey, data: bytes) -> bool:
+        """Whether there was room."""
+        writing = self.pool.reserve(key, len(data), is_own=False)
+        if isinstance(writing, Refusal):
+            return False
+        fill(self.pool, writing.object, data)
+        self.pool.commit(writing)
+        return True
+
+    def read(self, key: ChunkKey) -> bytes | None:
+        """What a lease gives of an object, once it is in memory; None for a miss."""
+        self.pool.load(key)
+        self.queues.run()
+        (stored,) = self.pool.find([key])
+        if stored is None or not stored.extents:
+            return None
+        return bytes_of(self.pool, stored)
+
+    def evict(self, keys: int = MEMORY_PAGES) -> None:
+        """Have others in the place of what is in memory, and then nobody."""
+        writing = self.pool.reserve(key_of("everything"), keys * PAGE_BYTES, is_own=False)
+        assert isinstance(writing, Writing), writing
+        self.pool.abort(writing)
+
+    def at(self, key: ChunkKey) -> StoredObject:
+        """An object that is there."""
+        (stored,) = self.pool.peek([key])
+        assert stored is not None
+        return stored
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """With an empty disk."""
+    return Node(tmp_path / "disk")
+
+
+class NodeMachine(RuleBasedStateMachine):
+    """Random steps; the model knows the bytes that a name last had, and whether it may be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = TemporaryDirectory()
+        self.node = Node(Path(self.directory.name) / "disk", FaultyFiles())
+        self.contents: dict[ChunkKey, bytes] = {}
+        self.unconfirmed: set[ChunkKey] = set()
+        self.puts = 0
+
+    @rule(key=st.sampled_from(KEYS), size=st.integers(1, 5 * PAGE_BYTES))
+    def put(self, key: ChunkKey, size: int) -> None:
+        self.puts += 1
+        data = content(key, size, self.puts)
+        if self.node.put(key, data):
+            self.contents[key] = data
+
+    @rule(key=st.sampled_from(KEYS))
+    def read(self, key: ChunkKey) -> None:
+        assert self.node.read(key) in (None, self.contents.get(key))
+
+    @rule(key=st.sampled_from(KEYS))
+    def load(self, key: ChunkKey) -> None:
+        self.node.pool.load(key)
+
+    @rule(key=st.sampled_from(KEYS))
+    def delete(self, key: ChunkKey) -> None:
+        self.node.pool.delete(key)
+        self.contents.pop(key, None)
+        self.unconfirmed.add(key)
+        assert there(self.node.pool, key) == [False]
+
+    @rule()
+    def confirm(self) -> None:
+        if self.node.settled():
+            self.unconfirmed.clear()
+
+    @rule(turns=st.integers(1, 3))
+    def io(self, turns: int) -> None:
+        self.node.queues.run(turns)
+
+    @rule(pages=st.integers(1, MEMORY_PAGES))
+    def evict(self, pages: int) -> None:
+        if self.node.pool.pinned_bytes == 0:
+            self.node.evict(pages)
+
+    @rule(nth=st.integers(1, 4), kind=st.sampled_from(["preadv", "pwritev", "pwrite", "sync"]))
+    def fault(self, nth: int, kind: str) -> None:
+        files = self.node.files
+        assert isinstance(files, FaultyFiles)
+        files.arm(nth, kinds=[kind])
+
+    @rule(seconds=st.floats(0.1, 20))
+    def time_passes(self, seconds: float) -> None:
+        self.node.clock.advance(seconds)
+        self.node.pool.sweep()
+
+    @rule()
+    def crash(self) -> None:
+        files = self.node.files
+        assert isinstance(files, FaultyFiles)
+        files.disarm()
+        self.node.kill()
+        self.node.start()
+        for key in self.unconfirmed:  # what nobody confirmed may be back
+            (stored,) = self.node.pool.peek([key])
+            if stored is not None:
+                self.node.pool.delete(key)
+        assert self.node.settled()
+        self.unconfirmed.clear()
+        self.contents = {key: data for key, data in self.contents.items() if there(self.node.pool, key) == [True]}
+
+    @invariant()
+    def check(self) -> None:
+        self.node.pool.check()
+        for key in KEYS:
+            (stored,) = self.node.pool.peek([key])
+            if stored is not None:
+                assert stored.size == len(self.contents[key])
+                assert not stored.extents or bytes_of(self.node.pool, stored) == self.contents[key]
+
+    def teardown(self) -> None:
+        self.node.queues.run()
+        self.node.pool.check()
+        self.node.kill()
+        self.directory.cleanup()
+
+
+TestNodeMachine = NodeMachine.TestCase
+TestNodeMachine.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_more_than_memory_holds_is_there(node: Node) -> None:
+    """Objects of any size, more than memory has room for, are all found, and all read back as they were."""
+    values = {
+        key: content(key, size) for key, size in zip(KEYS, [1, 4095, 4096, 4097, 9000, 20000, 30000], strict=False)
+    }
+    for key, data in values.items():
+        assert node.put(key, data)
+        node.queues.run()
+    assert node.pool.counts.evicted > 0 == node.disk.counts.late
+    assert there(node.pool, *values) == [True] * len(values)
+    for key, data in values.items():
+        assert node.read(key) == data
+    assert node.disk.counts.loaded > 0 and node.disk.counts.corrupt == 0
+    node.pool.check()
+
+
+def test_what_moved_has_another_version(node: Node) -> None:
+    """An object that was read back has another version than before: nobody copies from where it was."""
+    node.put(KEYS[0], b"x" * 100)
+    node.queues.run()
+    before = node.at(KEYS[0]).version
+    node.evict()
+    assert not node.at(KEYS[0]).extents
+    node.read(KEYS[0])
+    assert node.at(KEYS[0]).version != before
+
+
+def test_a_restart_finds_it_warm(node: Node) -> None:
+    """What was written before a crash is there, with its marks; so is the log, under the same epoch."""
+    values = {key: content(key, 7000) for key in KEYS[:5]}
+    mark = marks_of(Terms(labels=frozenset([5])), 9)
+    for key, data in values.items():
+        assert node.put(key, data)
+        node.queues.run()
+    node.pool.mark({KEYS[0]: mark, KEYS[7]: mark})
+    generation = node.log.append(Scope(tenant=3), "me")
+    assert node.settled()
+    epoch, floor = node.log.epoch, node.log.floor
+    node.kill()
+    node.start()
+    assert (node.log.epoch, node.log.floor, node.log.generation) == (epoch, floor, generation)
+    assert [entry.generation for entry in node.log.read(0, 1 << 20).entries] == [generation]
+    assert node.at(KEYS[0]).marks == set(mark)
+    assert [node.read(key) for key in values] == list(values.values())
+    assert store(node.pool, KEYS[7], b"later").marks == set(mark)
+    node.pool.check()
+
+
+def test_what_a_crash_takes_leaves_its_marks(node: Node) -> None:
+    """An object that was in memory only is gone after a crash; when it comes again it has the marks it had."""
+    mark = marks_of(Terms(labels=frozenset([5])), 9)
+    node.put(KEYS[0], b"x")
+    node.pool.mark({KEYS[0]: mark})
+    told: list[bool] = []
+    node.journal.settle(told.append)
+    (journal,) = [queue for queue in node.queues.all if queue.name == "journal"]
+    journal.drain(1.0)
+    assert told == [True]
+    node.kill()
+    node.start()
+    assert there(node.pool, KEYS[0]) == [False]
+    assert store(node.pool, KEYS[0], b"x").marks == set(mark)
+
+
+def test_lost_marks_are_lost_after_a_restart_too(tmp_path: Path) -> None:
+    """An object whose marks had to be dropped comes back wild, also from a daemon that was started since."""
+    node = Node(tmp_path / "disk")
+    node.pool._strays._most = 1
+    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 1)})
+    node.pool.mark({KEYS[1]: marks_of(Terms(labels=frozenset([2])), 1)})
+    assert node.settled()
+    node.kill()
+    node.start()
+    assert store(node.pool, KEYS[0], b"x").marks == set(marks_of(Terms(is_wild=True), 0))
+    assert store(node.pool, KEYS[1], b"x").marks == set(marks_of(Terms(labels=frozenset([2])), 1))
+    assert store(node.pool, KEYS[2], b"x").marks == set()
+
+
+def test_a_delete_is_a_miss_across_a_crash(node: Node) -> None:
+    """A deleted object, and one that took its name, do not become the old one again."""
+    for key in KEYS[:2]:
+        node.put(key, b"old" * 3000)
+        node.queues.run()
+    for key in KEYS[:2]:
+        assert node.pool.delete(key)
+    node.put(KEYS[1], b"new" * 3000)
+    assert node.settled()
+    node.evict()
+    assert node.read(KEYS[0]) is None and node.read(KEYS[1]) == b"new" * 3000
+    node.kill()
+    node.start()
+    assert node.read(KEYS[0]) is None and node.read(KEYS[1]) == b"new" * 3000
+
+
+def test_a_delete_while_it_is_written_or_read(node: Node) -> None:
+    """An object that is deleted while a thread writes or reads it is gone, and its place free afterwards."""
+    node.put(KEYS[0], b"x" * 9000)
+    assert node.pool.delete(KEYS[0]) and node.put(KEYS[0], b"y" * 9000)
+    node.queues.run()
+    node.evict()
+    loading = node.pool.load(KEYS[0])
+    ended: list[bool] = []
+    assert loading is not None
+    loading.on_end.append(partial(ended.append, True))
+    assert node.pool.delete(KEYS[0])
+    node.queues.run()
+    assert ended == [True] and there(node.pool, KEYS[0]) == [False]
+    assert node.disk.used_bytes == 0 and node.pool.free_bytes == node.pool.capacity_bytes
+    node.pool.check()
+
+
+@pytest.mark.parametrize("at", [0, 5000, 9999])
+def test_a_wrong_byte_is_a_miss(node: Node, at: int) -> None:
+    """One bit that changed on disk makes an object a miss, once and for all; the others are there."""
+    for key in KEYS[:2]:
+        node.put(key, content(key, 10_000))
+        node.queues.run()
+    copy = node.at(KEYS[0]).copy
+    assert copy is not None and len(copy.extents) == 1
+    node.evict()
+    with (node.path / "slab").open("r+b") as slab:
+        slab.seek(copy.extents[0].offset + at)
+        wrong = bytes([slab.read(1)[0] ^ 1])
+        slab.seek(copy.extents[0].offset + at)
+        slab.write(wrong)
+    assert node.read(KEYS[0]) is None and there(node.pool, *KEYS[:2]) == [False, True]
+    assert node.read(KEYS[1]) == content(KEYS[1], 10_000) and node.disk.counts.corrupt == 1
+    node.pool.check()
+
+
+def test_the_disk_gives_up_what_was_not_used(node: Node) -> None:
+    """On a full disk what was used again stays, what is being read stays, and what gave way is gone altogether."""
+    for n, key in enumerate(KEYS[:4]):
+        node.put(key, content(key, 6 * PAGE_BYTES))
+        node.queues.run()
+        assert n == 0 or node.disk.counts.evicted == 0
+    node.evict()
+    assert node.disk.used_bytes == DISK_PAGES * PAGE_BYTES
+    assert node.read(KEYS[0]) is not None
+    node.pool.use([KEYS[0]])
+    node.evict()
+    assert node.pool.load(KEYS[1]) is not None
+    node.put(KEYS[4], content(KEYS[4], 3 * PAGE_BYTES))
+    node.queues.run()
+    assert there(node.pool, *KEYS[:5]) == [True, True, False, True, True] and node.disk.counts.evicted == 1
+    node.pool.check()
+
+
+def test_faults_are_misses_and_the_disk_rests(node: Node) -> None:
+    """Reads that fail are misses; after three the disk is left alone for a second, then for longer, until it works."""
+    files = FaultyFiles()
+    node.kill()
+    node.files = files
+    node.start()
+    for key in KEYS[:6]:
+        node.put(key, content(key, 4 * PAGE_BYTES))
+        node.queues.run()
+    node.evict()
+    files.arm(1, errno.EIO, kinds=["preadv"], lasting=True)
+    for n, key in enumerate(KEYS[:3]):
+        assert node.disk.is_up and node.read(key) is None and node.disk.counts.faults == n + 1
+    assert not node.disk.is_up and node.disk.counts.trips == 1
+    assert there(node.pool, *KEYS[3:6]) == [False] * 3 and node.pool.load(KEYS[3]) is None
+    assert node.pool.reserve(KEYS[3], 1, is_own=False) is Refusal.EXISTS
+    node.put(KEYS[6], b"in memory")
+    assert node.read(KEYS[6]) == b"in memory"
+    node.clock.advance(1.0)
+    assert there(node.pool, *KEYS[3:6]) == [True] * 3
+    assert node.read(KEYS[3]) is None and not node.disk.is_up
+    node.clock.advance(1.9)
+    assert not node.disk.is_up
+    files.disarm()
+    node.clock.advance(0.2)
+    assert node.read(KEYS[4]) == content(KEYS[4], 4 * PAGE_BYTES)
+    node.pool.sweep()
+    node.queues.run()
+    node.evict()
+    assert node.read(KEYS[6]) == b"in memory", "what waited for the disk was not written"
+
+
+def test_a_hanging_disk_is_left_alone(node: Node) -> None:
+    """Once two I/Os move nothing for a second, who waits is let go, what is there is a miss, and memory goes on."""
+    for key in KEYS[:5]:
+        node.put(key, content(key, 2 * PAGE_BYTES))
+        node.queues.run()
+    node.evict()
+    node.queues.hang()
+    ended: list[ChunkKey] = []
+    for key in KEYS[:3]:
+        loading = node.pool.load(key)
+        assert loading is not None
+        loading.on_end.append(partial(ended.append, key))
+    for flight in list(node.disk._flights)[:2]:
+        flight.move()  # a thread has begun
+    node.clock.advance(1.1)
+    assert node.pool.writing(KEYS[0]) is not None
+    node.pool.sweep()
+    assert sorted(ended) == sorted(KEYS[:3]) and not node.disk.is_up and node.disk.counts.trips == 1
+    assert there(node.pool, *KEYS[:5]) == [False] * 5 and node.pool.writing(KEYS[0]) is None
+    assert node.put(KEYS[5], b"memory") and node.pool.unsaved == 1
+    node.queues.hang(False)
+    node.queues.run()
+    node.pool.sweep()
+    assert node.disk.is_up and node.read(KEYS[3]) == content(KEYS[3], 2 * PAGE_BYTES)
+    node.queues.run()
+    assert node.pool.unsaved == 0
+    node.pool.check()
+
+
+def test_without_its_journal_the_disk_is_nothing(node: Node) -> None:
+    """When nothing can be noted any more all copies are forgotten; memory goes on, and the next start finds nothing."""
+    files = FaultyFiles()
+    node.kill()
+    node.files = files
+    node.start()
+    for key in KEYS[:4]:
+        node.put(key, content(key, 4 * PAGE_BYTES))
+        node.queues.run()
+    files.arm(1, errno.ENOSPC, kinds=["pwrite"])
+    assert node.pool.delete(KEYS[0]) and node.settled()
+    here = there(node.pool, *KEYS[:4])
+    assert here[0] is False and True in here and len(node.disk) == 0 and not node.disk.is_up
+    assert node.pool.pinned_bytes == 0 and node.put(KEYS[5], b"x") and node.read(KEYS[5]) == b"x"
+    node.log.append(Scope(), "me")
+    assert node.settled()
+    node.pool.check()
+    node.kill()
+    node.start()
+    assert there(node.pool, *KEYS) == [False] * len(KEYS) and len(node.log) == 0
+
+
+def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
+    """When the log begins anew, hotspan's own copies and their marks go, across a crash, too; others stay."""
+    record = pack(Record(KEYS[0], None, bytes(32), 100, Terms(tenant=4))).ljust(PAGE_BYTES, b"\0")
+    store(node.pool, KEYS[0], record, is_own=True)
+    store(node.pool, KEYS[1], b"other")
+    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 5)})
+    node.log.append(Scope(), "me")
+    assert node.settled()
+    node.evict()
+    assert node.at(KEYS[0]).record == record[:256]
+    epoch = node.log.epoch
+    node.log.begin(node.log.generation + 5)
+    node.pool.forget_own()
+    for _ in range(2):
+        assert there(node.pool, *KEYS[:2]) == [False, True] and node.log.epoch != epoch and len(node.log) == 0
+        assert node.settled()
+        node.kill()
+        node.start()
+    assert store(node.pool, KEYS[0], record, is_own=True).marks == set()
+
+
+def test_another_size_keeps_what_fits(tmp_path: Path) -> None:
+    """A smaller slab drops what lay beyond its end, a larger one has more room; neither gives wrong bytes."""
+    node = Node(tmp_path / "disk")
+    for key in KEYS[:4]:
+        node.put(key, content(key, 6 * PAGE_BYTES))
+        node.queues.run()
+    for pages, left in ((12, 2), (60, 2)):
+        node.kill()
+        node.disk_pages = pages
+        node.start()
+        values = [node.read(key) for key in KEYS[:4]]
+        assert sum(value is not None for value in values) == left
+        assert all(value in (None, content(key, 6 * PAGE_BYTES)) for key, value in zip(KEYS, values, strict=False))
+        assert node.settled()
+        node.pool.check()
+
+
+def test_a_power_loss_brings_nothing_back(tmp_path: Path) -> None:
+    """Whatever of the unsynced writes is lost: what was deleted for sure stays away; the rest is right, or a miss."""
+    files = RecordingFiles(tmp_path / "disk")
+    node, rng = Node(tmp_path / "disk", files), random.Random(2)
+    versions: dict[ChunkKey, list[bytes]] = {key: [] for key in KEYS}
+    dead = 0
+    for n in range(70):
+        key = rng.choice(KEYS)
+        if there(node.pool, key) == [True]:
+            node.pool.delete(key)
+            assert node.settled()
+            files.mark((key, len(versions[key])))
+        versions[key].append(content(key, rng.randrange(1, 4 * PAGE_BYTES), n))
+        node.put(key, versions[key][-1])
+        node.queues.run(rng.randrange(4))
+    found = 0
+    for image in power_loss_images(files.recording, seed=4, count=120):
+        shutil.rmtree(tmp_path / "image", ignore_errors=True)
+        image.restore(tmp_path / "image")
+        after = Node(tmp_path / "image")
+        gone = dict.fromkeys(KEYS, 0)
+        for key, count in image.marks:
+            gone[key] = count
+        for key in KEYS:
+            value = after.read(key)
+            assert value is None or value in versions[key][gone[key] :]
+            found += value is not None
+            dead += gone[key]
+        after.pool.check()
+        after.kill()
+    assert found > 100 and dead > 100
+
+
+def test_values_in_fragments(node: Node) -> None:
+    """A value whose place on disk, or in memory, is in pieces is read back as it was."""
+    for n in range(DISK_PAGES):
+        node.put(key_of(f"page {n}"), content(KEYS[0], PAGE_BYTES, n))
+        node.queues.run()
+    for n in range(0, DISK_PAGES, 2):
+        node.pool.delete(key_of(f"page {n}"))
+    value = content(KEYS[0], 8 * PAGE_BYTES - 17)
+    assert node.put(KEYS[0], value)
+    node.queues.run()
+    copy = node.at(KEYS[0]).copy
+    assert copy is not None and len(copy.extents) == 8
+    node.evict()
+    assert node.put(KEYS[1], b"x") and node.read(KEYS[0]) == value
+
+
+def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    """A second daemon, a directory of something else, and too little room are errors that say what to do."""
+    first = SlabDirectory(tmp_path / "disk", 1 << 20)
+    assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "disk").iterdir()} == {0o600}
+    with pytest.raises(DirectoryError, match="in use by process"):
+        SlabDirectory(tmp_path / "disk", 1 << 20)
+    first.close()
+    SlabDirectory(tmp_path / "disk", 1 << 20).close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("x")
+    with pytest.raises(DirectoryError, match="empty directory"):
+        SlabDirectory(tmp_path / "other", 1 << 20)
+    with pytest.raises(DirectoryError, match="lower --disk-gib"):
+        SlabDirectory(tmp_path / "huge", 1 << 60)
+    with pytest.raises(DirectoryError, match="--disk-gib"):
+        SlabDirectory(tmp_path / "none", 4095)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DirectoryError, match="not a directory"):
+        SlabDirectory(tmp_path / "file", 1 << 20)
