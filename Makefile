@@ -77,6 +77,12 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 	@$(BIN)/python -m benchmarks.l2_daemon --output benchmarks/results/l2-daemon.json
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 
+.PHONY: chat interference
+chat: install  ## Conversations that RAM can't hold: RAM alone against RAM and L2 (about 30 minutes)
+	@$(BIN)/python -m benchmarks.multi_round_chat --output benchmarks/results/multi-round-chat.json
+interference: install  ## What tiers at full rate cost other requests, beside an equal memcpy (about 8 minutes)
+	@$(BIN)/python -m benchmarks.interference --output benchmarks/results/interference.json
+
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault slow slow-l2 model simulate fuzz replicas identity soak timing
