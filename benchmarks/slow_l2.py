@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=".") as scratch, contextlib.ExitStack() as stack:
-        server = RedisServer(Path(scratch))
+        server = RedisServer(Path(scratch).resolve())
         server.start()
         stack.callback(server.stop)
         link = stack.enter_context(TroubledLink("127.0.0.1", server.port))
