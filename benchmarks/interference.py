@@ -72,8 +72,9 @@ class Traffic:
             if not transfer.is_load and transfer.key not in self._kept:
                 self.tier.discard(transfer.key)
         while len(self._buffers) > STORES and (key := next(self._turn)) not in self._in_flight:
-            if not self.tier.lookup(key) or not self.tier.submit_load(key, self._buffers[-1]):
-                raise SystemExit("a chunk is gone: the figures would mean nothing")
+            if not self.tier.submit_load(key, self._buffers[-1]):
+                self.tier.ask([Chunk(each, None) for each in self._kept], 0)  # an L2 must be asked now and then
+                break
             self._in_flight[key] = self._buffers.pop()
         while self._buffers and self.tier.can_store():
             self._submit()
@@ -213,6 +214,8 @@ def measure(decoding: Decoding, traffics: dict[str, Traffic], other: Copies, rou
             traffic.moved, started = 0, time.monotonic()
             kept[name] = decoding.times(seconds, traffic.step)
             rate = traffic.moved / (time.monotonic() - started)
+            if not rate:
+                raise SystemExit(f"{name} moved nothing: the figures would mean nothing")
             traffic.drain()
             other.run(rate)
             kept[f"memcpy as fast as {name}"] = decoding.times(seconds, lambda: None)
