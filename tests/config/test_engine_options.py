@@ -11,7 +11,13 @@ from hotspan.config.engine_options import EngineOption, check_options, split_wor
 from hotspan.config.origin import Given, Source
 from hotspan.core.errors import ConfigError
 
-DEFAULTS = {"dtype": "auto", "max_model_len": None, "enable_log_requests": False, "enable_prefix_caching": None}
+DEFAULTS = {
+    "dtype": "auto",
+    "needs_length": False,
+    "max_model_len": None,
+    "enable_log_requests": False,
+    "enable_prefix_caching": None,
+}
 
 
 def option(name: str, value: Any, place: str = "file:3") -> EngineOption:
@@ -25,6 +31,8 @@ def parse(words: Sequence[str]) -> None:
         raise ConfigError("an engine option is wrong: dtype")
     if "--dtype" in words and "--max-model-len" in words:
         raise ConfigError("the engine's options contradict each other")
+    if "--needs-length" in words and "--max-model-len" not in words:
+        raise ConfigError("--needs-length requires --max-model-len")
     if "--bad" in words:
         raise ConfigError("unknown option --bad")
 
@@ -57,6 +65,14 @@ def test_the_culprit_is_named() -> None:
         check_options([option("max_model_len", 5, "file:1"), option("dtype", "fp17")], (), DEFAULTS, parse)
     with pytest.raises(ConfigError, match=r"file:3: option.max_modle_len = 5.*did you mean option.max_model_len"):
         check_options([option("max_modle_len", "5")], (), DEFAULTS, parse)
+
+
+def test_what_needs_another_is_no_culprit() -> None:
+    """An option that can't stand alone is not blamed for what another one has wrong."""
+    given = [option("needs_length", True, "file:1"), option("max_model_len", 5, "file:2")]
+    assert check_options(given, (), DEFAULTS, parse)
+    with pytest.raises(ConfigError, match=r"^file:3: option.dtype = fp17: an engine option is wrong: dtype$"):
+        check_options([*given, option("dtype", "fp17")], (), DEFAULTS, parse)
 
 
 def test_contradictions_name_all() -> None:

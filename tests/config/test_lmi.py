@@ -190,7 +190,6 @@ def test_code_is_found_in_containers_only(tmp_path: Path) -> None:
         ("jobs_queue_size=5", "there is no such key: did you mean job_queue_size"),
         ("option.config=x", "there is no such key"),
         ("option.enable_lora=maybe", "give true or false"),
-        ("option.model_id=s3://bucket/llama", "aws s3 sync s3://bucket/llama DIR"),
         ("option.lmcache_config_file=none.yaml", "there is no file"),
         ("option.lmcache_auto_config=True\noption.lmcache_config_file=x", "leave one of them out"),
         ('option.kv_transfer_config={"kv_connector":"NixlConnector"}', "kv_connector is 'NixlConnector'"),

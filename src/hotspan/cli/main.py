@@ -11,6 +11,8 @@ from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
+from hotspan.cli.doctor import doctor
+from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.keys import keys
 from hotspan.cli.plan import plan
 from hotspan.cli.prove import prove
@@ -31,6 +33,7 @@ app.add_typer(bench.app, name="bench")
 bench.app.command("index")(index)
 bench.app.command("storage")(storage)
 bench.app.command("eviction")(eviction)
+app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan")(plan)
 app.command("prove")(prove)
 app.add_typer(keys, name="keys")

@@ -1,30 +1,56 @@
 """`hotspan serve [MODEL]`: hotspan's options, and after them whatever vLLM takes."""
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotspan.cli.errors import explained
-from hotspan.cli.flags import OWN_OPTIONS, load_checked, show_warnings, takes_configuration
+from hotspan.cli.flags import OWN_OPTIONS, given_on, load_checked, show_warnings, takes_configuration
 
 if TYPE_CHECKING:
     from hotspan.config.configuration import Configuration
+    from hotspan.config.model_store import ModelStore
+    from hotspan.config.own import CommandLine
     from hotspan.server.options import ServeOptions
 
 
 @takes_configuration
 def serve(context: typer.Context, model: str | None, **_flags: Any) -> None:
-    """Serve MODEL with an OpenAI API; long texts are computed once.
+    """Serve MODEL with an OpenAI API; long texts are computed once. A directory of models serves all of them.
 
     Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size. What is not
     given here comes from serving.properties, variables and files: `hotspan config explain` shows from where.
     """
     with explained():
+        from hotspan.config.configuration import Places
+        from hotspan.config.environment import environment
+        from hotspan.config.model_store import model_store
+
+        command_line = given_on(context, model)
+        store = model_store(command_line, environment(), Places().model)
+        if store is not None:
+            _serve_store(store, command_line)
+            return
         from hotspan.server.run import run_server
 
         configuration = load_checked(context, model)
         show_warnings(configuration)
         run_server(serve_options(configuration), OWN_OPTIONS)
+
+
+def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
+    from hotspan.config.configuration import load_configuration
+    from hotspan.config.environment import environment
+    from hotspan.server.models.run import run_store
+
+    # No model's own files are among these: what they say holds for all.
+    common = replace(command_line, model=str(store.directory))
+    configuration = load_configuration(common, environment())
+    show_warnings(configuration)
+    words = (sys.executable, "-m", "hotspan.cli.stored_model")
+    run_store(store, command_line, configuration, serve_options(configuration), words)
 
 
 def serve_options(configuration: "Configuration") -> "ServeOptions":
@@ -44,4 +70,6 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
         admin_token_file=server.admin_token_file,
         is_insecure=server.is_insecure,
         is_auto=configuration.is_auto or not configuration.names_tiers,
+        admin_host=server.admin_host,
+        admin_port=server.admin_port,
     )

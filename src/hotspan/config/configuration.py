@@ -13,6 +13,7 @@ from hotspan.config.engine_options import EngineOption, split_words
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
 from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, LmcacheReader
 from hotspan.config.lmi import LmiReader
+from hotspan.config.model_store import is_model
 from hotspan.config.origin import Given, Note, Setting, Source, resolve
 from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
 from hotspan.config.server_settings import ServerSettings
@@ -144,7 +145,8 @@ class _Loader:
         self._givens += _read(resolve(self._givens).get(CONFIG_FILE.name), read_file) or []
         model = resolve(self._givens).get("model")
         self._named = None if model is None else model.value
-        self._model_directory = _model_directory(self._named, self._places.model)
+        hub_id = self._surroundings.get("HF_MODEL_ID", "").strip()
+        self._model_directory = _model_directory(self._named, self._places.model, hub_id)
 
     def _read_lmi(self) -> bool:
         """Whether LMI's configuration is in use, which is read then."""
@@ -248,13 +250,7 @@ class _Loader:
             # MODEL is where serving.properties lies, and that names the weights.
             setting = Setting(setting.overridden[0], setting.overridden[1:])
             settings["model"] = setting
-        model = str(setting.value)
-        if model.startswith("s3://"):
-            raise ConfigError(
-                f"{setting.given.origin}: hotspan loads weights from a directory or the hub: copy it first, as with "
-                f"`aws s3 sync {model} DIR`, and give DIR"
-            )
-        return model
+        return str(setting.value)
 
     def _engine(self, settings: Mapping[str, Setting]) -> tuple[EngineOption, ...]:
         """What the engine gets besides the command line's words."""
@@ -274,25 +270,23 @@ class _Loader:
         return tuple(word for option in kept for word in option.words)
 
 
-def _model_directory(model: str | None, container: Path) -> Path | None:
-    """Where serving.properties, adapters/ and model.py are looked for."""
+def _model_directory(model: str | None, container: Path, hub_id: str) -> Path | None:
+    """Where serving.properties, adapters/ and model.py are looked for. HF_MODEL_ID may name a directory, too."""
     if model is not None and Path(model).expanduser().is_dir():
         return Path(model).expanduser()
-    if _is_model(container):
+    if is_model(container):
         return container
+    if model is None and hub_id and is_model(Path(hub_id)):
+        return Path(hub_id)
     if model is not None or not container.is_dir():
         return None
-    inner = sorted(path for path in container.iterdir() if path.is_dir() and _is_model(path))
+    inner = sorted(path for path in container.iterdir() if path.is_dir() and is_model(path))
     if len(inner) > 1:
         raise ConfigError(
-            f"{container} holds several models ({', '.join(path.name for path in inner)}), and one hotspan serves one: "
-            f"give `hotspan serve {inner[0]}`"
+            f"{container} holds several models ({', '.join(path.name for path in inner)}): `hotspan serve` serves them "
+            f"all if nothing else lies beside them. One alone is named, as in `hotspan serve {inner[0]}`"
         )
     return inner[0] if inner else None
-
-
-def _is_model(path: Path) -> bool:
-    return (path / "serving.properties").is_file() or (path / "config.json").is_file()
 
 
 def _is_only_configuration(model: str) -> bool:

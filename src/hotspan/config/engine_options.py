@@ -92,14 +92,29 @@ def check_options(
         parse([*(word for option in wanted for word in option.words), *last])
     except ConfigError as error:
         parse(last)  # what the command line alone has wrong needs no origin
-        for option in wanted:
-            try:
-                parse(option.words)
-            except ConfigError as reason:
-                raise ConfigError(f"{option.given.origin}: {reason}") from reason
+        if (culprit := _culprit(wanted, last, parse)) is not None:
+            raise ConfigError(f"{culprit.given.origin}: {error}") from error
         origins = "; ".join(option.given.origin for option in wanted)
         raise ConfigError(f"{error}. Besides the command line, options come from: {origins}") from error
     return wanted
+
+
+def _culprit(options: Sequence[EngineOption], last: Sequence[str], parse: Parse) -> EngineOption | None:
+    """The option that is wrong alone, and without which all is right: some only need another beside them."""
+    alone = [option for option in options if not _is_right(option.words, parse)]
+    for option in alone:
+        others = [word for other in options if other is not option for word in other.words]
+        if _is_right([*others, *last], parse):
+            return option
+    return alone[0] if len(alone) == 1 else None
+
+
+def _is_right(words: Sequence[str], parse: Parse) -> bool:
+    try:
+        parse(words)
+    except ConfigError:
+        return False
+    return True
 
 
 def _unknown(given: Given, defaults: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ _NEAR = 0.9
 _ONE_ENGINE = "only vLLM is served, by hotspan's own server"
 _BATCHED = "vLLM batches continuously: it is not needed"
 _ONE_WORKER = "one hotspan is one replica: start one for each, on devices of its own"
-_ONE_MODEL = "hotspan serves one model: MODEL, option.model_id, HF_MODEL_ID or the one in /opt/ml/model"
+_STORE = "hotspan serves MODEL, option.model_id, HF_MODEL_ID or all that /opt/ml/model holds"
 _ONE_PYTHON = "hotspan runs in the Python that it was installed in"
 _NO_USE = "hotspan has no use for it"
 _BY_REQUEST = "each request says whether it streams, and how"
@@ -36,7 +36,7 @@ ACCEPTED: Mapping[str, str] = {
         (_ONE_WORKER, "cpu.maxWorkers load_on_devices option.parallel_loading max_idle_time"),
         (_BY_REQUEST, "option.enable_streaming option.output_formatter"),
         (_BY_DECORATOR, "option.entryPoint option.handler option.input_formatter"),
-        (_ONE_MODEL, "load_models model_store model_url_pattern"),
+        (_STORE, "load_models model_store model_url_pattern"),
         (_ONE_PYTHON, "option.enable_venv option.pythonExecutable"),
         (_NO_USE, "retry_threshold log_request_metric metrics_aggregation required_memory_mb reserved_memory_mb"),
         (_NO_USE, "gpu.required_memory_mb gpu.reserved_memory_mb management_address number_of_netty_threads"),
@@ -52,7 +52,7 @@ ACCEPTED: Mapping[str, str] = {
 _SAGEMAKER_ACCEPTED: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_WORKER,
     "SAGEMAKER_MODEL_SERVER_WORKERS": _ONE_WORKER,
-    "SAGEMAKER_SECURITY_CONTROLS": "SAGEMAKER_SECURE_MODE is one switch: no code of the model's directory is executed",
+    "SAGEMAKER_SECURITY_CONTROLS": "secure mode has all of them on; DISALLOW_CHAT_TEMPLATE only if it is named",
 }
 
 

@@ -36,6 +36,20 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How a store of several models is served.
+
+    default:    the model that requests mean that name none; None has them name one.
+    is_partial: a model that can't be loaded leaves the others running.
+    at_once:    models that load at a time; None decides by the machine.
+    """
+
+    default: str | None = None
+    is_partial: bool = False
+    at_once: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """One replica's server.
 
@@ -48,9 +62,11 @@ class ServerSettings:
     compat:            "lmi" answers errors with LMI's status 424.
     adapters:          directory with one adapter in each of its directories.
     formatters:        directory with model.py or formatter.yaml.
-    is_secure:         no code of the model's directory is executed.
+    is_secure:         no code of the model's is executed, and only safetensors are read.
     admin_token_file:  None takes the token from the environment, or makes one.
     is_insecure:       other machines may reach it without a key.
+    admin_port:        where administration is, at `admin_host`; None has it where the clients are.
+    store:             what counts if there are several models.
     """
 
     host: str = "127.0.0.1"
@@ -69,3 +85,6 @@ class ServerSettings:
     is_secure: bool = False
     admin_token_file: Path | None = None
     is_insecure: bool = False
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    store: StoreSettings = field(default_factory=StoreSettings)

@@ -6,7 +6,7 @@ from typing import cast
 
 from hotspan.config.keys import BY_NAME
 from hotspan.config.origin import Setting, Source, shown
-from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings
+from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings, StoreSettings
 from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
@@ -69,7 +69,9 @@ def _origins(settings: Mapping[str, Setting]) -> str:
 
 
 def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
-    """What the server does besides caching."""
+    """What the server does besides caching. Raises: ConfigError."""
+    if settings["admin_port"].value is None and settings["admin_host"].source is not Source.DEFAULT:
+        raise ConfigError(f"{settings['admin_host'].given.origin} is given without --admin-port: give both")
     value = {name: setting.value for name, setting in settings.items()}
     sessions = SessionSettings(Path(value["sessions_path"]), value["session_expiry_s"])
     name = value.get("served_model_name")
@@ -95,6 +97,9 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         is_secure=value["secure"],
         admin_token_file=_path(value["admin_token_file"]),
         is_insecure=value["insecure"],
+        admin_host=value["admin_host"],
+        admin_port=value["admin_port"],
+        store=StoreSettings(value["default_model"], value["partial"], value["models_at_once"]),
     )
 
 

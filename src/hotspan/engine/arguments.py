@@ -12,6 +12,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from hotspan.config.model_source import is_remote
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.plan.memory import available_memory
@@ -99,6 +100,8 @@ def _share_host_memory(arguments: Namespace) -> None:
 
 
 def _check_model(model: str) -> None:
+    if is_remote(model):
+        return  # `hotspan config check` asks about the options of one that is not fetched
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -106,8 +109,8 @@ def _check_model(model: str) -> None:
         return
     if path.exists() or path.is_absolute() or not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise ConfigError(
-            f"there is no model directory {model}: give `hotspan serve MODEL [options]` a local directory or a hub id "
-            "(organisation/name); `hotspan demo-model DIR` makes a small model"
+            f"there is no model directory {model}: give `hotspan serve MODEL [options]` a local directory, a hub id "
+            "(organisation/name) or s3://BUCKET/PREFIX; `hotspan demo-model DIR` makes a small model"
         )
 
 

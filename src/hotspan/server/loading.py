@@ -4,8 +4,11 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +17,7 @@ from hotspan.server.errors import HttpError
 RETRY_S = 5
 
 _STOP_S = 5.0
+_AGAIN_S = 0.5
 
 
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,15 +36,16 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.contextmanager
-def answering_while_loading(listener: socket.socket) -> Iterator[None]:
+def answering_while_loading(listener: socket.socket, tls: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Inside, whoever connects to `listener` is told to wait; who connects at the very end waits for the next server.
+
+    tls: uvicorn's options for it.
 
     A thread of its own, since loading blocks the event loop. The listener stays open, and listens from then on.
     """
     listener.listen()
-    server = uvicorn.Server(
-        uvicorn.Config(loading, lifespan="off", ws="none", log_config=None, access_log=False, timeout_keep_alive=1)
-    )
+    quiet: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "access_log": False}
+    server = uvicorn.Server(uvicorn.Config(loading, timeout_keep_alive=1, **quiet, **(tls or {})))
     # Another descriptor of the same socket: uvicorn closes it at its end, and connections that wait stay in its queue.
     thread = threading.Thread(target=server.run, args=([listener.dup()],), name="hotspan-loading", daemon=True)
     thread.start()
@@ -49,3 +54,31 @@ def answering_while_loading(listener: socket.socket) -> Iterator[None]:
     finally:
         server.should_exit = server.force_exit = True
         thread.join(_STOP_S)
+
+
+@contextlib.contextmanager
+def loading_within(seconds: float, error_file: Path) -> Iterator[None]:
+    """Inside, a model that takes longer than this is given up: its processes are ended, and `error_file` says why.
+
+    A thread of its own, since loading blocks the event loop and can't be interrupted.
+    """
+    loaded = threading.Event()
+
+    def watch() -> None:
+        if loaded.wait(seconds):
+            return
+        error_file.write_text(
+            f"the model was not loaded within {seconds:g} s: give it longer (--startup-timeout-s, "
+            "option.model_loading_timeout or SAGEMAKER_STARTUP_TIMEOUT)"
+        )
+        while not loaded.wait(_AGAIN_S):  # the next may only just begin
+            for process in psutil.Process().children():
+                process.terminate()
+
+    thread = threading.Thread(target=watch, name="hotspan-loading-limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loaded.set()
+        thread.join()

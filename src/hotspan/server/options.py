@@ -6,7 +6,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from hotspan.config.engine_options import split_words
+from hotspan.config.model_source import fetch_model, is_remote, model_cache
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
@@ -30,6 +33,7 @@ class ServeOptions:
     admin_token_file: None takes the token from the environment, or makes one.
     is_insecure:      other machines may reach it without a key.
     is_auto:          the tiers of `cache` are to be chosen from the machine and the model.
+    admin_port:       where administration is, at `admin_host`; None has it where the clients are.
     """
 
     model: str
@@ -44,11 +48,30 @@ class ServeOptions:
     admin_token_file: Path | None = None
     is_insecure: bool = False
     is_auto: bool = False
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
 
     @property
     def has_keys(self) -> bool:
         """Whether clients must show a key."""
         return self.tenants.has_keys
+
+    @property
+    def engine_values(self) -> dict[str, Any]:
+        """The engine's options by their names, as they were written; of one that is given twice, the last."""
+        return {option.name: option.value for option in split_words(self.engine) if option.name is not None}
+
+
+def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptions:
+    """The same with a model that lies on this machine, and that clients know by the name that it was given.
+
+    Blocks: while it is fetched. Raises: ConfigError, as `fetch_model`.
+    """
+    if not is_remote(options.model):
+        return options
+    directory = fetch_model(options.model, model_cache(environment), is_secure=options.server.is_secure)
+    name = () if "served_model_name" in options.engine_values else ("--served-model-name", options.model)
+    return replace(options, model=str(directory), engine=(*options.engine, *name))
 
 
 def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding: bool) -> HttpSettings:
@@ -66,9 +89,10 @@ def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding:
     return settings if sessions is None else replace(settings, session_s=sessions.expiry_s)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, role: str = "") -> socket.socket:
     """The server's socket, not yet listening, so that a taken port is an error at once and not after the model loaded.
 
+    role:   what the names of its options begin with.
     Raises: ConfigError if the address can't be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -78,22 +102,33 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OverflowError as error:
         listener.close()
-        raise ConfigError(f"--port {port} is no port: give one from 1 to 65535") from error
+        raise ConfigError(f"--{role}port {port} is no port: give one from 1 to 65535") from error
     except OSError as error:
         listener.close()
         reason = {
-            errno.EADDRINUSE: "is taken by another process: stop it, or give another --port",
-            errno.EACCES: "needs privileges: give a --port above 1023",
-            errno.EADDRNOTAVAIL: "is no address of this machine: give another --host",
-        }.get(error.errno or 0, f"can't be had ({error.strerror}): give another --host or --port")
+            errno.EADDRINUSE: f"is taken by another process: stop it, or give another --{role}port",
+            errno.EACCES: f"needs privileges: give a --{role}port above 1023",
+            errno.EADDRNOTAVAIL: f"is no address of this machine: give another --{role}host",
+        }.get(error.errno or 0, f"can't be had ({error.strerror}): give another --{role}host or --{role}port")
         raise ConfigError(f"{host}:{port} {reason}") from error
     return listener
+
+
+def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:
+    """The administrator's socket; None where administration is at the clients'. Raises: ConfigError, as `bind`."""
+    if options.admin_port is None:
+        return None
+    if options.admin_port == listener.getsockname()[1]:
+        raise ConfigError(
+            f"--admin-port {options.admin_port} is the clients' --port: give another, also where the addresses differ"
+        )
+    return bind(options.admin_host, options.admin_port, "admin-")
 
 
 def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
     """Raise ConfigError if other machines could use this server without a key, and nobody said that they may."""
     host = listener.getsockname()[0]
-    if options.has_keys or options.is_insecure or _is_loopback(host):
+    if options.has_keys or options.is_insecure or is_loopback(host):
         return
     raise ConfigError(
         f"--host {options.host} lets other machines in, and nobody needs a key: give the clients keys with --tenants "
@@ -114,7 +149,11 @@ def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None
         check_directory(Path(settings.disk.directory), settings.disk.bytes)
 
 
-def _is_loopback(host: str) -> bool:
-    address = ipaddress.ip_address(host.partition("%")[0])
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; of names, localhost alone does."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host == "localhost"
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)

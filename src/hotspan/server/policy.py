@@ -134,6 +134,9 @@ UNLESS_SHARED = (
 )
 """The client's on a server without keys, the administrator's where tenants share it."""
 
+SHARED = (*CLIENT_READS, "/hotspan/cache/invalidate")
+"""The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
+
 METRICS = "/metrics"
 """Public, as scrapers expect, on a server without keys whose operator gave no admin token; otherwise the
 administrator's: counts tell one tenant what the others do."""
@@ -165,14 +168,20 @@ class Gate:
     """The app behind its policy. Pure ASGI, outermost: nothing of a request that is refused reaches the app.
 
     The route is found by the app's own routes, so that what is checked is what is called.
+
+    admin_port: where administration is, and nothing else; None has all at one port. What counts is the port that the
+                connection came in at, which no request can name.
     """
 
-    def __init__(self, app: App, access: Mapping[str, Access], credentials: Credentials) -> None:
+    def __init__(
+        self, app: App, access: Mapping[str, Access], credentials: Credentials, admin_port: int | None = None
+    ) -> None:
         self._app: ASGIApp = app
         self._routes = app.routes
         self._root_path: str = getattr(app, "root_path", "")
         self._access = access
         self._credentials = credentials
+        self._admin_port = admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -180,18 +189,30 @@ class Gate:
             return
         headers = Headers(scope=scope)
         principal = self._credentials.identify(headers)
-        access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_of(scope)
+        access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_at(scope)
         if (refusal := _refusal(access, principal)) is not None:
             await _refuse(refusal, scope, receive, send)
             return
         with asking(principal or ANYBODY):
             await self._app(scope, receive, send)
 
-    def _access_of(self, scope: Scope) -> Access:
+    def _access_at(self, scope: Scope) -> Access | None:
+        """What a request needs at the port that it came in at; None for what is served at the other one."""
+        name, access = self._access_of(scope)
+        if self._admin_port is None or access is Access.PUBLIC:
+            return access
+        _, port = scope.get("server") or (None, None)
+        if port != self._admin_port:
+            return None if access is Access.ADMIN else access
+        return None if access is Access.CLIENT and name not in SHARED else Access.ADMIN
+
+    def _access_of(self, scope: Scope) -> tuple[str | None, Access]:
+        """The name of the route in the table, and who may call it."""
         path = route_path(self._routes, {**scope, "root_path": self._root_path or scope.get("root_path", "")})
-        if path is None:
-            return Access.ADMIN
-        return self._access.get(f"{scope.get('method')} {path}", self._access.get(path, Access.ADMIN))
+        for name in (f"{scope.get('method')} {path}", path):
+            if name is not None and name in self._access:
+                return name, self._access[name]
+        return path, Access.ADMIN
 
 
 def route_path(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
@@ -217,9 +238,16 @@ class Refusal(Enum):
         "permission_denied",
         "an API key does not reach this: it needs the admin token, or does not exist",
     )
+    ELSEWHERE = (
+        403,
+        "permission_denied",
+        "this is not served at this port: clients and the administrator (--admin-port) have one each",
+    )
 
 
-def _refusal(access: Access, principal: Principal | None) -> Refusal | None:
+def _refusal(access: Access | None, principal: Principal | None) -> Refusal | None:
+    if access is None:
+        return Refusal.ELSEWHERE
     if access is Access.PUBLIC or (principal is not None and principal.is_admin):
         return None
     if access is Access.CLIENT:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import logging
 import os
+import resource
 import socket
 import tempfile
 import time
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
+from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.core.types import GIB
@@ -33,9 +35,18 @@ from hotspan.server.admin_token import admin_token
 from hotspan.server.connections import connection_class
 from hotspan.server.draining import CUT_S, DrainingServer
 from hotspan.server.front import Front
+from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
 from hotspan.server.lmi.plugs import Forget
-from hotspan.server.loading import answering_while_loading
-from hotspan.server.options import ServeOptions, bind, check_exposure, check_tiers, http_settings
+from hotspan.server.loading import answering_while_loading, loading_within
+from hotspan.server.options import (
+    ServeOptions,
+    bind,
+    bind_admin,
+    check_exposure,
+    check_tiers,
+    fetched,
+    http_settings,
+)
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, current_tenant
 from hotspan.server.settings import HttpSettings
@@ -46,6 +57,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
+_FILES = 65_536
+"""That a server may open, where the system lets it: many systems begin with 1,024, and connections are files."""
 
 
 def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None:
@@ -53,20 +66,32 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
 
     Raises: ConfigError or EngineError with what to do, before the port answers.
     """
+    _show_log()
+    _raise_file_limit()
     surroundings = environment()
-    listener = bind(options.host, options.port)
-    with contextlib.closing(listener), contextlib.ExitStack() as stack:
+    options = hardened(options, surroundings)
+    check_tls(options.engine_values)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(options.host, options.port)))
         check_exposure(listener, options)
+        listeners = [listener]
+        if (admin := bind_admin(options, listener)) is not None:
+            listeners.append(stack.enter_context(contextlib.closing(admin)))
         error_file = stack.enter_context(_error_file())
         if options.cache is not None:
             if not options.is_auto:
                 check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
-        token = stack.enter_context(admin_token(listener.getsockname()[1], options.admin_token_file, surroundings))
-        policy = _Policy(Credentials(options.tenants, token), _access(options, surroundings))
+        # Commands of this user look for the token by the port that they are to administer.
+        token = stack.enter_context(admin_token(listeners[-1].getsockname()[1], options.admin_token_file, surroundings))
+        policy = _Policy(Credentials(options.tenants, token), _access(options, surroundings), options.admin_port)
         _prepare_environment()
+        if is_remote(options.model):
+            with answering_while_loading(listener, tls_options(options.engine_values)):
+                options = fetched(options, surroundings)
+        check_files(options, surroundings)
         try:
-            asyncio.run(_serve(options, listener, own_options, policy))
+            asyncio.run(_serve(options, listeners, own_options, policy, error_file))
         except HotspanError as error:
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause
@@ -81,12 +106,13 @@ class _Policy:
 
     credentials: Credentials
     access: Mapping[str, Access]
+    admin_port: int | None
 
     def gate(self, app: App) -> Gate:
         """The app behind it."""
         for path in unlisted(app.routes, self.access):
             logger.warning("route_without_policy path=%s: only the administrator reaches it", path)
-        return Gate(app, self.access, self.credentials)
+        return Gate(app, self.access, self.credentials, self.admin_port)
 
 
 def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[str, Access]:
@@ -94,7 +120,13 @@ def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[s
     return access_table(has_keys=options.has_keys, has_given_token=has_given_token)
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, own_options: tuple[str, ...], policy: _Policy) -> None:
+async def _serve(
+    options: ServeOptions,
+    listeners: list[socket.socket],
+    own_options: tuple[str, ...],
+    policy: _Policy,
+    error_file: Path,
+) -> None:
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
     from hotspan.engine.door import Door
     from hotspan.engine.launch import launch
@@ -113,7 +145,8 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
     registry: AdapterRegistry | None = None
     try:
         async with contextlib.AsyncExitStack() as stack:
-            with answering_while_loading(listener):
+            startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
+            with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
                 engine = await stack.enter_async_context(launch(arguments, door))
                 registry = await _adapters(engine, options, formatters)
                 engine.app.include_router(adapter_router(registry, engine.names))
@@ -140,7 +173,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, own_options: tu
             )
             watch = asyncio.create_task(_watch(server, engine))
             try:
-                await server.serve(sockets=[listener])
+                await server.serve(sockets=listeners)
             finally:
                 watch.cancel()
     finally:
@@ -155,10 +188,7 @@ def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
         timeout_graceful_shutdown=CUT_S,
-        ssl_keyfile=arguments.ssl_keyfile,
-        ssl_certfile=arguments.ssl_certfile,
-        ssl_ca_certs=arguments.ssl_ca_certs,
-        ssl_cert_reqs=arguments.ssl_cert_reqs,
+        **tls_options(vars(arguments)),
     )
 
 
@@ -245,7 +275,9 @@ def _ready_line(options: ServeOptions, seconds: float) -> str:
         tiers = f"{options.cache.ram_bytes / GIB:g} GiB of RAM"
         if options.cache.disk is not None:
             tiers += f", {options.cache.disk.bytes / GIB:g} GiB in {options.cache.disk.directory}"
-    return f"hotspan is ready on http://{options.host}:{options.port} after {seconds:.0f} s: {options.model}, {tiers}"
+    scheme = "https" if tls_options(options.engine_values) else "http"
+    where = f"{scheme}://{options.host}:{options.port}"
+    return f"hotspan is ready on {where} after {seconds:.0f} s: {options.model}, {tiers}"
 
 
 @contextlib.contextmanager
@@ -255,7 +287,25 @@ def _error_file() -> Iterator[Path]:
         yield Path(directory) / "reason"
 
 
+def _show_log() -> None:
+    """Write hotspan's own lines to stderr, unless somebody has seen to them (VLLM_LOGGING_CONFIG_PATH)."""
+    own = logging.getLogger("hotspan")
+    if not own.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s %(message)s"))
+        own.addHandler(handler)
+        own.setLevel(logging.INFO)
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _prepare_environment() -> None:
     """The only place that writes to the environment: what vLLM reads nowhere else."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault(REDIRECTS, "0")

@@ -63,8 +63,11 @@ def engine_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_name(parameter: object) -> object:
-    """LMI's name of what the engine calls `parameter`, for its errors."""
-    return next((name for name, target in RENAMED.items() if target == parameter), parameter)
+    """LMI's name of what the engine calls `parameter`, also as a place in its body (body.stop.0), for its errors."""
+    if not isinstance(parameter, str):
+        return parameter
+    head, dot, rest = parameter.removeprefix("body.").partition(".")
+    return next((name for name, target in RENAMED.items() if target == head), head) + dot + rest
 
 
 def flag(given: Mapping[str, Any], name: str) -> bool:

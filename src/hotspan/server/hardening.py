@@ -1,0 +1,192 @@
+"""What vLLM leaves open and hotspan closes, and what secure mode forbids; looked at before anything is loaded."""
+
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hotspan.config.engine_options import split_words
+from hotspan.config.model_source import PICKLED
+from hotspan.core.errors import ConfigError
+from hotspan.server.options import ServeOptions
+
+MEDIA_DOMAINS = "allowed_media_domains"
+NO_MEDIA_DOMAIN = "(none: the server was started without --allowed-media-domains)"
+"""In the list of domains that media may come from, where nobody gave one: no host can be called so.
+
+vLLM takes an empty list for all of the internet, and the networks that only the server reaches."""
+
+REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+"""vLLM's variable; unless it is "0", an allowed domain may send the server anywhere."""
+
+CODE = (
+    *("trust_remote_code", "worker_cls", "worker_extension_cls", "scheduler_cls", "logits_processors", "middleware"),
+    *("tool_parser_plugin", "reasoning_parser_plugin", "io_processor_plugin", "kv_transfer_config"),
+    *("ec_transfer_config", "trust_request_chat_template"),
+)
+"""The engine's options that name code, or let it in."""
+
+_PICKLED_OPTIONS = ("lora_modules",)
+_FORMATS = ("safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "sharded_state", "mistral", "dummy")
+_BACKENDS = ("mp", "ray", "uni", "external_launcher")
+_SCRIPTS = ("model.py", "requirements.txt")
+
+_CONTROLS = "SAGEMAKER_SECURITY_CONTROLS"
+_CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"
+_NO_TEMPLATE = "DISALLOW_CHAT_TEMPLATE"
+_ALWAYS = (
+    *("DISALLOW_REQUIREMENTS_TXT", "DISALLOW_PICKLE_FILES", "DISALLOW_TRUST_REMOTE_CODE"),
+    *("DISALLOW_CUSTOM_INFERENCE_SCRIPTS",),
+)
+_MOST_NAMED = 3
+
+
+def hardened(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptions:
+    """The same, fetching media from nowhere unless domains were named, and in secure mode reading only safetensors.
+
+    Raises: ConfigError for an option that secure mode forbids.
+    """
+    given = options.engine_values
+    added: tuple[str, ...] = ()
+    if MEDIA_DOMAINS not in given:
+        added += ("--allowed-media-domains", NO_MEDIA_DOMAIN)
+    if options.server.is_secure:
+        _check_options(options, environment)
+        if str(given.get("load_format", "auto")).lower() == "auto":
+            added += ("--load-format", "safetensors")
+    return replace(options, engine=(*options.engine, *added))
+
+
+def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if secure mode is on and a directory that the server reads holds code or pickles.
+
+    Blocks: for a walk through the directories.
+    """
+    if not options.server.is_secure:
+        return
+    named = [Path(options.model), options.server.adapters, options.server.formatters]
+    directories = [path for path in named if path is not None and path.is_dir()]
+    for text in filter(None, (part.strip() for part in environment.get(_CHANNELS, "").split(","))):
+        if not Path(text).is_dir():
+            raise ConfigError(f"{_CHANNELS} names {text}, which is no directory: correct it")
+        directories.append(Path(text))
+    has_templates = _NO_TEMPLATE not in _controls(environment)
+    for directory in directories:
+        found = list(_forbidden(directory, has_templates=has_templates))
+        if found:
+            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            raise ConfigError(
+                f"secure mode takes no code, no requirements and only safetensors, and {directory} holds "
+                f"{', '.join(found[:_MOST_NAMED])}{more}: take them away (convert weights with safetensors), or turn "
+                "secure mode off"
+            )
+
+
+def tls_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """uvicorn's options for TLS; none without a certificate.
+
+    values: the engine's options by their names, as they were written or as its parser has them.
+    """
+    if not values.get("ssl_certfile"):
+        return {}
+    return {
+        "ssl_certfile": values["ssl_certfile"],
+        "ssl_keyfile": values.get("ssl_keyfile"),
+        "ssl_ca_certs": values.get("ssl_ca_certs"),
+        "ssl_cert_reqs": int(values.get("ssl_cert_reqs") or ssl.CERT_NONE),
+        "ssl_ciphers": values.get("ssl_ciphers"),
+    }
+
+
+def check_tls(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError now for a certificate that could not be used once the model is loaded. values: as above."""
+    if values.get("enable_ssl_refresh"):
+        raise ConfigError(
+            "--enable-ssl-refresh can't be used: a certificate is read once, restart hotspan for a new one"
+        )
+    if values.get("ssl_keyfile") and not values.get("ssl_certfile"):
+        raise ConfigError("--ssl-keyfile is given without --ssl-certfile: TLS needs the certificate as well")
+    try:
+        given = tls_options(values)
+        if not given:
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # An empty passphrase, or OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(given["ssl_certfile"], given["ssl_keyfile"], password="")
+        if given["ssl_ca_certs"]:
+            context.load_verify_locations(given["ssl_ca_certs"])
+        if given["ssl_ciphers"]:
+            context.set_ciphers(given["ssl_ciphers"])
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise ConfigError(
+            f"TLS can't be had with --ssl-certfile {values['ssl_certfile']} ({error}): give a certificate and its key "
+            "in PEM, the key without a passphrase"
+        ) from error
+
+
+def code_options(options: ServeOptions) -> list[str]:
+    """Which of CODE the engine is given, also inside of others, as in --structured-outputs-config."""
+    return [name for name in CODE if any(name in words for words in _named(options))]
+
+
+def _named(options: ServeOptions) -> list[str]:
+    """What each option that is on names: itself, the part of it that a dot names, and the keys of its JSON."""
+    return [
+        " ".join([option.words[0].partition("=")[0], *(word for word in option.words if "{" in word)]).replace("-", "_")
+        for option in split_words(options.engine)
+        if option.value is not False
+    ]
+
+
+def _check_options(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    given = options.engine_values
+    refused = code_options(options) + [name for name in _PICKLED_OPTIONS if name in given]
+    if _NO_TEMPLATE in _controls(environment) and "chat_template" in given:
+        refused.append("chat_template")
+    for name in refused:
+        raise _refused(name, "executes no code but what is installed, and reads no pickles: leave it out")
+    format_ = str(given.get("load_format", "auto")).lower()
+    if format_ not in ("auto", *_FORMATS):
+        raise _refused("load_format", f"reads only safetensors: give one of {', '.join(_FORMATS)}, or leave it out")
+    backend = str(given.get("distributed_executor_backend", _BACKENDS[0]))
+    if backend not in _BACKENDS:
+        raise _refused("distributed_executor_backend", f"takes none but {', '.join(_BACKENDS)}")
+
+
+def _refused(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"--{name.replace('_', '-')} is given, and secure mode (SAGEMAKER_SECURE_MODE) {reason}")
+
+
+def _controls(environment: Mapping[str, str]) -> frozenset[str]:
+    """What LMI's list of controls names. Raises: ConfigError for one that hotspan could not enforce."""
+    named = frozenset(part.strip() for part in environment.get(_CONTROLS, "").split(",")) - {""}
+    for name in sorted(named - {*_ALWAYS, _NO_TEMPLATE}):
+        raise ConfigError(
+            f"{_CONTROLS} asks for {name}, which hotspan does not know: it has {', '.join((*_ALWAYS, _NO_TEMPLATE))}"
+        )
+    return named
+
+
+def _forbidden(directory: Path, *, has_templates: bool) -> Iterator[str]:
+    for parent, directories, names in os.walk(directory):
+        directories.sort()
+        for name in sorted(names):
+            path = Path(parent) / name
+            is_template = not has_templates and _is_template(path)
+            if name in _SCRIPTS or name.lower().endswith(PICKLED) or is_template:
+                yield str(path.relative_to(directory))
+
+
+def _is_template(path: Path) -> bool:
+    """Whether it is a chat template, or holds one; a file that can't be read may."""
+    if path.suffix == ".jinja" or path.name == "chat_template.json":
+        return True
+    if path.name != "tokenizer_config.json":
+        return False
+    try:
+        return "chat_template" in json.loads(path.read_text())
+    except (OSError, ValueError):
+        return True

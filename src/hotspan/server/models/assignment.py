@@ -1,0 +1,98 @@
+"""What one model's server is told by the store's, by a pipe: its model, its link and its share of the machine."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hotspan.config.configuration import Configuration, Places, load_configuration, visible_gpus
+from hotspan.config.engine_options import split_words
+from hotspan.config.own import CommandLine
+from hotspan.config.settings import CacheSettings
+from hotspan.server.models.link import Link
+from hotspan.server.options import ServeOptions
+
+TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs")
+NO_ACCESS_LOG = "disable_uvicorn_access_log"
+FRONT_OPTIONS = (*TLS, NO_ACCESS_LOG)
+"""The engine's options that are about the port, which the front has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One model of a store.
+
+    directory:    of the model.
+    is_container: the store is LMI's, where nobody names a model on a command line.
+    flags, words: of the command line, which counts for all models.
+    cache:        its tiers; nothing else is looked at. None is to serve without.
+    engine:       words for the engine that come last.
+    reason:       the file in which it leaves why it could not start.
+    """
+
+    directory: str
+    is_container: bool
+    link: Link
+    flags: Mapping[str, Any] = field(repr=False)
+    words: tuple[str, ...] = field(repr=False)
+    cache: CacheSettings | None
+    engine: tuple[str, ...]
+    reason: str
+
+    def to_json(self) -> str:
+        """One line that `from_json` takes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Assignment":
+        """The assignment that `to_json` gave."""
+        fields = json.loads(line)
+        cache = None if fields["cache"] is None else CacheSettings.from_json(fields["cache"])
+        told = {"words": tuple(fields["words"]), "engine": tuple(fields["engine"]), "cache": cache}
+        return cls(**{**fields, **told, "link": Link(**fields["link"])})
+
+    def configuration(self, surroundings: Mapping[str, str]) -> Configuration:
+        """The model's own, with what counts for all. Raises: ConfigError."""
+        gpus = visible_gpus(surroundings)
+        return model_configuration(Path(self.directory), self.flags, self.words, surroundings, gpus, self.is_container)
+
+    def applied(self, options: ServeOptions) -> ServeOptions:
+        """What its server is started with."""
+        kept = (option.words for option in split_words(options.engine) if option.name not in FRONT_OPTIONS)
+        engine = (*(word for words in kept for word in words), *self.engine)
+        return replace(options, cache=self.cache, engine=engine, is_auto=False, admin_port=None)
+
+
+def model_configuration(
+    directory: Path,
+    flags: Mapping[str, Any],
+    words: tuple[str, ...],
+    surroundings: Mapping[str, str],
+    gpus: int,
+    is_container: bool,
+) -> Configuration:
+    """What one model of a store is to be served with: its serving.properties, and what counts for all.
+
+    Raises: ConfigError, as `load_configuration`.
+    """
+    if is_container:
+        return load_configuration(CommandLine(None, flags, words), surroundings, places=Places(directory), gpus=gpus)
+    return load_configuration(CommandLine(str(directory), flags, words), surroundings, gpus=gpus)
+
+
+def assigned() -> Assignment:
+    """What this process is told on its standard input; it stops once that closes, since nobody is left to ask it."""
+    assignment = Assignment.from_json(sys.stdin.readline())
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="hotspan-front", daemon=True).start()
+    return assignment

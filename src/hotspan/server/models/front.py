@@ -1,0 +1,233 @@
+"""The front of a store: finds the model that a request means, hands it on, and answers itself what is about all.
+
+client -> Gate (policy.py) -> StoreFront: body -> model -> admission -> relay -> the model's own server
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from hotspan.core.errors import HotspanError
+from hotspan.server.admission import Admission
+from hotspan.server.bodies import Bodies
+from hotspan.server.errors import HttpError
+from hotspan.server.exchange import JSON, ClientGone, Exchange
+from hotspan.server.front import BY_NAME, INVOCATIONS, PING
+from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
+from hotspan.server.models.relay import MODEL_NAME, Answer, ask, relay
+from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
+from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED
+from hotspan.server.principal import current_principal
+from hotspan.server.settings import HttpSettings
+
+logger = logging.getLogger(__name__)
+
+HEALTH, MODELS = "/health", "/v1/models"
+CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
+RECEIPTS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear", "/hotspan/keys/shred")
+OF_ALL = (*RECEIPTS, CACHE, CHECK, ROTATE)
+"""Routes that are about every model, unless the query names one."""
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class StoreFront:
+    """The app that is served. `admission.drain()` stops it.
+
+    default: the name of the model that is meant where none is named.
+    """
+
+    def __init__(
+        self, models: Sequence[ServedModel], settings: HttpSettings, *, default: str | None = None, has_keys: bool
+    ) -> None:
+        self.admission = Admission(settings)
+        self._models = models
+        self._by_name = {name: model for model in models for name in model.names}
+        self._default = None if default is None else self._by_name[default]
+        self._settings = settings
+        self._has_keys = has_keys
+        self._bodies = Bodies(settings)
+        self._created = int(time.time())
+        paths = dict.fromkeys((*PUBLIC, *CLIENT, *ADMIN, *UNLESS_SHARED, METRICS))
+        self._routes = [Route(path, _never, methods=list(_METHODS)) for path in paths]
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """Every route of the policy: a model's server has them or not."""
+        return self._routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            return
+        path, named = self._place(scope)
+        exchange = Exchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in _LMI_HAS)
+        try:
+            await self._answer(exchange, path, named)
+        except ClientGone:
+            pass
+        except HotspanError as error:
+            await exchange.fail(HttpError.of(error))
+        except Exception:  # the boundary: whatever went wrong, its client hears so in the one shape
+            logger.exception("request_failed request=%s path=%s", exchange.request_id, path)
+            message = f"the server failed on this request: its log says why, under {exchange.request_id}"
+            await exchange.fail(HttpError(500, message))
+
+    def _place(self, scope: Scope) -> tuple[str, str | None]:
+        """The route, by its path as the policy has it, and the model that the path names."""
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                name = found["path_params"].get("model")
+                return route.path, None if name is None else str(name)
+        return scope["path"], None
+
+    async def _answer(self, exchange: Exchange, path: str, named: str | None) -> None:
+        if path in (PING, HEALTH):
+            await self._health(exchange, path)
+            return
+        async with self._bodies.body(exchange) as body:
+            if path == METRICS:
+                async with exchange.watched():
+                    await self._metrics(exchange)
+            elif path == MODELS:
+                async with exchange.watched():
+                    answers = await self._of_ready(exchange)
+                    await _respond(exchange, merged_models(answers, self._models, self._created))
+            elif path in OF_ALL:
+                async with exchange.watched():
+                    await self._of_all(exchange, path, body)
+            else:
+                work = relay(self._meant(exchange, named, body), exchange, body)
+                if exchange.scope["method"] == "POST" and path in CLIENT:
+                    await self.admission.run(exchange, work)
+                else:
+                    async with exchange.watched():
+                        await work
+
+    # -- which model ---------------------------------------------------------------------------------------------------
+
+    def _meant(self, exchange: Exchange, named: str | None, body: bytes) -> ServedModel:
+        """The model of a request: by its path, its query, its body's `model`, or the default. Raises: HttpError."""
+        name = named or _in_query(exchange)
+        if name is not None:
+            return self._called(name)
+        name = _in_body(exchange, body)
+        if name in self._by_name:
+            return self._by_name[name]
+        if self._default is not None:
+            return self._default  # which may have an adapter of that name
+        if name is not None:
+            raise self._unknown(name)
+        raise HttpError(
+            400,
+            f"several models are served: name one in the body's model, as ?{MODEL_NAME}=... or in the path; there are "
+            f"{self._names()}",
+            param="model",
+        )
+
+    def _called(self, name: str) -> ServedModel:
+        model = self._by_name.get(name)
+        if model is None:
+            raise self._unknown(name)
+        return model
+
+    def _unknown(self, name: str) -> HttpError:
+        return HttpError(404, f"there is no model {name!r:.140}: there are {self._names()}", param="model")
+
+    def _names(self) -> str:
+        return ", ".join(model.name for model in self._models)
+
+    # -- what is about all of them -------------------------------------------------------------------------------------
+
+    async def _health(self, exchange: Exchange, path: str) -> None:
+        states = {model.name: model.state for model in self._models}
+        status = _health_of(list(states.values()))
+        if self.admission.is_draining:
+            status = "Draining"
+        code = 200 if status == "Healthy" else 503
+        if status == "Unhealthy" and self._settings.compat == "lmi":
+            code = 500
+        headers = {"retry-after": str(LOADING_RETRY_S)} if status == "Loading" else {}
+        said: dict[str, Any] = {"status": status}
+        if not self._has_keys or current_principal().has_key:
+            said["models"] = {name: state.value for name, state in states.items()}
+        content = json.dumps(said).encode() if path == PING else b""
+        await exchange.begin(code, JSON, {"content-length": str(len(content)), **headers})
+        await exchange.write(content, is_last=True)
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        answers = await self._of_ready(exchange)
+        pages = {answer.model: answer.content.decode() for answer in answers if answer.status == 200}
+        # A page takes milliseconds to read, in which no stream would go on.
+        page = await asyncio.to_thread(merged_metrics, pages, self._models)
+        await exchange.respond(200, page, _METRICS_TYPE)
+
+    async def _of_all(self, exchange: Exchange, path: str, body: bytes) -> None:
+        """Ask every model, or the one that the query names; a model that can't be asked makes it an error."""
+        named = _in_query(exchange)
+        if named is not None:
+            await relay(self._called(named), exchange, body)
+            return
+        answers = await asyncio.gather(*(_whole(ask(model, exchange, body), model) for model in self._models))
+        if path in RECEIPTS:
+            await _respond(exchange, merged_receipt(answers))
+        else:
+            await _respond(exchange, merged_lists(answers, "roots" if path == ROTATE else "replicas"))
+
+    async def _of_ready(self, exchange: Exchange) -> list[Answer]:
+        ready = [model for model in self._models if model.state is ModelState.READY]
+        return list(await asyncio.gather(*(_whole(ask(model, exchange, b""), model) for model in ready)))
+
+
+async def _whole(asked: Awaitable[Answer], model: ServedModel) -> Answer:
+    """The answer of a model, also if it is none."""
+    try:
+        return await asked
+    except HttpError as error:
+        return Answer(model.name, error.status, json.dumps(error.body(error.status)).encode())
+
+
+async def _respond(exchange: Exchange, said: dict[str, Any]) -> None:
+    await exchange.respond(HTTPStatus.OK, json.dumps(said).encode())
+
+
+def _health_of(states: Sequence[ModelState]) -> str:
+    """Healthy once all were loaded, and as long as one can answer."""
+    if ModelState.LOADING in states:
+        return "Loading"
+    return "Healthy" if ModelState.READY in states else "Unhealthy"
+
+
+def _in_query(exchange: Exchange) -> str | None:
+    given = parse_qs(exchange.scope["query_string"].decode("latin-1")).get(MODEL_NAME)
+    return None if given is None else given[-1]
+
+
+def _in_body(exchange: Exchange, body: bytes) -> str | None:
+    """The name in a JSON body. What is wrong with a body is its model's server to say, if it has one."""
+    if not body or exchange.headers.get("content-type", JSON).partition(";")[0].strip().lower() != JSON:
+        return None
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    name = said.get("model") if isinstance(said, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError("StoreFront answers its routes itself")

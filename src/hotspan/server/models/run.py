@@ -1,0 +1,276 @@
+"""The life of a store: unpack, share the machine out, start a server a model, serve, drain."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+from rich.console import Console
+
+from hotspan.config.admin_token import VARIABLE
+from hotspan.config.configuration import Configuration
+from hotspan.config.environment import environment
+from hotspan.config.model_source import model_cache
+from hotspan.config.model_store import ModelStore
+from hotspan.config.own import CommandLine
+from hotspan.config.server_settings import ServerSettings
+from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.plan.host import Host
+from hotspan.plan.table import print_plan
+from hotspan.server.admin_token import admin_token
+from hotspan.server.connections import connection_class
+from hotspan.server.draining import CUT_S, DrainingServer
+from hotspan.server.loading import answering_while_loading
+from hotspan.server.models.archives import unpacked
+from hotspan.server.models.assignment import NO_ACCESS_LOG, TLS, Assignment, model_configuration
+from hotspan.server.models.devices import VARIABLE as DEVICES
+from hotspan.server.models.devices import visible_devices
+from hotspan.server.models.front import StoreFront
+from hotspan.server.models.link import Link
+from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
+from hotspan.server.models.shares import Share, shares
+from hotspan.server.options import ServeOptions, bind, bind_admin, check_exposure, http_settings
+from hotspan.server.policy import Gate, access_table
+from hotspan.server.principal import Credentials
+from hotspan.server.settings import HttpSettings
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.1
+_STARTUP_SLACK_S = 60.0
+"""Its server gives up by itself before, and says more."""
+
+_GRACE_S = 20.0
+"""How long a model without requests may take to end: what it has cached is written down."""
+
+_LMI_NAMES = ("lmi", "model")
+"""What LMI calls any model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All models as they are about to be started.
+
+    at_once: how many of them may load at a time.
+    http:    the front's limits: what all models may take together, since each one's server holds to its own.
+    """
+
+    models: tuple[ServedModel, ...]
+    at_once: int
+    http: HttpSettings
+
+
+def run_store(
+    store: ModelStore, command_line: CommandLine, common: Configuration, options: ServeOptions, words: tuple[str, ...]
+) -> None:
+    """Serve all models of a store until a signal to stop, then let requests in flight end.
+
+    common, options: what holds for all of them.
+    words:           of the command that serves one model, as it is told (`assignment`); its name is put after them.
+    Raises: ConfigError or EngineError with what to do.
+    """
+    surroundings = environment()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(options.host, options.port)))
+        check_exposure(listener, options)
+        listeners = [listener]
+        admin = bind_admin(options, listener)
+        if admin is not None:
+            listeners.append(stack.enter_context(contextlib.closing(admin)))
+        token = stack.enter_context(admin_token(listener.getsockname()[1], options.admin_token_file, surroundings))
+        runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotspan-store-")))
+        with answering_while_loading(listener):
+            prepared = prepare(store, command_line, common, runtime, words, surroundings)
+        has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
+        access = access_table(has_keys=options.has_keys, has_given_token=has_given_token)
+        credentials = Credentials(options.tenants, token)
+
+        def gate(front: StoreFront) -> Gate:
+            return Gate(front, access, credentials, options.admin_port)
+
+        asyncio.run(_serve(prepared, options, listeners, gate))
+
+
+def prepare(
+    store: ModelStore,
+    command_line: CommandLine,
+    common: Configuration,
+    runtime: Path,
+    words: tuple[str, ...],
+    surroundings: Mapping[str, str],
+) -> Prepared:
+    """How each model is to be started. Raises: ConfigError for what can't work.
+
+    runtime: a directory of this run's, for sockets.
+    Blocks:  while archives are unpacked and the machine is looked at.
+    """
+    cache = model_cache(surroundings) / "unpacked"
+    places = {
+        model.name: unpacked(model.path, model.name, cache) if model.is_archive else model.path.absolute()
+        for model in store.models
+    }
+    devices = visible_devices(surroundings)
+    flags, given = command_line.flags, tuple(command_line.words)
+    own = {
+        name: _explained(name, place, flags, given, surroundings, len(devices), store.is_container)
+        for name, place in places.items()
+    }
+    names = _all_names(own)
+    _check_default(common, names)
+    split = shares(own, common, devices, lambda has_disks: Host.probe(surroundings, None if has_disks else ()))
+    _show(split)
+    models = []
+    for number, (name, share) in enumerate(split.items()):
+        assignment = Assignment(
+            directory=str(places[name]),
+            is_container=store.is_container,
+            link=Link(str(runtime / str(number)), secrets.token_urlsafe(32)),
+            flags=flags,
+            words=given,
+            cache=share.cache,
+            engine=(*share.engine, "--served-model-name", *names[name], "--disable-uvicorn-access-log"),
+            reason=str(runtime / f"{number}.reason"),
+        )
+        variables = dict(surroundings) | ({} if share.devices is None else {DEVICES: ",".join(share.devices)})
+        models.append(
+            ServedModel(
+                names[name],
+                assignment.link,
+                ChildCommand((*words, name), assignment.to_json().encode(), variables, Path(assignment.reason)),
+                startup_timeout_s=own[name].server.startup_timeout_s + _STARTUP_SLACK_S,
+                is_partial=common.server.store.is_partial,
+            )
+        )
+    has_own_devices = all(share.devices for share in split.values())
+    at_once = common.server.store.at_once or (len(models) if has_own_devices else 1)
+    return Prepared(tuple(models), at_once, _limits(common, [each.server for each in own.values()]))
+
+
+def _limits(common: Configuration, servers: Sequence[ServerSettings]) -> HttpSettings:
+    return replace(
+        http_settings(common.server, (), is_embedding=False),
+        job_queue_size=sum(server.job_queue_size for server in servers),
+        max_request_bytes=max(server.max_request_bytes for server in servers),
+        predict_timeout_s=max(server.predict_timeout_s for server in servers) + CUT_S,
+    )
+
+
+def _explained(
+    name: str,
+    place: Path,
+    flags: Mapping[str, object],
+    words: tuple[str, ...],
+    surroundings: Mapping[str, str],
+    gpus: int,
+    is_container: bool,
+) -> Configuration:
+    try:
+        return model_configuration(place, flags, words, surroundings, gpus, is_container)
+    except ConfigError as error:
+        raise ConfigError(f"the model {name}: {error}") from error
+
+
+def _all_names(own: Mapping[str, Configuration]) -> dict[str, tuple[str, ...]]:
+    """By which names each model is called: its entry's, and those of its own configuration. Raises: ConfigError."""
+    owners = {name: name for name in own}
+    names: dict[str, tuple[str, ...]] = {}
+    for name, configuration in own.items():
+        setting = configuration.settings.get("served_model_name")
+        value = [] if setting is None else setting.value
+        given = [str(one) for one in (value if isinstance(value, list) else [value]) if one not in _LMI_NAMES]
+        for alias in given:
+            other = owners.setdefault(alias, name)
+            if other != name:
+                raise ConfigError(
+                    f"{other} and {name} are both called {alias}: a served_model_name belongs into the "
+                    "serving.properties of one model"
+                )
+        names[name] = tuple(dict.fromkeys((name, *given)))
+    return names
+
+
+def _check_default(common: Configuration, names: Mapping[str, Sequence[str]]) -> None:
+    default = common.server.store.default
+    known = [name for group in names.values() for name in group]
+    if default is not None and default not in known:
+        origin = common.settings["default_model"].given.origin
+        raise ConfigError(f"{origin} is {default}, which is no model of the store: there are {', '.join(known)}")
+
+
+def _show(split: Mapping[str, Share]) -> None:
+    for name, share in split.items():
+        if share.plan is not None:
+            Console().print(f"\nThe model {name}:")
+            print_plan(share.plan)
+
+
+class StoreServer(DrainingServer):
+    """The store's process: on a signal, each model ends as its last request does."""
+
+    models: Sequence[ServedModel] = ()
+    keepers: "Sequence[asyncio.Task[None]]" = ()
+
+    async def _drain(self) -> None:
+        for keeper in self.keepers:
+            keeper.cancel()
+        ends = [asyncio.create_task(model.drain()) for model in self.models]
+        try:
+            await super()._drain()
+        finally:
+            for end in ends:
+                end.cancel()
+
+
+async def _serve(
+    prepared: Prepared, options: ServeOptions, listeners: list[socket.socket], gate: Callable[[StoreFront], Gate]
+) -> None:
+    began_s = time.monotonic()
+    models, http = prepared.models, prepared.http
+    front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
+    given = options.engine_values
+    tls = {name: given[name] for name in TLS if name in given}
+    config = uvicorn.Config(
+        gate(front),
+        http=connection_class(http),
+        lifespan="off",
+        ws="none",
+        access_log=not given.get(NO_ACCESS_LOG, False),
+        timeout_graceful_shutdown=CUT_S,
+        **{**tls, "ssl_cert_reqs": int(tls.get("ssl_cert_reqs", ssl.CERT_NONE))},
+    )
+    address = f"{'https' if tls else 'http'}://{options.host}:{options.port}"
+    loads_line = f"hotspan loads {len(models)} models, {prepared.at_once} at a time: {address} says when they are there"
+    server = StoreServer(config, front.admission, options.drain_s, lambda: loads_line)
+    turns = asyncio.Semaphore(prepared.at_once)
+    server.models = models
+    server.keepers = keepers = [asyncio.create_task(model.keep(turns)) for model in models]
+    watch = asyncio.create_task(_watch(server, address, began_s))
+    try:
+        await server.serve(sockets=listeners)
+    finally:
+        for task in (watch, *keepers):
+            task.cancel()
+        ended = await asyncio.gather(*keepers, return_exceptions=True)
+        await asyncio.gather(*(model.stop(_GRACE_S) for model in models))
+    for end in ended:
+        if isinstance(end, HotspanError):
+            raise end
+
+
+async def _watch(server: StoreServer, address: str, began_s: float) -> None:
+    """Say when all is loaded; stop serving when a model can't be."""
+    while any(model.state is ModelState.LOADING for model in server.models):
+        if any(keeper.done() for keeper in server.keepers):
+            server.should_exit = True
+            return
+        await asyncio.sleep(_WATCH_S)
+    names = ", ".join(model.name for model in server.models if model.state is ModelState.READY)
+    print(f"hotspan is ready on {address} after {time.monotonic() - began_s:.0f} s: {names or 'no model'}", flush=True)

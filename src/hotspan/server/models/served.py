@@ -1,0 +1,249 @@
+"""One model of a store while it is served: its process, started again whenever it ends, and whether it can answer."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import EngineError
+from hotspan.server.errors import HttpError
+from hotspan.server.models.link import Link
+
+logger = logging.getLogger(__name__)
+
+LOADING_RETRY_S: Final = 5
+_POLL_S = 0.2
+_CONNECT_S = 5.0
+_LEAST_PAUSE_S = 1.0
+_MOST_PAUSE_S = 60.0
+_STEADY_S = 60.0
+"""After so long a life, the next end counts as the first."""
+
+
+class ModelState(Enum):
+    """What a model is doing, in the words of /ping."""
+
+    LOADING = "Loading"
+    READY = "Healthy"
+    RESTARTING = "Restarting"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """How a model's server is started.
+
+    told:      what it reads on its standard input, which stays open as long as it is wanted.
+    variables: its environment.
+    reason:    the file in which it leaves why it could not start.
+    """
+
+    words: tuple[str, ...]
+    told: bytes = field(repr=False)
+    variables: Mapping[str, str] = field(repr=False)
+    reason: Path
+
+
+class Pauses:
+    """How long to wait before the next start: longer each time, until one has lived for a while."""
+
+    def __init__(self) -> None:
+        self._next_s = _LEAST_PAUSE_S
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait after a life of `lived_s`."""
+        if lived_s >= _STEADY_S:
+            self._next_s = _LEAST_PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MOST_PAUSE_S)
+        return pause_s
+
+
+class ServedModel:
+    """One model.
+
+    names:    by which requests mean it; the first is its own.
+    starts:   how often its process was started.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        link: Link,
+        command: ChildCommand,
+        *,
+        startup_timeout_s: float,
+        is_partial: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.names = names
+        self.link = link
+        self.state = ModelState.LOADING
+        self.starts = 0
+        self._command = command
+        self._startup_timeout_s = startup_timeout_s
+        self._is_partial = is_partial
+        self._clock = clock or SystemClock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._again_s = 0.0
+        self._is_told_to_end = False
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return self.names[0]
+
+    # -- what asks it --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise HttpError 503 unless it can answer."""
+        if self.state is ModelState.READY:
+            return
+        wait_s = math.ceil(self._again_s - self._clock.monotonic())
+        if self.state is ModelState.LOADING:
+            message = f"the model {self.name} is loading: try again"
+        else:
+            message = f"the model {self.name} stopped and is being started again: try again"
+        raise HttpError(503, message, retry_s=max(wait_s, LOADING_RETRY_S))
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """What asks its server. Every request has a connection of its own: none that the server is about to close."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self.link.path, limit=0, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+            )
+        return self._session
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Inside, a request of the model's is in work."""
+        self._busy += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    # -- its process ---------------------------------------------------------------------------------------------------
+
+    async def keep(self, turns: asyncio.Semaphore) -> None:
+        """Start it, and start it again whenever it ends, until it is stopped.
+
+        turns:  of models that may load at a time.
+        Raises: EngineError if it can't be loaded the first time, unless the store is partial.
+        """
+        pauses = Pauses()
+        while True:
+            async with turns:
+                began_s = self._clock.monotonic()
+                process = await self._started()
+                is_loaded = await self._loads(process)
+            if is_loaded:
+                self.state = ModelState.READY
+                logger.info("model_ready model=%s seconds=%.0f", self.name, self._clock.monotonic() - began_s)
+                await process.wait()
+            await self._end(process, 0.0)
+            if self.state is ModelState.LOADING and not self._is_partial:
+                raise EngineError(f"the model {self.name} can't be served: {self._reason(process.returncode)}")
+            self.state = ModelState.RESTARTING
+            pause_s = pauses.after(self._clock.monotonic() - began_s)
+            self._again_s = self._clock.monotonic() + pause_s
+            logger.error(
+                "model_ended model=%s status=%s again_s=%.0f: %s",
+                *(self.name, process.returncode, pause_s, self._reason(process.returncode)),
+            )
+            await asyncio.sleep(pause_s)
+
+    async def drain(self) -> None:
+        """Stop it as soon as nothing of it is in work; nobody may ask it any more. The task of `keep` must be gone."""
+        await self._idle.wait()
+        self._terminate()
+
+    async def stop(self, grace_s: float) -> None:
+        """End its process, all of it: kindly, and after `grace_s` not."""
+        self.state = ModelState.STOPPED
+        if self._process is not None:
+            self._terminate()
+            await self._end(self._process, grace_s)
+        if self._session is not None:
+            await self._session.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        Path(self.link.path).unlink(missing_ok=True)
+        self._command.reason.unlink(missing_ok=True)
+        self.starts += 1
+        # Ctrl-C reaches a whole process group: this one is told by its front, once its requests have ended.
+        process = await asyncio.create_subprocess_exec(
+            *self._command.words,
+            stdin=asyncio.subprocess.PIPE,
+            env=dict(self._command.variables),
+            start_new_session=True,
+        )
+        self._process = process
+        if process.stdin is not None:
+            with contextlib.suppress(ConnectionError):  # it ended already, which is seen below
+                process.stdin.write(self._command.told + b"\n")
+                await process.stdin.drain()
+        return process
+
+    async def _loads(self, process: asyncio.subprocess.Process) -> bool:
+        """Whether it comes up."""
+        try:
+            async with asyncio.timeout(self._startup_timeout_s):
+                while process.returncode is None:
+                    if await self._answers():
+                        return True
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            self._command.reason.write_text(
+                f"it was not loaded within {self._startup_timeout_s:g} s: raise --startup-timeout-s, or look at its log"
+            )
+        return False
+
+    async def _answers(self) -> bool:
+        try:
+            async with self.session.get("http://model/ping") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    def _terminate(self) -> None:
+        """Tell it once: the second signal cuts requests off."""
+        if self._process is not None and self._process.returncode is None and not self._is_told_to_end:
+            self._is_told_to_end = True
+            self._process.terminate()
+
+    async def _end(self, process: asyncio.subprocess.Process, grace_s: float) -> None:
+        """Return when the process and all that it started are gone."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its group: what an engine leaves behind holds memory
+        await process.wait()
+
+    def _reason(self, status: int | None) -> str:
+        with contextlib.suppress(OSError):
+            return self._command.reason.read_text()
+        return f"its process ended with status {status}: its log above has the cause"

@@ -1,0 +1,203 @@
+"""One machine for several models: each one's memory, disk and GPUs, worked out once, before any of them takes some.
+
+What was said for all (the command line, variables, --config) is a total that the models share equally. What a model's
+own files say is that model's. Where nobody said anything, hotspan.plan does, for as many models as there are.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hotspan.config.configuration import Configuration
+from hotspan.config.origin import Setting
+from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
+from hotspan.config.targets import count
+from hotspan.core.errors import ConfigError
+from hotspan.plan.host import Host
+from hotspan.plan.shape import ModelShape
+from hotspan.plan.tiers import TierPlan, choose_tiers
+from hotspan.plan.weights import model_directory, weights_bytes
+from hotspan.server.models.devices import split_devices
+from hotspan.tiers.slab import check_room
+
+_UTILIZATION = 0.9
+"""Of a GPU's memory, for all engines on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one model gets.
+
+    cache:   its tiers; None is to serve without.
+    engine:  words for its engine.
+    devices: the GPUs that it sees; None is what this process sees.
+    plan:    how the tiers were chosen, where nobody named them.
+    """
+
+    cache: CacheSettings | None
+    engine: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = None
+    plan: TierPlan | None = None
+
+
+def shares(
+    models: Mapping[str, Configuration], common: Configuration, devices: Sequence[str], host: Callable[[bool], Host]
+) -> dict[str, Share]:
+    """Each model's share.
+
+    common:  what holds for all models.
+    devices: the GPUs, by the names that CUDA_VISIBLE_DEVICES has for them; none is a CPU engine.
+    host:    looks at the machine, at its disks only if told so; asked at most once.
+    Raises:  ConfigError if the tiers that were named can't be had together.
+    """
+    named = {name: _named(name, own, common, len(models)) for name, own in models.items() if not _is_planned(own)}
+    taken = sum(cache.ram_bytes for cache in named.values() if cache is not None)
+    if taken:
+        check_room(taken)
+    _check_disks(named)
+    split = split_devices(devices, [_wanted_devices(own) for own in models.values()])
+    plans: dict[str, TierPlan] = {}
+    if not devices or len(named) < len(models):
+        left = _without(host(len(named) < len(models)), taken)
+        for (name, own), mine in zip(models.items(), split or [tuple(devices)] * len(models), strict=True):
+            plans[name] = _plan(left, own, len(models), mine)
+    result = {}
+    for place, (name, own) in enumerate(models.items()):
+        plan = plans.get(name)
+        is_planned = name not in named
+        cache = _planned(name, own.cache, plan) if is_planned and plan is not None else named.get(name)
+        engine = _engine_words(own, plan, len(models), is_gpu_shared=bool(devices) and split is None)
+        result[name] = Share(cache, engine, split[place] if split else None, plan if is_planned else None)
+    return result
+
+
+def _is_planned(own: Configuration) -> bool:
+    """Whether its tiers are to be chosen."""
+    return own.cache is not None and (own.is_auto or not own.names_tiers)
+
+
+# -- tiers that somebody named -------------------------------------------------------------------------------------
+
+
+def _named(name: str, own: Configuration, common: Configuration, models: int) -> CacheSettings | None:
+    """The tiers of one model: its own as they are, its part of those that all share."""
+    if own.cache is None:
+        return None
+    cache = own.cache
+    if not _is_own("ram_gib", own, common):
+        cache = replace(cache, ram_bytes=cache.ram_bytes // models)
+    if cache.disk is not None:
+        disk = cache.disk
+        if not _is_own("disk", own, common):
+            disk = replace(disk, directory=str(Path(disk.directory) / name))
+        if not _is_own("disk_gib", own, common):
+            disk = replace(disk, bytes=disk.bytes // models)
+        cache = replace(cache, disk=disk)
+    return cache
+
+
+def _is_own(key: str, own: Configuration, common: Configuration) -> bool:
+    """Whether what counts for a key stands in the model's own files."""
+    return own.settings[key].given != common.settings[key].given
+
+
+def _check_disks(named: Mapping[str, CacheSettings | None]) -> None:
+    owners: dict[str, str] = {}
+    for name, cache in named.items():
+        if cache is None or cache.disk is None:
+            continue
+        other = owners.setdefault(cache.disk.directory, name)
+        if other != name:
+            raise ConfigError(
+                f"{other} and {name} both have {cache.disk.directory} as their disk tier: give each its own in its "
+                "serving.properties, or one for all with --disk, which each has a directory in"
+            )
+
+
+# -- tiers that nobody named ---------------------------------------------------------------------------------------
+
+
+def _plan(host: Host, own: Configuration, models: int, devices: Sequence[str]) -> TierPlan:
+    shape, weights = None, 0
+    settings = own.settings
+    ranks = len(devices) if _is_max(settings) else count(settings, "tensor_parallel_size", 1)
+    with contextlib.suppress(ConfigError, OSError):  # a model that is not here yet: the machine alone decides
+        directory = model_directory(own.model)
+        weights = weights_bytes(directory)
+        shape = ModelShape.from_config(
+            directory,
+            kv_dtype=str(_value(settings, "kv_cache_dtype") or "auto"),
+            dtype=str(_value(settings, "dtype") or "auto"),
+            tensor_parallel=max(1, ranks),
+        )
+        most = count(settings, "max_model_len", 0)
+        if most:
+            shape = replace(shape, max_tokens=most)
+    pool = count(settings, "kv_cache_memory_bytes", 0)
+    workers = count(settings, "data_parallel_size", 1)
+    return choose_tiers(
+        host,
+        shape,
+        workers=workers,
+        models=models,
+        is_cpu_engine=not devices,
+        weights_bytes=weights,
+        engine_pool_bytes=pool or None,
+    )
+
+
+def _planned(name: str, settings: CacheSettings | None, plan: TierPlan) -> CacheSettings | None:
+    """The settings with the tiers of the plan; None if there is no room for any."""
+    if settings is None or not plan.ram_bytes:
+        return None
+    settings = replace(settings, ram_bytes=plan.ram_bytes, disk=None, l2=None)
+    if settings.persistence == "none":
+        return settings
+    disk = None if plan.disk is None else DiskSettings(str(plan.disk.directory / name), plan.disk.bytes)
+    return replace(settings, disk=disk, l2=None if plan.l2 is None else L2Settings(plan.l2))
+
+
+def _without(host: Host, taken: int) -> Host:
+    """The machine less what was promised to others."""
+    memory, shared = host.memory, host.shared_memory
+    if memory is not None:
+        memory = replace(memory, bytes=max(0, memory.bytes - taken))
+    if shared is not None:
+        shared = replace(shared, free_bytes=max(0, shared.free_bytes - taken))
+    return replace(host, memory=memory, shared_memory=shared)
+
+
+# -- what the engines take -----------------------------------------------------------------------------------------
+
+
+def _engine_words(own: Configuration, plan: TierPlan | None, models: int, *, is_gpu_shared: bool) -> tuple[str, ...]:
+    """Its part of the memory that engines take for themselves, unless the user said how much."""
+    if any(name in own.settings for name in ("kv_cache_memory_bytes", "gpu_memory_utilization")):
+        return ()
+    if is_gpu_shared:
+        return ("--gpu-memory-utilization", f"{_UTILIZATION / models:.3f}")
+    if plan is not None and plan.engine_pool_bytes:
+        return ("--kv-cache-memory-bytes", str(plan.engine_pool_bytes))
+    return ()
+
+
+def _wanted_devices(own: Configuration) -> int | None:
+    """How many GPUs a model was given; None for as many as it can have."""
+    settings = own.settings
+    if _is_max(settings):
+        return None
+    degrees = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    wanted = 1
+    for degree in degrees:
+        wanted *= count(settings, degree, 1)
+    return wanted
+
+
+def _is_max(settings: Mapping[str, Setting]) -> bool:
+    setting = settings.get("tensor_parallel_size")
+    return setting is not None and "max" in (str(setting.given.text).lower(), str(setting.value).lower())
+
+
+def _value(settings: Mapping[str, Setting], name: str) -> object:
+    return settings[name].value if name in settings else None

@@ -1,0 +1,360 @@
+"""Who gets at what on a server that would be started so: findings, each with what to do. facts.py looks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hotspan.config.admin_token import VARIABLE
+from hotspan.config.settings import L2Settings
+from hotspan.server.facts import DOOR, SEGMENT, Facts
+from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options
+from hotspan.server.options import ServeOptions, is_loopback
+
+
+class Severity(Enum):
+    """How a finding is to be taken. BAD: somebody gets at what is not theirs, or the server would not start."""
+
+    OK = "ok"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is so, and what to do about it; nothing if it is well."""
+
+    what: str
+    severity: Severity
+    state: str
+    remedy: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def posture(options: ServeOptions, facts: Facts) -> list[Finding]:
+    """What there is to say of a server with these options on this machine, one line or more for each subject."""
+    return [finding for check in _CHECKS for finding in check(options, facts)]
+
+
+def files_of(options: ServeOptions) -> list[Path]:
+    """The files and directories whose permissions `posture` looks at."""
+    cache = options.cache
+    found = [options.admin_token_file, _script(options)]
+    if cache is not None and cache.disk is not None:
+        found.append(Path(cache.disk.directory))
+    if cache is not None and cache.encryption is not None:
+        found.append(Path(cache.encryption.store))
+        found.append(_kek_file(cache.encryption.kek))
+    if cache is not None and cache.l2 is not None and cache.l2.url.startswith("file://"):
+        found.append(_directory(cache.l2))
+    return [path for path in found if path is not None]
+
+
+def _ok(what: str, state: str) -> Finding:
+    return Finding(what, Severity.OK, state)
+
+
+def _warning(what: str, state: str, remedy: str) -> Finding:
+    return Finding(what, Severity.WARNING, state, remedy)
+
+
+def _bad(what: str, state: str, remedy: str) -> Finding:
+    return Finding(what, Severity.BAD, state, remedy)
+
+
+# -- who may ask ---------------------------------------------------------------------------------------------------
+
+
+def _exposure(options: ServeOptions, facts: Facts) -> Findings:
+    where = f"{options.host}:{options.port}"
+    if is_loopback(options.host):
+        yield _ok("exposure", f"{where}, this machine only")
+    elif options.has_keys:
+        yield _ok("exposure", f"{where}, other machines with a key")
+    elif options.is_insecure:
+        yield _warning(
+            "exposure",
+            f"{where}, anybody, since --insecure says so",
+            "let only a gateway or SageMaker reach this port, or give keys with --tenants",
+        )
+    else:
+        yield _bad("exposure", f"{where}, anybody", "give keys with --tenants FILE, or listen on 127.0.0.1")
+
+
+def _tls(options: ServeOptions, facts: Facts) -> Findings:
+    given = options.engine_values
+    if given.get("ssl_keyfile") and not given.get("ssl_certfile"):
+        yield _bad("TLS", "a key without a certificate", "give --ssl-certfile, too")
+    elif given.get("ssl_certfile"):
+        yield _ok("TLS", f"with {given['ssl_certfile']}")
+    elif is_loopback(options.host) and (options.admin_port is None or is_loopback(options.admin_host)):
+        yield _ok("TLS", "none, and nothing leaves this machine")
+    else:
+        yield _warning(
+            "TLS",
+            "none: keys, prompts and answers cross the network as they are",
+            "give --ssl-certfile and --ssl-keyfile, or put what ends TLS on this host",
+        )
+
+
+def _keys(options: ServeOptions, facts: Facts) -> Findings:
+    if options.has_keys:
+        tenants = options.tenants.tenants
+        count = sum(len(tenant.keys) for tenant in tenants)
+        yield _ok("API keys", f"{count} of {len(tenants)} tenants, as digests, compared in constant time")
+    elif is_loopback(options.host):
+        yield _ok("API keys", "none: every user of this machine may ask")
+    else:
+        yield _warning("API keys", "none: all clients are one tenant", "give each client a key with --tenants FILE")
+
+
+def _admin(options: ServeOptions, facts: Facts) -> Findings:
+    file = options.admin_token_file
+    if file is not None:
+        fact = facts.files.get(file)
+        if fact is None:
+            yield _bad("admin token", f"{file} is not there", "write one: openssl rand -hex 32, mode 0600")
+        elif not fact.is_private:
+            yield _bad("admin token", f"{file} is open to others", f"chmod 600 {file}, and write another token into it")
+        else:
+            yield _ok("admin token", f"from {file}")
+    elif facts.environment.get(VARIABLE):
+        yield _ok("admin token", f"from {VARIABLE}")
+    else:
+        yield _ok("admin token", "made at each start, for commands of this user on this machine")
+    if options.admin_port is not None:
+        yield _ok("admin address", f"{options.admin_host}:{options.admin_port}; {options.port} refuses administration")
+    elif is_loopback(options.host):
+        yield _ok("admin address", "where the clients are, on this machine only")
+    else:
+        yield _warning(
+            "admin address",
+            "where the clients are: whoever reaches them may try tokens",
+            "give administration a port of its own with --admin-port, at 127.0.0.1 unless --admin-host says else",
+        )
+
+
+def _metrics(options: ServeOptions, facts: Facts) -> Findings:
+    has_token = options.admin_token_file is not None or bool(facts.environment.get(VARIABLE))
+    if options.has_keys or has_token:
+        yield _ok("metrics", "with the admin token")
+    elif is_loopback(options.host):
+        yield _ok("metrics", "public, on this machine only")
+    else:
+        yield _warning("metrics", "public: they tell how much is asked, and of what length", f"set {VARIABLE}")
+
+
+# -- whose is what -------------------------------------------------------------------------------------------------
+
+
+def _isolation(options: ServeOptions, facts: Facts) -> Findings:
+    if options.is_isolated:
+        yield _ok("tenants", "isolated: nobody hits another's texts")
+    else:
+        yield _warning(
+            "tenants",
+            "shared: by time to first token each can tell what others asked",
+            "leave --share-across-tenants out, unless they may know",
+        )
+
+
+def _encryption(options: ServeOptions, facts: Facts) -> Findings:
+    cache, what = options.cache, "encryption at rest"
+    if cache is None or (cache.disk is None and cache.l2 is None and not _is_open(options)):
+        yield _ok(what, "nothing leaves memory")
+    elif cache.encryption is None:
+        yield _warning(
+            what,
+            "none: who reads the disk or the L2 reads prompts",
+            "give --kek and --key-store (`hotspan keys init`), or --persistence none",
+        )
+    else:
+        yield _ok(what, f"AES-256-GCM, a key for each tenant under {cache.encryption.kek.partition(':')[0]}:...")
+        yield from _key_files(cache.encryption.store, cache.encryption.kek, facts)
+
+
+def _key_files(store: str, kek: str, facts: Facts) -> Findings:
+    fact = facts.files.get(Path(store))
+    if fact is None:
+        yield _bad("key store", f"{store} is not there", f"hotspan keys init --store {store} --kek {kek}")
+    elif not fact.is_private:
+        yield _bad("key store", f"{store} is open to others", f"chmod 700 {store}")
+    else:
+        yield _ok("key store", f"{store}, this user's only")
+    file = _kek_file(kek)
+    if file is not None and (found := facts.files.get(file)) is not None and not found.is_private:
+        yield _bad("key-encryption key", f"{file} is open to others", f"chmod 600 {file}, and rotate it")
+    elif file is not None and file.is_relative_to(store):
+        yield _bad("key-encryption key", f"{file} lies in the key store that it locks", "keep it on another medium")
+    elif kek.startswith("env:"):
+        yield _warning(
+            "key-encryption key",
+            "in the environment, which every process of this user can read",
+            "take it from a KMS (aws-kms:KEY) or a file (file:PATH)",
+        )
+
+
+def _disk(options: ServeOptions, facts: Facts) -> Findings:
+    cache = options.cache
+    if cache is None or cache.disk is None:
+        state = "chosen at the start: `hotspan plan MODEL` shows it" if _is_open(options) else "none"
+        yield _ok("disk", state)
+        return
+    path = Path(cache.disk.directory)
+    fact = facts.files.get(path)
+    if fact is not None and not fact.is_private:
+        yield _bad("disk", f"{path} is open to others", f"chmod 700 {path}, as the user that serves")
+    else:
+        yield _ok("disk", f"{path}, {'this user' if fact else 'made at the start as this user'}'s only")
+
+
+def _l2(options: ServeOptions, facts: Facts) -> Findings:
+    cache = options.cache
+    if cache is None or cache.l2 is None:
+        yield _ok("L2", "none")
+        return
+    settings, is_sealed = cache.l2, cache.encryption is not None
+    problem, remedy = _l2_problem(settings, facts)
+    shown = f"{urlsplit(settings.url).scheme}://{urlsplit(settings.url).netloc.rpartition('@')[2]}"
+    if not problem:
+        yield _ok("L2", shown)
+    elif is_sealed:
+        yield _warning("L2", f"{shown}: {problem}; chunks are sealed, but may be dropped", remedy)
+    else:
+        yield _bad("L2", f"{shown}: {problem}, and what is there can be read and forged", f"{remedy}; or give --kek")
+
+
+def _l2_problem(settings: L2Settings, facts: Facts) -> tuple[str, str]:
+    """What is wrong with the way to an L2, and what to do; both empty if nothing is."""
+    url = urlsplit(settings.url)
+    if url.scheme == "file":
+        fact = facts.files.get(_directory(settings))
+        if fact is not None and fact.permissions & 0o007:
+            return "every user of its machines gets at it", f"chmod o-rwx {_directory(settings)}"
+        return "", ""
+    if url.scheme == "s3":
+        endpoint = settings.options.get("endpoint") or facts.environment.get("AWS_ENDPOINT_URL", "")
+        if endpoint.startswith("http://") and not is_loopback(urlsplit(endpoint).hostname or ""):
+            return "not encrypted on its way", "give an endpoint with https://"
+        return "", ""
+    if is_loopback(url.hostname or ""):
+        return "", ""
+    if url.scheme == "sagemaker-hyperpod":
+        if url.hostname == facts.environment.get("NODE_IP"):
+            return "", ""
+        return "the daemon knows no authentication and no TLS", "use the one of this node, at 127.0.0.1 or NODE_IP"
+    if url.scheme == "redis":
+        return "not encrypted on its way", "use rediss://"
+    if "password" not in settings.options:
+        return "no password", "give one with --l2-option password=file:PATH"
+    return "", ""
+
+
+def _daemon(options: ServeOptions, facts: Facts) -> Findings:
+    open_hosts = [host for host in facts.daemon_hosts if not is_loopback(host)]
+    if open_hosts:
+        yield _warning(
+            "daemon",
+            f"something listens for other machines at {', '.join(open_hosts)} on the daemon's port",
+            "let `hotspan daemon` listen on 127.0.0.1, or keep others from its port: it knows no authentication",
+        )
+    elif facts.daemon_hosts:
+        yield _ok("daemon", "for this machine only")
+    else:
+        yield _ok("daemon", "none on this machine")
+
+
+def _memory(options: ServeOptions, facts: Facts) -> Findings:
+    yield _ok("shared memory", "0600, without a name once it is mapped")
+    for path in (SEGMENT, DOOR):
+        fact = facts.files.get(path)
+        if fact is not None and fact.permissions & 0o007:
+            yield _bad("shared memory", f"{path} of the daemon is open to every user", "start it with --mode 600")
+    if facts.core_bytes != 0:
+        yield _warning(
+            "core dumps",
+            f"a crash writes KV and keys to {facts.core_pattern or 'a file'}",
+            "ulimit -c 0, LimitCORE=0 in a unit, or --ulimit core=0 for a container",
+        )
+    else:
+        yield _ok("core dumps", "off")
+    if facts.has_swap:
+        yield _warning("swap", "memory may be written to a disk", "swapoff -a, MemorySwapMax=0, or encrypt the swap")
+    else:
+        yield _ok("swap", "none")
+
+
+# -- what is fetched and executed ----------------------------------------------------------------------------------
+
+
+def _media(options: ServeOptions, facts: Facts) -> Findings:
+    given = options.engine_values
+    domains = given.get(MEDIA_DOMAINS)
+    if domains is None:
+        yield _ok("media URLs", "none are fetched: data: URLs only")
+    else:
+        named = domains if isinstance(domains, str) else ", ".join(domains)
+        if facts.environment.get(REDIRECTS, "0") != "0":
+            yield _warning(
+                "media URLs", f"from {named}, which may redirect to any address", f"unset {REDIRECTS}, or make it 0"
+            )
+        else:
+            yield _ok("media URLs", f"from {named}, without redirects")
+    if local := given.get("allowed_local_media_path"):
+        yield _warning(
+            "local media",
+            f"clients may name any file below {local}",
+            "leave --allowed-local-media-path out, or let nothing else lie there",
+        )
+
+
+def _code(options: ServeOptions, facts: Facts) -> Findings:
+    if options.server.is_secure:
+        return  # _secure says it
+    names = [f"--{name.replace('_', '-')}" for name in code_options(options)]
+    script = _script(options)
+    if script in facts.files:
+        names.append(str(script))
+    if names:
+        yield _warning("custom code", f"executed: {', '.join(names)}", "read it, or serve with --secure")
+    else:
+        yield _ok("custom code", "none")
+
+
+def _secure(options: ServeOptions, facts: Facts) -> Findings:
+    if options.server.is_secure:
+        yield _ok("secure mode", "on: no code of the model's, only safetensors")
+    else:
+        yield _ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")
+
+
+def _start(options: ServeOptions, facts: Facts) -> Findings:
+    if facts.refusal is not None:
+        yield _bad("start", "the server would refuse to start", facts.refusal)
+
+
+_CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
+    *(_exposure, _tls, _keys, _admin, _metrics, _isolation, _encryption, _disk, _l2, _daemon, _memory, _media),
+    *(_code, _secure, _start),
+)
+
+
+def _is_open(options: ServeOptions) -> bool:
+    """Whether the start chooses tiers, of which some may not be memory."""
+    return options.is_auto and options.cache is not None and options.cache.persistence != "none"
+
+
+def _script(options: ServeOptions) -> Path | None:
+    """Where code of the user's for requests and answers would be."""
+    return None if options.server.formatters is None else options.server.formatters / "model.py"
+
+
+def _kek_file(kek: str) -> Path | None:
+    return Path(kek.removeprefix("file:")) if kek.startswith("file:") else None
+
+
+def _directory(settings: L2Settings) -> Path:
+    return Path(urlsplit(settings.url).path)

@@ -1,0 +1,172 @@
+"""A port of its own for administration: what each port serves, to whom, by HTTP over two real sockets, and over TLS."""
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from hotspan.config.tenants import Tenants
+from hotspan.core.errors import ConfigError
+from hotspan.server.connections import connection_class
+from hotspan.server.hardening import tls_options
+from hotspan.server.loading import answering_while_loading
+from hotspan.server.options import ServeOptions, bind, bind_admin
+from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table
+from hotspan.server.principal import Credentials
+from hotspan.server.settings import HttpSettings
+
+from .certificates import make_certificate
+from .test_policy import OF_ACME, OF_ADMIN, fake_app
+from .test_principal import ADMIN_TOKEN, known
+
+
+@contextlib.contextmanager
+def serving(gate: Gate, *sockets: socket.socket, **options: Any) -> Iterator[None]:
+    """uvicorn over these sockets as a server runs it, in a thread."""
+    http = connection_class(HttpSettings())
+    server = uvicorn.Server(uvicorn.Config(gate, http=http, log_config=None, lifespan="off", **options))
+    thread = threading.Thread(target=server.run, args=(list(sockets),), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < deadline, "uvicorn did not come up"
+        time.sleep(0.005)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def status(port: int, path: str, headers: dict[str, str], method: str = "GET") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers=headers)
+        return connection.getresponse().status
+
+
+@pytest.fixture(params=[True, False], ids=["keyed", "open"])
+def ports(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, bool]]:
+    """The clients' port, the administrator's, and whether clients need keys."""
+    is_keyed = bool(request.param)
+    listener = bind("127.0.0.1", 0)
+    admin = bind("127.0.0.1", 0)
+    port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
+    app = fake_app()
+
+    async def answer() -> dict[str, str]:
+        return {}
+
+    for path in ("/hotspan/cache", "/hotspan/cache/invalidate", "/adapters"):
+        app.add_api_route(path, answer, methods=["GET", "POST"], include_in_schema=False)
+    table = access_table(has_keys=is_keyed, has_given_token=True)
+    tenants = known(acme="key-a") if is_keyed else Tenants()
+    gate = Gate(app, table, Credentials(tenants, ADMIN_TOKEN), admin_port)
+    with contextlib.closing(listener), contextlib.closing(admin), serving(gate, listener, admin):
+        yield port, admin_port, is_keyed
+
+
+def test_each_port_serves_its_own(ports: tuple[int, int, bool]) -> None:
+    """Clients' routes are refused at the administrator's port and administration at the clients', token or not."""
+    port, admin_port, _ = ports
+    for path in ("/sleep", "/metrics", "/hotspan/cache", "/new/route", "/nothing"):
+        assert {status(port, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
+        expected = 404 if path == "/nothing" else 200
+        assert status(admin_port, path, OF_ADMIN) == expected, path
+        assert status(admin_port, path, {}) == 401, path
+    for path in ("/v1/completions", "/v1/models"):
+        assert {status(admin_port, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
+        assert status(port, path, OF_ADMIN) == 200, path
+
+
+def test_a_client_administers_nothing_at_either_port(ports: tuple[int, int, bool]) -> None:
+    """A client's key (or none, where none is needed) opens nothing at the administrator's port but what is public."""
+    port, admin_port, is_keyed = ports
+    for path in ("/sleep", "/hotspan/cache/invalidate", "/adapters"):
+        assert status(admin_port, path, OF_ACME) == (403 if is_keyed else 401), path
+    assert status(port, "/hotspan/cache/invalidate", OF_ACME, "POST") == 200
+    assert status(admin_port, "/hotspan/cache/invalidate", OF_ADMIN, "POST") == 200
+    assert status(admin_port, "/adapters", OF_ADMIN) == 200
+    assert status(port, "/adapters", OF_ADMIN, "POST") == 403, "registering an adapter is administration"
+    assert [status(each, "/health", {}) for each in (port, admin_port)] == [200, 200]
+
+
+def test_the_host_header_does_not_choose_the_port(ports: tuple[int, int, bool]) -> None:
+    """What a request says of the server that it means changes nothing."""
+    port, admin_port, _ = ports
+    lies = {"host": f"127.0.0.1:{admin_port}", "x-forwarded-port": str(admin_port), "x-forwarded-host": "admin"}
+    assert status(port, "/sleep", OF_ADMIN | lies) == 403
+
+
+def test_every_route_has_a_port() -> None:
+    """Of the whole table, each route is served at one port at least, and only the public and the shared at both."""
+    table = access_table(has_keys=True, has_given_token=True)
+    served = {
+        name: (access is not Access.ADMIN, access is not Access.CLIENT or name in SHARED)
+        for name, access in table.items()
+    }
+    assert all(any(at) for at in served.values())
+    both = {name for name, at in served.items() if all(at)}
+    assert both == {*PUBLIC, *SHARED} and not both & {*ADMIN} and {*CLIENT} & both == {"/hotspan/cache/invalidate"}
+
+
+def test_one_port_for_both_is_refused() -> None:
+    """Requests are told apart by their port: one for both, or one that is taken, is an error that names its option."""
+    with contextlib.closing(bind("127.0.0.1", 0)) as listener, contextlib.closing(bind("127.0.0.1", 0)) as taken:
+        taken.listen()
+        port = listener.getsockname()[1]
+        options = ServeOptions("m", "127.0.0.1", port, None, admin_port=port, admin_host="127.0.0.2")
+        with pytest.raises(ConfigError, match=f"--admin-port {port} is the clients' --port"):
+            bind_admin(options, listener)
+        options = ServeOptions("m", "127.0.0.1", port, None, admin_port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="give another --admin-port"):
+            bind_admin(options, listener)
+        assert bind_admin(ServeOptions("m", "127.0.0.1", port, None), listener) is None
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[dict[str, Any], ssl.SSLContext]:
+    """uvicorn's options as vLLM's would give them, and what a client trusts."""
+    pair = make_certificate(tmp_path)
+    values = {"ssl_certfile": str(pair.certificate), "ssl_keyfile": str(pair.key), "ssl_cert_reqs": "0"}
+    return tls_options(values), ssl.create_default_context(cafile=str(pair.certificate))
+
+
+def test_both_ports_speak_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> None:
+    """With a certificate, both ports answer over TLS, each its own, and to nothing else."""
+    options, trusted = tls
+    table = access_table(has_keys=False, has_given_token=True)
+    with contextlib.closing(bind("127.0.0.1", 0)) as listener, contextlib.closing(bind("127.0.0.1", 0)) as admin:
+        port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
+        gate = Gate(fake_app(), table, Credentials(Tenants(), ADMIN_TOKEN), admin_port)
+        with serving(gate, listener, admin, **options):
+            found = []
+            for at in (port, admin_port):
+                connection = http.client.HTTPSConnection("127.0.0.1", at, timeout=10, context=trusted)
+                with contextlib.closing(connection):
+                    connection.request("GET", "/sleep", headers=OF_ADMIN)
+                    found.append(connection.getresponse().status)
+            assert found == [403, 200]
+            with pytest.raises((http.client.HTTPException, OSError)):
+                status(port, "/health", {})
+
+
+def test_loading_speaks_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> None:
+    """A client with TLS reads that the model is loading."""
+    options, trusted = tls
+    with contextlib.closing(bind("127.0.0.1", 0)) as listener, answering_while_loading(listener, options):
+        port = listener.getsockname()[1]
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=trusted)
+        with contextlib.closing(connection):
+            connection.request("GET", "/ping")
+            answer = connection.getresponse()
+            assert answer.status == 503 and json.loads(answer.read()) == {"status": "Loading"}

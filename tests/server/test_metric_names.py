@@ -1,0 +1,28 @@
+"""What metrics may say: names in one shape, and labels of a few fixed values, never a tenant, a session or a text."""
+
+import re
+from dataclasses import fields
+
+from hotspan.daemon.disk import DiskCounts
+from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+from hotspan.daemon.pool import PoolCounts
+from hotspan.engine.metrics import DEFINITIONS
+
+BOUNDED = {"tier", "fault", "choice", "what"}
+"""Labels whose values are of an enumeration of hotspan's own. Others grow with what clients send, or name them."""
+
+
+def test_the_engines_metrics() -> None:
+    """Each is hotspan's by its name, says what it counts, and has bounded labels only."""
+    for name, definition in DEFINITIONS.items():
+        assert re.fullmatch(r"hotspan_[a-z0-9]+(_[a-z0-9]+)+", name), name
+        assert definition.documentation.endswith("."), name
+        assert {*definition.labelnames} <= BOUNDED, name
+
+
+def test_the_daemons_metrics() -> None:
+    """They have no labels at all: figures of the node, not of those who share it."""
+    gauges = DaemonGauges(**{field.name: 0 for field in fields(DaemonGauges)})  # type: ignore[arg-type]
+    page = Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: gauges)).page().body
+    lines = [line for line in bytes(page).decode().splitlines() if not line.startswith("#")]
+    assert len(lines) > 30 and all(re.fullmatch(r"hotspan_daemon_\w+ [0-9.e+-]+", line) for line in lines)
