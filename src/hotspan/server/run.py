@@ -38,6 +38,7 @@ from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
 from hotspan.server.lmi.plugs import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
+from hotspan.server.models.link import Link
 from hotspan.server.options import (
     ServeOptions,
     bind,
@@ -57,23 +58,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
+_SEQUENCES = "128"
+"""That one request may ask for, as OpenAI has it. vLLM's 16,384 would hold all others up for minutes."""
+
 _FILES = 65_536
 """That a server may open, where the system lets it: many systems begin with 1,024, and connections are files."""
 
 
-def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None:
+def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: Link | None = None) -> None:
     """Serve until a signal to stop, then let requests in flight end.
 
+    link:   to the front of a store that this serves one model of; nobody else can use it then.
     Raises: ConfigError or EngineError with what to do, before the port answers.
     """
-    _show_log()
-    _raise_file_limit()
+    show_log()
+    raise_file_limit()
     surroundings = environment()
     options = hardened(options, surroundings)
     check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(bind(options.host, options.port)))
-        check_exposure(listener, options)
+        bound = bind(options.host, options.port) if link is None else link.bind()
+        listener = stack.enter_context(contextlib.closing(bound))
         listeners = [listener]
         if (admin := bind_admin(options, listener)) is not None:
             listeners.append(stack.enter_context(contextlib.closing(admin)))
@@ -82,9 +87,15 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = ()) -> None
             if not options.is_auto:
                 check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
-        # Commands of this user look for the token by the port that they are to administer.
-        token = stack.enter_context(admin_token(listeners[-1].getsockname()[1], options.admin_token_file, surroundings))
-        policy = _Policy(Credentials(options.tenants, token), _access(options, surroundings), options.admin_port)
+        if link is None:
+            check_exposure(listener, options)
+            # Commands of this user look for the token by the port that they are to administer.
+            port = listeners[-1].getsockname()[1]
+            token = stack.enter_context(admin_token(port, options.admin_token_file, surroundings))
+            credentials = Credentials(options.tenants, token)
+        else:
+            credentials = link.credentials
+        policy = _Policy(credentials, _access(options, surroundings), options.admin_port)
         _prepare_environment()
         if is_remote(options.model):
             with answering_while_loading(listener, tls_options(options.engine_values)):
@@ -169,7 +180,7 @@ async def _serve(
                 _uvicorn(policy.gate(front), arguments, http),
                 front.admission,
                 arguments.shutdown_timeout,
-                lambda: _ready_line(options, time.monotonic() - started),
+                lambda: _ready_line(options, listeners[0], time.monotonic() - started),
             )
             watch = asyncio.create_task(_watch(server, engine))
             try:
@@ -269,15 +280,17 @@ async def _watch(server: uvicorn.Server, engine: "object") -> None:
     server.should_exit = True
 
 
-def _ready_line(options: ServeOptions, seconds: float) -> str:
+def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) -> str:
     tiers = "no cache but the engine's own"
     if options.cache is not None:
         tiers = f"{options.cache.ram_bytes / GIB:g} GiB of RAM"
         if options.cache.disk is not None:
             tiers += f", {options.cache.disk.bytes / GIB:g} GiB in {options.cache.disk.directory}"
     scheme = "https" if tls_options(options.engine_values) else "http"
-    where = f"{scheme}://{options.host}:{options.port}"
-    return f"hotspan is ready on {where} after {seconds:.0f} s: {options.model}, {tiers}"
+    ready = f"hotspan is ready on {scheme}://{options.host}:{options.port}"
+    if listener.family is socket.AF_UNIX:
+        ready = "this model is ready"  # the front of its store says where
+    return f"{ready} after {seconds:.0f} s: {options.model}, {tiers}"
 
 
 @contextlib.contextmanager
@@ -287,7 +300,7 @@ def _error_file() -> Iterator[Path]:
         yield Path(directory) / "reason"
 
 
-def _show_log() -> None:
+def show_log() -> None:
     """Write hotspan's own lines to stderr, unless somebody has seen to them (VLLM_LOGGING_CONFIG_PATH)."""
     own = logging.getLogger("hotspan")
     if not own.hasHandlers():
@@ -297,7 +310,8 @@ def _show_log() -> None:
         own.setLevel(logging.INFO)
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, up to what a server has use for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -309,3 +323,4 @@ def _prepare_environment() -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault(REDIRECTS, "0")
+    os.environ.setdefault("VLLM_MAX_N_SEQUENCES", _SEQUENCES)

@@ -17,9 +17,11 @@ from hotspan.config.settings import CacheSettings
 from hotspan.server.models.link import Link
 from hotspan.server.options import ServeOptions
 
-TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs")
 NO_ACCESS_LOG = "disable_uvicorn_access_log"
-FRONT_OPTIONS = (*TLS, NO_ACCESS_LOG)
+FRONT_OPTIONS = (
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+    NO_ACCESS_LOG,
+)
 """The engine's options that are about the port, which the front has."""
 
 

@@ -100,7 +100,10 @@ class StoreFront:
             await self._health(exchange, path)
             return
         async with self._bodies.body(exchange) as body:
-            if path == METRICS:
+            if exchange.scope["method"] == "OPTIONS":  # a browser's question, to which all have the same answer
+                async with exchange.watched():
+                    await relay(self._default or self._models[0], exchange, body)
+            elif path == METRICS:
                 async with exchange.watched():
                     await self._metrics(exchange)
             elif path == MODELS:

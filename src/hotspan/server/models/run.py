@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +20,16 @@ from hotspan.config.model_source import model_cache
 from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
-from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
 from hotspan.server.admin_token import admin_token
 from hotspan.server.connections import connection_class
 from hotspan.server.draining import CUT_S, DrainingServer
+from hotspan.server.hardening import check_tls, tls_options
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
-from hotspan.server.models.assignment import NO_ACCESS_LOG, TLS, Assignment, model_configuration
+from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment, model_configuration
 from hotspan.server.models.devices import VARIABLE as DEVICES
 from hotspan.server.models.devices import visible_devices
 from hotspan.server.models.front import StoreFront
@@ -40,9 +39,8 @@ from hotspan.server.models.shares import Share, shares
 from hotspan.server.options import ServeOptions, bind, bind_admin, check_exposure, http_settings
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
+from hotspan.server.run import raise_file_limit, show_log
 from hotspan.server.settings import HttpSettings
-
-logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
 _STARTUP_SLACK_S = 60.0
@@ -50,6 +48,9 @@ _STARTUP_SLACK_S = 60.0
 
 _GRACE_S = 20.0
 """How long a model without requests may take to end: what it has cached is written down."""
+
+_HURRY_S = 3.0
+"""The same after a second signal."""
 
 _LMI_NAMES = ("lmi", "model")
 """What LMI calls any model."""
@@ -77,7 +78,10 @@ def run_store(
     words:           of the command that serves one model, as it is told (`assignment`); its name is put after them.
     Raises: ConfigError or EngineError with what to do.
     """
+    show_log()
+    raise_file_limit()
     surroundings = environment()
+    check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(options.host, options.port)))
         check_exposure(listener, options)
@@ -85,9 +89,10 @@ def run_store(
         admin = bind_admin(options, listener)
         if admin is not None:
             listeners.append(stack.enter_context(contextlib.closing(admin)))
-        token = stack.enter_context(admin_token(listener.getsockname()[1], options.admin_token_file, surroundings))
+        # Commands of this user look for the token by the port that they are to administer.
+        token = stack.enter_context(admin_token(listeners[-1].getsockname()[1], options.admin_token_file, surroundings))
         runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotspan-store-")))
-        with answering_while_loading(listener):
+        with answering_while_loading(listener, tls_options(options.engine_values)):
             prepared = prepare(store, command_line, common, runtime, words, surroundings)
         has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
         access = access_table(has_keys=options.has_keys, has_given_token=has_given_token)
@@ -139,7 +144,9 @@ def prepare(
             engine=(*share.engine, "--served-model-name", *names[name], "--disable-uvicorn-access-log"),
             reason=str(runtime / f"{number}.reason"),
         )
-        variables = dict(surroundings) | ({} if share.devices is None else {DEVICES: ",".join(share.devices)})
+        variables = {key: value for key, value in surroundings.items() if key != VARIABLE}
+        if share.devices is not None:
+            variables[DEVICES] = ",".join(share.devices)
         models.append(
             ServedModel(
                 names[name],
@@ -236,7 +243,7 @@ async def _serve(
     models, http = prepared.models, prepared.http
     front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
     given = options.engine_values
-    tls = {name: given[name] for name in TLS if name in given}
+    tls = tls_options(given)
     config = uvicorn.Config(
         gate(front),
         http=connection_class(http),
@@ -244,7 +251,7 @@ async def _serve(
         ws="none",
         access_log=not given.get(NO_ACCESS_LOG, False),
         timeout_graceful_shutdown=CUT_S,
-        **{**tls, "ssl_cert_reqs": int(tls.get("ssl_cert_reqs", ssl.CERT_NONE))},
+        **tls,
     )
     address = f"{'https' if tls else 'http'}://{options.host}:{options.port}"
     loads_line = f"hotspan loads {len(models)} models, {prepared.at_once} at a time: {address} says when they are there"
@@ -259,18 +266,21 @@ async def _serve(
         for task in (watch, *keepers):
             task.cancel()
         ended = await asyncio.gather(*keepers, return_exceptions=True)
-        await asyncio.gather(*(model.stop(_GRACE_S) for model in models))
+        grace_s = _HURRY_S if server.force_exit else _GRACE_S
+        await asyncio.gather(*(model.stop(grace_s) for model in models))
     for end in ended:
-        if isinstance(end, HotspanError):
+        if isinstance(end, Exception):
             raise end
 
 
 async def _watch(server: StoreServer, address: str, began_s: float) -> None:
     """Say when all is loaded; stop serving when a model can't be."""
-    while any(model.state is ModelState.LOADING for model in server.models):
-        if any(keeper.done() for keeper in server.keepers):
-            server.should_exit = True
-            return
+    is_said = False
+    while not any(keeper.done() and not keeper.cancelled() for keeper in server.keepers):
+        states = [model.state for model in server.models]
+        if not is_said and ModelState.LOADING not in states:
+            count = f"{states.count(ModelState.READY)} of {len(states)} models"
+            print(f"hotspan is ready on {address} after {time.monotonic() - began_s:.0f} s: {count}", flush=True)
+            is_said = True
         await asyncio.sleep(_WATCH_S)
-    names = ", ".join(model.name for model in server.models if model.state is ModelState.READY)
-    print(f"hotspan is ready on {address} after {time.monotonic() - began_s:.0f} s: {names or 'no model'}", flush=True)
+    server.should_exit = True

@@ -182,11 +182,11 @@ class ServedModel:
     async def stop(self, grace_s: float) -> None:
         """End its process, all of it: kindly, and after `grace_s` not."""
         self.state = ModelState.STOPPED
-        if self._process is not None:
-            self._terminate()
-            await self._end(self._process, grace_s)
+        self._terminate()
         if self._session is not None:
-            await self._session.close()
+            await self._session.close()  # what is still asked of it is given up
+        if self._process is not None:
+            await self._end(self._process, grace_s)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,129 @@
+"""Models that load, die and come back, each for itself."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotspan.core.errors import EngineError
+from hotspan.server.models.link import Link
+from hotspan.server.models.served import ChildCommand, ModelState, Pauses, ServedModel
+from tests.server.lmi.serving import until
+
+from .rig import Store, served_by, store
+
+
+async def died(running: Store, name: str) -> None:
+    assert (await running.ask(f"/predictions/{name}", do="die")).status_code == 503
+    await until(lambda: running[name].state is not ModelState.READY)
+
+
+async def test_a_dead_model_comes_back_and_the_others_go_on() -> None:
+    """While one model is started again it alone answers 503 with Retry-After; /ping stays healthy and says which."""
+    async with store("alpha", "beta") as running:
+        await died(running, "alpha")
+        gone = await running.ask("/predictions/alpha")
+        assert gone.status_code == 503 and int(gone.headers["retry-after"]) >= 1
+        assert "alpha" in gone.json()["error"]["message"]
+        assert served_by([await running.ask("/predictions/beta")]) == ["beta"]
+        ping = await running.http.get("/ping")
+        assert ping.status_code == 200
+        assert ping.json() == {"status": "Healthy", "models": {"alpha": "Restarting", "beta": "Healthy"}}
+        await running.ready()
+        assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"]
+        assert running["alpha"].starts == 2 and running["beta"].starts == 1
+
+
+async def test_without_any_model_it_is_not_healthy() -> None:
+    """When no model can answer, /ping and /health are 503."""
+    async with store("alpha") as running:
+        await died(running, "alpha")
+        ping = await running.http.get("/ping")
+        assert (ping.status_code, ping.json()["status"]) == (503, "Unhealthy")
+        assert (await running.http.get("/health")).status_code == 503
+
+
+async def test_loading_is_said_and_one_at_a_time() -> None:
+    """Until all are loaded /ping is 503 Loading; what is loaded answers already, and no two load at once."""
+    async with store("alpha", "beta", at_once=1, is_waited_for=False, FAKE_SLOW_S="0.5") as running:
+        early = await running.ask("/predictions/alpha")
+        assert early.status_code == 503 and early.headers["retry-after"] == "5"
+        assert (await running.http.get("/ping")).json()["status"] == "Loading"
+        await until(lambda: running["alpha"].state is ModelState.READY, 20)
+        assert running["beta"].state is ModelState.LOADING and "beta started" not in running.book
+        ping = await running.http.get("/ping")
+        assert (ping.status_code, ping.json()["status"]) == (503, "Loading") and ping.headers["retry-after"]
+        assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"]
+        await running.ready()
+        assert (await running.http.get("/ping")).status_code == 200
+
+
+async def test_a_model_that_can_not_be_loaded_ends_the_store() -> None:
+    """Its reason is the error, and names the model."""
+    async with store("alpha", "beta", is_waited_for=False, FAKE_BROKEN="beta") as running:
+        await until(lambda: any(keeper.done() for keeper in running.keepers), 20)
+        with pytest.raises(EngineError, match="the model beta can't be served: beta has no weights"):
+            await running.keepers[1]
+
+
+async def test_a_partial_store_serves_what_loads() -> None:
+    """With --partial the others are served and /ping is healthy; the broken one is tried again and again."""
+    async with store("alpha", "beta", is_partial=True, is_waited_for=False, FAKE_BROKEN="beta") as running:
+        await until(lambda: running["beta"].starts == 2 and running["alpha"].state is ModelState.READY, 20)
+        ping = await running.http.get("/ping")
+        assert ping.json() == {"status": "Healthy", "models": {"alpha": "Healthy", "beta": "Restarting"}}
+        assert (await running.ask("/predictions/beta")).status_code == 503
+
+
+async def test_a_model_that_never_loads_is_given_up() -> None:
+    """After the startup timeout its process is gone, and the error says what to raise."""
+    async with store("alpha", is_waited_for=False, startup_timeout_s=1.0, FAKE_SLOW_S="60") as running:
+        with pytest.raises(EngineError, match="--startup-timeout-s"):
+            await asyncio.wait_for(asyncio.shield(running.keepers[0]), 10)
+        process = running["alpha"]._process
+        assert process is not None and process.returncode is not None
+
+
+async def test_a_model_is_stopped_after_its_last_request(tmp_path: Path) -> None:
+    """Draining waits for every request that is in work, not only for one."""
+    command = ChildCommand(("true",), b"", {}, tmp_path / "reason")
+    model = ServedModel(("a",), Link(str(tmp_path / "a"), "a-secret-of-some-length"), command, startup_timeout_s=1)
+    with model.asked():
+        with model.asked():
+            drain = asyncio.create_task(model.drain())
+        await asyncio.sleep(0.05)
+        assert not drain.done()
+    await asyncio.wait_for(drain, 1)
+
+
+COUNTS = """\
+import pathlib, signal, sys, time
+book = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: book.write_text(book.read_text() + "told "))
+book.write_text("")
+while not book.read_text():
+    time.sleep(0.01)
+time.sleep(0.3)
+"""
+
+
+async def test_a_model_is_told_to_stop_once(tmp_path: Path) -> None:
+    """A second signal would cut off what the first lets end: draining and stopping are one signal together."""
+    book = tmp_path / "book"
+    command = ChildCommand((sys.executable, "-c", COUNTS, str(book)), b"", {}, tmp_path / "reason")
+    model = ServedModel(("a",), Link(str(tmp_path / "a"), "a-secret-of-some-length"), command, startup_timeout_s=20)
+    keeper = asyncio.create_task(model.keep(asyncio.Semaphore(1)))
+    await until(book.exists, 10)
+    keeper.cancel()
+    await model.drain()
+    await until(book.read_text)
+    await model.stop(10)
+    assert book.read_text() == "told "
+
+
+def test_pauses_grow_and_start_anew_after_a_long_life() -> None:
+    """Pauses double up to a minute; a model that lived for a minute begins with the shortest again."""
+    pauses = Pauses()
+    assert [pauses.after(0.5) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [pauses.after(61.0), pauses.after(1.0)] == [1, 2]
