@@ -76,6 +76,7 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 	@$(BIN)/hotspan bench eviction --output benchmarks/results/eviction.json
 	@$(BIN)/python -m benchmarks.l2_daemon --output benchmarks/results/l2-daemon.json
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
+	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
 
 .PHONY: chat interference
 chat: install  ## Conversations that RAM can't hold: RAM alone against RAM and L2 (about 30 minutes)
@@ -113,6 +114,10 @@ timing: install  ## What a tenant learns from its time to first token, in 10,000
 	@$(BIN)/python -m benchmarks.timing --output $(R)/timing.json
 soak: install  ## R10: an hour of churn
 	@$(BIN)/hotspan prove soak --hours 1 --output $(R)/soak.json
+
+.PHONY: fuzz-http
+fuzz-http: install  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
+	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow
 
 lint: install  ## Check style, types and layers
 	$(SAY) "ruff"

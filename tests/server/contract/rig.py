@@ -1,0 +1,245 @@
+"""A model as SageMaker users bring it, served as the container serves it: no arguments, only files and variables."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from hotspan.demo.model import make_demo_adapter
+from tests.server.conftest import Server, free_port
+
+ADMIN_TOKEN = "the-token-of-who-runs-this"
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+SESSION = "X-Amzn-SageMaker-Session-Id"
+
+GREEDY = {"max_new_tokens": 10, "do_sample": False}
+PLACES = 120
+SESSION_S = 2.0
+MAX_BODY_MIB = 2
+
+_PROPERTIES = string.Template("""\
+engine=Python
+option.entryPoint=djl_python.lmi_vllm.vllm_async_service
+option.async_mode=true
+option.rolling_batch=vllm
+option.max_rolling_batch_size=32
+option.max_rolling_batch_prefill_tokens=1024
+option.dtype=fp32
+option.max_model_len=2048
+option.block_size=128
+option.num_gpu_blocks_override=64
+option.gpu_memory_utilization=0.2
+option.enforce_eager=true
+option.enable_prefix_caching=true
+option.enable_lora=true
+option.max_loras=2
+option.max_cpu_loras=4
+option.max_lora_rank=8
+option.enable_auto_tool_choice=true
+option.tool_call_parser=hermes
+option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}
+option.sessions_path=$scratch/sessions
+option.sessions_expiration=2
+option.lmcache_config_file=lmcache_config.yaml
+option.kv_transfer_config={"kv_connector":"LMCacheConnectorV1", "kv_role":"kv_both"}
+job_queue_size=120
+""")
+
+_LMCACHE = string.Template("""\
+chunk_size: 256
+local_cpu: True
+max_local_cpu_size: 0.1
+local_disk: "file://$scratch/kv/"
+max_local_disk_size: 0.25
+extra_config: {use_odirect: True}
+""")
+
+_MODEL_PY = """
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import output_formatter
+
+ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+
+
+@input_formatter
+def ask(decoded_payload: dict, tokenizer=None, **kwargs) -> dict:
+    topic = decoded_payload.pop("topic", None)
+    if topic == "":
+        raise ValueError("topic is empty")
+    if topic is not None:
+        assert tokenizer.encode(topic)
+        decoded_payload["inputs"] = f"About {topic}:"
+    return decoded_payload
+
+
+@output_formatter
+def answer(output, properties=None):
+    wanted = properties.get(ATTRIBUTES)
+    if wanted == "sign":
+        output["served_by"] = "model"
+    is_last = output.get("generated_text") or any(one.get("finish_reason") for one in output.get("choices", []))
+    if wanted == "break" and is_last:
+        raise RuntimeError("no more paper")
+    return output
+"""
+
+_ADAPTER_PY = """
+from djl_python.output_formatter import output_formatter
+
+
+@output_formatter
+def answer(output):
+    output["served_by"] = "legal"
+    return output
+"""
+
+SAGEMAKER = {
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": str(MAX_BODY_MIB),
+    "SAGEMAKER_NUM_MODEL_WORKERS": "1",
+    "OPTION_MAX_ROLLING_BATCH_SIZE": "4",  # serving.properties says 32, and beats it
+    "SERVING_JOB_QUEUE_SIZE": "7",  # the same, with 120
+    "HF_MODEL_TRUST_REMOTE_CODE": "false",
+}
+"""What stands in an endpoint's environment besides the model."""
+
+
+def make_model_directory(directory: Path, weights: Path, scratch: Path) -> Path:
+    """Weights, serving.properties, LMCache's file, model.py and three adapters, of which one can't be loaded."""
+    shutil.copytree(weights, directory)
+    (directory / "serving.properties").write_text(_PROPERTIES.substitute(scratch=scratch))
+    (directory / "lmcache_config.yaml").write_text(_LMCACHE.substitute(scratch=scratch))
+    (directory / "model.py").write_text(_MODEL_PY)
+    for seed, name in enumerate(("legal", "poet"), 1):
+        make_demo_adapter(directory / "adapters" / name, weights, seed)
+    (directory / "adapters" / "legal" / "model.py").write_text(_ADAPTER_PY)
+    (directory / "adapters" / "torn").mkdir()
+    return directory
+
+
+@dataclass
+class Container:
+    """A running server. early: what it answered before the model was loaded, path by path."""
+
+    server: Server
+    early: dict[str, httpx.Response] = field(default_factory=dict)
+    pings: list[tuple[int, str]] = field(default_factory=list)
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        """A client without a key."""
+        return httpx.Client(base_url=self.server.url, timeout=60)
+
+    @cached_property
+    def admin(self) -> httpx.Client:
+        """A client with the admin token."""
+        return httpx.Client(base_url=self.server.url, timeout=60, headers={"authorization": f"Bearer {ADMIN_TOKEN}"})
+
+    @cached_property
+    def openai(self) -> openai.OpenAI:
+        """OpenAI's own client."""
+        return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def invoke(self, body: Any, path: str = "/invocations", **headers: str) -> httpx.Response:
+        """The answer to one invocation; names of headers have underscores."""
+        return self.http.post(path, json=body, headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+    def generate(self, inputs: str, *, headers: Mapping[str, str] | None = None, **body: Any) -> str:
+        """What LMI's schema answers, ten greedy tokens."""
+        given = {"inputs": inputs, "parameters": GREEDY} | body
+        reply = self.http.post("/invocations", json=given, headers=headers)
+        assert reply.status_code == 200, reply.text
+        text = reply.json()["generated_text"]
+        assert isinstance(text, str)
+        return text
+
+    def gauge(self, name: str) -> float:
+        """The sum of a metric's values."""
+        page = self.admin.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in page if line.startswith((f"{name} ", f"{name}{{")))
+
+    def close(self) -> None:
+        for name in ("http", "admin", "openai"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
+
+
+@contextlib.contextmanager
+def container(scratch: Path, variables: Mapping[str, str]) -> Iterator[Container]:
+    """`hotspan serve` without a word, in an environment of these variables; gone at the end whatever happens."""
+    port, log = free_port(), scratch / "log"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
+    own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1", "HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hotspan", "serve"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=kept | own | {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables),
+            start_new_session=True,
+            preexec_fn=_begin_with_few_files,
+        )
+    running = Container(Server(process, port, log, "lmi"))
+    try:
+        _watch_start(running)
+        yield running
+    finally:
+        running.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _begin_with_few_files() -> None:
+    """As in a shell of most systems, and not as in a test machine's."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _watch_start(running: Container, seconds: float = 120) -> None:
+    """Ask /ping until the server is healthy, as SageMaker does; and meanwhile what a hasty client asks, once."""
+    deadline = time.monotonic() + seconds
+    while (200, "Healthy") not in running.pings:
+        assert running.server.process.poll() is None, running.server.log.read_text()[-3000:]
+        assert time.monotonic() < deadline, running.server.log.read_text()[-3000:]
+        time.sleep(0.1)
+        with contextlib.suppress(httpx.TransportError):
+            reply = running.http.get("/ping", headers={"connection": "close"})
+            said = (reply.status_code, json.loads(reply.content)["status"])
+            if said not in running.pings:
+                running.pings.append(said)
+                running.early[said[1]] = reply
+            if said[1] == "Loading" and "/invocations" not in running.early:
+                running.early["/invocations"] = running.invoke({"inputs": "Hello"})
+
+
+def rows(reply: httpx.Response) -> list[dict[str, Any]]:
+    """The lines of a stream in LMI's schema."""
+    return [json.loads(line) for line in reply.content.splitlines()]
+
+
+def the_error(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """What an error says, once it has been seen to have the one shape and this status."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"].startswith("application/json")
+    error = reply.json()["error"]
+    assert error.keys() >= {"message", "type", "param", "code"} and error["message"], error
+    assert error["code"] == status or isinstance(error["code"], str)
+    assert isinstance(error, dict)
+    return error

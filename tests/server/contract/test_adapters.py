@@ -1,0 +1,178 @@
+"""LoRA adapters on a real server: chosen as SageMaker chooses them, loaded when they are first needed, once."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from .rig import ADAPTER, GREEDY, Container, rows, the_error
+
+pytestmark = pytest.mark.engine
+
+PROMPT = "The parties agree that"
+BODY = {"inputs": PROMPT, "parameters": GREEDY}
+CALLERS = 100
+
+
+@pytest.fixture(scope="module")
+def texts(container: Container) -> dict[str, str]:
+    """What the base model, `legal` and `poet` say, by header."""
+    said = {name: container.generate(PROMPT, headers={ADAPTER: name}) for name in ("legal", "poet")}
+    said[""] = container.generate(PROMPT)
+    assert len(set(said.values())) == 3
+    return said
+
+
+@pytest.fixture
+def name(container: Container) -> Iterator[str]:
+    """A name for an adapter, which is free again afterwards."""
+    yield "late"
+    container.admin.delete("/adapters/late")
+
+
+def loads(container: Container, name: str) -> int:
+    """How often the engine loaded an adapter for the server."""
+    return container.server.log.read_text().count(f"adapter_loaded name={name}@")
+
+
+# -- selection ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", [ADAPTER, ADAPTER.lower(), ADAPTER.upper()])
+def test_the_header_counts_in_any_case(container: Container, texts: dict[str, str], header: str) -> None:
+    """However the header is written, the adapter answers; the base model never does in its place."""
+    for adapter in ("legal", "poet"):
+        assert container.generate(PROMPT, headers={header: adapter}) == texts[adapter]
+        reply = container.http.post("/v1/completions", json={"prompt": PROMPT}, headers={header: adapter})
+        assert reply.json()["model"] == adapter
+
+
+def test_header_before_body_before_model(container: Container, texts: dict[str, str]) -> None:
+    """The header beats `adapters`, which beats `model`; an empty `adapters` is the base model."""
+    assert container.generate(PROMPT, adapters="legal") == texts["legal"]
+    assert container.generate(PROMPT, adapters=["legal"]) == texts["legal"]
+    assert container.generate(PROMPT, model="poet") == texts["poet"]
+    assert container.generate(PROMPT, adapters="legal", model="poet") == texts["legal"]
+    assert container.generate(PROMPT, adapters="legal", model="poet", headers={ADAPTER: "poet"}) == texts["poet"]
+    assert container.generate(PROMPT, adapters="", model="poet") == texts[""]
+
+
+def test_every_schema_takes_an_adapter(container: Container, texts: dict[str, str]) -> None:
+    """Chats, completions and streams are the adapter's, too."""
+    headers, sampling = {ADAPTER: "poet"}, {"max_tokens": 10, "temperature": 0}
+    completion = container.http.post("/invocations", json={"prompt": PROMPT} | sampling, headers=headers)
+    assert completion.json()["choices"][0]["text"] == texts["poet"]
+    told = rows(container.http.post("/invocations", json=BODY | {"stream": True}, headers=headers))
+    assert told[-1]["generated_text"] == texts["poet"]
+    chat: Any = {"messages": [{"role": "user", "content": PROMPT}]} | sampling
+    of_poet = container.http.post("/invocations", json=chat, headers=headers).json()
+    of_base = container.http.post("/invocations", json=chat).json()
+    assert of_poet["model"] == "poet" and of_base["model"] == "lmi"
+    assert of_poet["choices"][0]["message"]["content"] != of_base["choices"][0]["message"]["content"]
+
+
+def test_an_unknown_adapter_is_404(container: Container) -> None:
+    """By header, body or model; on each route."""
+    for body, headers in (({}, {ADAPTER: "nobody"}), ({"adapters": "nobody"}, {}), ({"model": "nobody"}, {})):
+        for path in ("/invocations", "/predictions/lmi", "/models/lmi/invoke"):
+            reply = container.http.post(path, json={"inputs": PROMPT} | body, headers=headers)
+            assert "'nobody'" in the_error(reply, 404)["message"]
+
+
+def test_an_adapter_that_is_broken_says_why(container: Container) -> None:
+    """A directory that is no adapter keeps nobody from starting; its callers are told what it lacks."""
+    error = the_error(container.http.post("/invocations", json=BODY, headers={ADAPTER: "torn"}), 404)
+    assert "adapter_config.json" in error["message"]
+
+
+# -- life --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_comes_and_goes(container: Container, texts: dict[str, str], name: str) -> None:
+    """Registered, listed, described, used, updated, deleted; each by SageMaker's and by LMI's path."""
+    for prefix in ("", "/models/lmi"):
+        made = container.admin.post(f"{prefix}/adapters", params={"name": name, "src": "legal"})
+        assert made.json() == {"status": f"Adapter {name} registered"}
+        the_error(container.admin.post(f"{prefix}/adapters", json={"name": name, "src": "poet"}), 409)
+        assert name in [one["name"] for one in container.http.get(f"{prefix}/adapters").json()["adapters"]]
+        assert container.generate(PROMPT, headers={ADAPTER: name}) == texts["legal"]
+        assert container.admin.post(f"{prefix}/adapters/{name}/update", json={"src": "poet"}).status_code == 200
+        assert container.generate(PROMPT, headers={ADAPTER: name}) == texts["poet"]
+        described = container.http.get(f"{prefix}/adapters/{name}").json()
+        assert described.items() >= {"name": name, "src": "poet", "preload": True, "pin": False}.items()
+        assert container.admin.delete(f"{prefix}/adapters/{name}").status_code == 200
+        the_error(container.http.get(f"{prefix}/adapters/{name}"), 404)
+        the_error(container.http.post("/invocations", json=BODY, headers={ADAPTER: name}), 404)
+
+
+def test_pages_of_adapters(container: Container) -> None:
+    """`limit` and the token of the page before list each adapter once."""
+    first = container.http.get("/adapters", params={"limit": 1}).json()
+    second = container.http.get("/adapters", params={"limit": 1, "next_page_token": first["nextPageToken"]}).json()
+    names = [one["name"] for page in (first, second) for one in page["adapters"]]
+    assert names == ["legal", "poet"] and "nextPageToken" not in second
+
+
+def test_only_the_administrator_changes_adapters(container: Container, name: str) -> None:
+    """Without the token nothing is registered, updated or deleted."""
+    arguments = {"name": name, "src": "poet"}
+    the_error(container.http.post("/adapters", json=arguments), 401)
+    the_error(container.http.post("/adapters/poet/update", json={}), 401)
+    the_error(container.http.delete("/adapters/poet"), 401)
+    assert container.generate(PROMPT, headers={ADAPTER: "poet"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ({"src": "../../etc"}, 400),
+        ({"src": "s3://bucket/adapter"}, 400),
+        ({"src": "nothing"}, 400),
+        ({"src": "torn"}, 400),
+        ({"src": "poet", "preload": "perhaps"}, 400),
+        ({"src": "poet", "preload": False, "pin": True}, 400),
+        ({"src": "poet", "prelaod": True}, 400),
+        ({"name": "lmi", "src": "poet"}, 409),
+        ({"name": "a/b", "src": "poet"}, 400),
+    ],
+)
+def test_what_can_not_be_registered(container: Container, name: str, arguments: Any, status: int) -> None:
+    """The true status, one shape, and nothing is registered."""
+    the_error(container.admin.post("/adapters", json={"name": name} | arguments), status)
+    assert [one["name"] for one in container.http.get("/adapters").json()["adapters"]] == ["legal", "poet"]
+
+
+def test_pins_leave_a_slot(container: Container, name: str) -> None:
+    """Of two slots one can be pinned; a second pin is a 507, and the pinned adapter answers on."""
+    assert container.admin.post("/adapters/legal/update", json={"preload": True, "pin": True}).status_code == 200
+    try:
+        the_error(container.admin.post("/adapters", json={"name": name, "src": "poet", "pin": True}), 507)
+        assert container.http.get("/adapters/legal").json()["pin"] is True
+        assert container.generate(PROMPT, headers={ADAPTER: "legal"})
+        assert container.generate(PROMPT, headers={ADAPTER: "poet"})
+    finally:
+        assert container.admin.post("/adapters/legal/update", json={"preload": False, "pin": False}).status_code == 200
+
+
+# -- the lazy promise --------------------------------------------------------------------------------------------------
+
+
+async def test_a_hundred_first_calls_load_once(container: Container, texts: dict[str, str], name: str) -> None:
+    """preload=false registers without loading; a hundred callers at once all get its answer, of one load."""
+    began = time.monotonic()
+    made = container.admin.post("/adapters", json={"name": name, "src": "poet", "preload": False})
+    assert made.status_code == 200 and time.monotonic() - began < 5
+    assert container.http.get(f"/adapters/{name}").json()["loaded"] is False
+    before = loads(container, name)
+    limits = httpx.Limits(max_connections=CALLERS)
+    async with httpx.AsyncClient(base_url=container.server.url, limits=limits, timeout=60) as http:
+        replies = await asyncio.gather(
+            *(http.post("/invocations", json=BODY, headers={ADAPTER: name}) for _ in range(CALLERS))
+        )
+    assert {reply.status_code for reply in replies} == {200}
+    assert {reply.json()["generated_text"] for reply in replies} == {texts["poet"]}
+    assert container.http.get(f"/adapters/{name}").json()["loaded"] is True
+    assert loads(container, name) == before + 1

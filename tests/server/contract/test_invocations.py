@@ -1,0 +1,304 @@
+"""/invocations of a real server: LMI's schema to the letter, the other schemas by their keys, errors and limits."""
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from hotspan.bench.prose import prose
+
+from .rig import ATTRIBUTES, GREEDY, MAX_BODY_MIB, Container, rows, the_error
+
+pytestmark = pytest.mark.engine
+
+PROMPT = prose(3, 12)
+CHAT = [{"role": "user", "content": PROMPT}]
+
+
+def detailed(container: Container, **parameters: Any) -> dict[str, Any]:
+    """An answer with its details."""
+    reply = container.invoke({"inputs": PROMPT, "parameters": GREEDY | {"details": True} | parameters})
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    assert isinstance(answer, dict)
+    return answer
+
+
+# -- from nothing to a server ------------------------------------------------------------------------------------------
+
+
+def test_the_port_answers_before_the_model_does(container: Container) -> None:
+    """/ping is 503 Loading, then 200 Healthy, and nothing else; who asks too early is told when to come back."""
+    assert container.pings == [(503, "Loading"), (200, "Healthy")]
+    assert int(container.early["Loading"].headers["retry-after"]) > 0
+    early = container.early["/invocations"]
+    assert int(early.headers["retry-after"]) > 0 and "loading" in the_error(early, 503)["message"]
+    assert container.http.post("/ping").json() == {"status": "Healthy"}
+
+
+def test_lmcache_is_taken_over(container: Container) -> None:
+    """The tiers are those of LMCache's file, and what is asked goes into them."""
+    ready = next(line for line in container.server.log.read_text().splitlines() if line.startswith("hotspan is ready"))
+    assert re.search(r"0\.1 GiB of RAM, 0\.25 GiB in /.*/kv$", ready)
+    before = container.gauge("hotspan_cache_store_bytes_total")
+    container.generate(prose(4, 700))
+    deadline = time.monotonic() + 20
+    while container.gauge("hotspan_cache_store_bytes_total") == before:
+        assert time.monotonic() < deadline, "nothing was stored"
+        container.generate("Hello")
+        time.sleep(0.1)
+
+
+def test_the_model_is_called_lmi(container: Container) -> None:
+    """Requests may name the base model lmi, model, or not at all; in paths the same names hold, and no others."""
+    text = container.generate(PROMPT)
+    for name in ("lmi", "model"):
+        assert container.generate(PROMPT, model=name) == text
+        for path in (f"/predictions/{name}", f"/models/{name}/invoke"):
+            reply = container.invoke({"inputs": PROMPT, "parameters": GREEDY}, path)
+            assert reply.json() == {"generated_text": text}
+    assert "lmi" in the_error(container.invoke({"inputs": PROMPT}, "/predictions/gpt"), 404)["message"]
+    listed = [model["id"] for model in container.http.get("/v1/models").json()["data"]]
+    assert listed[0] == "lmi" and {"legal", "poet"} <= set(listed)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def test_schemas_are_chosen_by_key_in_order(container: Container) -> None:
+    """prompt before inputs before messages before requestType, whatever else is there."""
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"prompt": PROMPT, "messages": CHAT, "requestType": "NEW_SESSION", "max_tokens": 2}, "text_completion"),
+        ({"messages": CHAT, "requestType": "NEW_SESSION", "max_tokens": 2}, "chat.completion"),
+    ]
+    for body, kind in bodies:
+        reply = container.invoke(body)
+        assert reply.status_code == 200 and reply.json()["object"] == kind
+    assert "generated_text" in container.invoke({"inputs": PROMPT}).json()
+    assert "session_id" in container.invoke({"requestType": "NEW_SESSION"}).json()
+    error = the_error(container.invoke({"text": PROMPT}), 400)
+    assert all(key in error["message"] for key in ("prompt", "inputs", "messages", "requestType"))
+
+
+def test_parameters_of_length(container: Container) -> None:
+    """max_new_tokens is 30 if not given; the details count exactly what was generated."""
+    reply = container.invoke({"inputs": PROMPT, "parameters": {"details": True, "do_sample": False}}).json()
+    assert reply["details"]["generated_tokens"] == len(reply["details"]["tokens"]) == 30
+    details = detailed(container, max_new_tokens=4)["details"]
+    assert details["generated_tokens"] == len(details["tokens"]) == 4
+    assert details["finish_reason"] == "length" and details["prefill"] == []
+
+
+def test_details_tell_every_token(container: Container) -> None:
+    """Ids, texts that add up to the answer, and logarithms of probabilities; without details none of it."""
+    answer = detailed(container)
+    tokens = answer["details"]["tokens"]
+    assert "".join(token["text"] for token in tokens) == answer["generated_text"]
+    assert all(isinstance(token["id"], int) and token["log_prob"] <= 0 for token in tokens)
+    plain = container.invoke({"inputs": PROMPT, "parameters": GREEDY}).json()
+    assert plain == {"generated_text": answer["generated_text"]}
+
+
+def test_prefill_tells_the_prompt(container: Container) -> None:
+    """decoder_input_details adds the prompt's tokens, the first without a probability, and changes nothing else."""
+    plain, told = detailed(container), detailed(container, decoder_input_details=True)
+    prefill = told["details"].pop("prefill")
+    ids = container.http.post("/tokenize", json={"model": "lmi", "prompt": PROMPT}).json()["tokens"]
+    assert [token["id"] for token in prefill] == ids
+    assert prefill[0]["log_prob"] is None and all(token["log_prob"] <= 0 for token in prefill[1:])
+    assert told["generated_text"] == plain["generated_text"]
+    assert [one["id"] for one in told["details"]["tokens"]] == [one["id"] for one in plain["details"]["tokens"]]
+
+
+def test_full_text_begins_with_the_prompt(container: Container) -> None:
+    """return_full_text puts the prompt before the same answer."""
+    text = container.generate(PROMPT)
+    assert container.generate(PROMPT, parameters=GREEDY | {"return_full_text": True}) == PROMPT + text
+
+
+def test_truncate_keeps_the_end_of_the_prompt(container: Container) -> None:
+    """With truncate the last so many tokens are the prompt: the answer is that of those tokens alone."""
+    ids = container.http.post("/tokenize", json={"model": "lmi", "prompt": PROMPT}).json()["tokens"]
+    body = {"prompt": ids[-5:], "max_tokens": 10, "temperature": 0}
+    expected = container.invoke(body).json()["choices"][0]["text"]
+    parameters = GREEDY | {"truncate": 5, "details": True}
+    assert container.generate(PROMPT, parameters=parameters) == expected
+    last = rows(container.invoke({"inputs": PROMPT, "parameters": parameters, "stream": True}))[-1]
+    assert last["details"]["input_length"] == 5
+
+
+def test_sampling_is_off_with_do_sample_false(container: Container) -> None:
+    """do_sample=false is greedy whatever the temperature; without it the temperature holds."""
+    greedy = container.generate(PROMPT, parameters={"max_new_tokens": 10, "temperature": 0})
+    off = {"max_new_tokens": 10, "temperature": 2.0, "do_sample": False}
+    assert {container.generate(PROMPT, parameters=off) for _ in range(2)} == {greedy}
+    hot = {"max_new_tokens": 10, "temperature": 2.0, "seed": 7}
+    assert container.generate(PROMPT, parameters=hot) != greedy
+
+
+def test_a_seed_repeats(container: Container) -> None:
+    """The same seed gives the same text, another one another; the details say which it was."""
+    hot = {"temperature": 2.0, "do_sample": True, "top_p": 0.99, "top_k": 500, "repetition_penalty": 1.01}
+    first, again, other = (detailed(container, seed=seed, **hot) for seed in (7, 7, 8))
+    assert first == again and first["details"]["seed"] == 7
+    assert other["generated_text"] != first["generated_text"]
+
+
+def test_stop_sequences_end_the_text(container: Container) -> None:
+    """A stop sequence ends the generation and is not part of it."""
+    whole = container.generate(PROMPT)
+    stop = whole[len(whole) // 2 :][:3]
+    answer = detailed(container, stop_sequences=[stop])
+    assert answer["generated_text"] == whole[: whole.index(stop)]
+    assert answer["details"]["finish_reason"] == "stop_sequence"
+
+
+def test_the_models_own_end(container: Container) -> None:
+    """The model's end token ends the text, unless ignore_eos_token says otherwise."""
+    wants_to_end = {"logit_bias": {"2": 100}}
+    ended = detailed(container, **wants_to_end)["details"]
+    assert ended["finish_reason"] == "eos_token" and ended["generated_tokens"] == 1
+    ignored = detailed(container, ignore_eos_token=True, **wants_to_end)["details"]
+    assert ignored["finish_reason"] == "length" and ignored["generated_tokens"] == 10
+
+
+def test_several_sequences(container: Container) -> None:
+    """top_n_tokens asks for so many sequences: the others stand in the details."""
+    details = detailed(container, top_n_tokens=3, do_sample=True, temperature=2.0, seed=1)["details"]
+    others = details["best_of_sequences"]
+    assert len(others) == 2 and all(one["generated_tokens"] == 10 for one in others)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": PROMPT, "parameters": {"top_n_tokens": 129}}),
+        ("/v1/completions", {"prompt": PROMPT, "n": 129}),
+        ("/v1/chat/completions", {"messages": CHAT, "n": 129}),
+    ],
+)
+def test_more_sequences_than_one_may_ask_for(container: Container, path: str, body: Any) -> None:
+    """A request that would take the place of very many others is a 400 that says how many it may ask for."""
+    assert "at most 128" in the_error(container.invoke(body, path), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "hint"),
+    [
+        ({"max_new_token": 5}, "max_new_token", "max_new_tokens"),
+        ({"max_new_tokens": "many"}, "max_new_tokens", ""),
+        ({"max_new_tokens": -1}, "max_new_tokens", ""),
+        ({"temperature": -1}, "temperature", ""),
+        ({"details": "yes"}, "details", "true or false"),
+        ({"stop": ["a"], "stop_sequences": ["b"]}, "stop_sequences", "twice"),
+    ],
+)
+def test_a_wrong_parameter_is_named(container: Container, parameters: Any, param: str, hint: str) -> None:
+    """400 with the parameter by the name that the client knows, and what would do."""
+    error = the_error(container.invoke({"inputs": PROMPT, "parameters": parameters}), 400)
+    assert error["param"] == param and hint in error["message"]
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_has_a_row_for_every_token(container: Container) -> None:
+    """The rows are the tokens of the whole answer, in order; the last one has the text and the details."""
+    parameters = GREEDY | {"max_new_tokens": 20, "details": True}
+    whole = container.invoke({"inputs": PROMPT, "parameters": parameters}).json()
+    reply = container.invoke({"inputs": PROMPT, "parameters": parameters, "stream": True})
+    assert reply.headers["content-type"] == "application/jsonlines"
+    told = rows(reply)
+    assert [row["token"]["id"] for row in told] == [token["id"] for token in whole["details"]["tokens"]]
+    assert "".join(row["token"]["text"] for row in told) == told[-1]["generated_text"] == whole["generated_text"]
+    assert all(row["generated_text"] is None and row["details"] is None for row in told[:-1])
+    tokens = container.http.post("/tokenize", json={"model": "lmi", "prompt": PROMPT}).json()["count"]
+    assert told[-1]["details"] == {
+        "finish_reason": "length",
+        "seed": None,
+        "generated_tokens": 20,
+        "input_length": tokens,
+    }
+
+
+@pytest.mark.parametrize("accept", ["application/jsonlines", "text/event-stream"])
+def test_a_stream_comes_token_by_token(container: Container, accept: str) -> None:
+    """Rows arrive as they are made: the first long before the last, and not all in one piece."""
+    body = {"inputs": PROMPT, "parameters": GREEDY | {"max_new_tokens": 200}, "stream": True}
+    began, arrivals = time.monotonic(), []
+    with container.http.stream("POST", "/invocations", json=body, headers={"accept": accept}) as reply:
+        assert reply.headers["content-type"].startswith(accept)
+        for part in reply.iter_raw():
+            arrivals += [time.monotonic() - began] * part.count(b'"index"')
+    assert len(arrivals) == 200 and len(set(arrivals)) > 50
+    assert arrivals[0] < 0.5 * arrivals[-1]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[1]", "application/json", 400),
+        (b"", "application/json", 400),
+        (b'"\\ud800"', "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b'{"inputs": ["a"]}', "application/json", 400),
+        (b'{"inputs": ""}', "application/json", 400),
+        (b'{"prompt": "a", "max_tokens": 1000000}', "application/json", 400),
+        (b'{"messages": "a"}', "application/json", 400),
+        (b'{"inputs": "a", "stream": 1}', "application/json", 400),
+        (b"inputs=a", "application/x-www-form-urlencoded", 415),
+    ],
+)
+def test_a_wrong_body_is_refused(container: Container, content: bytes, kind: str, status: int) -> None:
+    """The true status and the one shape, before and behind the engine's door."""
+    the_error(container.http.post("/invocations", content=content, headers={"content-type": kind}), status)
+
+
+def test_errors_of_routes(container: Container) -> None:
+    """A route that is not there, a method that it does not have, a model that is not there: one shape for all."""
+    the_error(container.admin.get("/v2/nothing"), 404)
+    the_error(container.admin.get("/invocations"), 405)
+    the_error(container.invoke({"prompt": PROMPT, "model": "gpt"}, "/v1/completions"), 404)
+    the_error(container.invoke({"prompt": PROMPT, "max_tokens": "a"}, "/v1/completions"), 400)
+
+
+def test_a_body_that_is_too_large(container: Container) -> None:
+    """A byte over SAGEMAKER_MAX_PAYLOAD_IN_MB is a 413 that says the limit; said up front or found out."""
+    most = MAX_BODY_MIB << 20
+    body = json.dumps({"inputs": "a", "parameters": {"user": ""}}).encode()
+    padded = body[:-3] + b"x" * (most + 1 - len(body)) + body[-3:]
+    assert len(padded) == most + 1
+    given = {"content-type": "application/json"}
+    error = the_error(container.http.post("/invocations", content=padded, headers=given), 413)
+    assert f"{MAX_BODY_MIB} MiB" in error["message"]
+    the_error(container.http.post("/invocations", content=iter([padded]), headers=given), 413)
+    shorter = padded.replace(b"xx", b"x", 1)
+    assert container.http.post("/invocations", content=shorter, headers=given).status_code == 200
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def test_request_ids_and_attributes_come_back(container: Container) -> None:
+    """x-request-id as it was given, else the inference id, else one that was made; attributes as they were sent."""
+    body = {"inputs": PROMPT}
+    reply = container.invoke(body, x_request_id="one", x_amzn_sagemaker_inference_id="two")
+    assert reply.headers["x-request-id"] == "one" and reply.headers["x-amzn-sagemaker-inference-id"] == "two"
+    assert container.invoke(body, x_amzn_sagemaker_inference_id="two").headers["x-request-id"] == "two"
+    made = {container.invoke(body).headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    for path in ("/invocations", "/v1/completions"):
+        reply = container.invoke({"prompt": PROMPT}, path, **{ATTRIBUTES: "trace=7; user=x"})
+        assert reply.headers[ATTRIBUTES] == "trace=7; user=x"
+
+
+def test_the_engine_knows_the_request_by_its_id(container: Container) -> None:
+    """The answer's own id is made of the request's, so that a log line can be found by it."""
+    reply = container.invoke({"prompt": PROMPT, "max_tokens": 1}, "/v1/completions", x_request_id="find-me")
+    assert "find-me" in reply.json()["id"]

@@ -1,0 +1,83 @@
+"""Sessions on a real server: opened, used, expired, closed; what they cached is found by their ids."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from hotspan.bench.prose import prose
+
+from .rig import SESSION, SESSION_S, Container, the_error
+
+pytestmark = pytest.mark.engine
+
+NEW, CLOSED = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
+
+
+def opened(container: Container) -> str:
+    """The id of a new session."""
+    reply = container.invoke({"requestType": "NEW_SESSION"}, **{SESSION: "NEW_SESSION"})
+    assert reply.status_code == 200, reply.text
+    session, _, ends = reply.headers[NEW].partition("; Expires=")
+    assert reply.json() == {"session_id": session} and reply.headers[SESSION] == reply.headers[NEW]
+    left = datetime.strptime(ends, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) - datetime.now(UTC)
+    assert -1 < left.total_seconds() <= SESSION_S
+    return session
+
+
+def forgotten(container: Container, session: str) -> int:
+    """How many chunks were cached under a session, of which none is left now."""
+    receipt = container.admin.post("/hotspan/cache/invalidate", json={"session": session}).json()
+    return sum(receipt["removed"].values())
+
+
+def ask(container: Container, session: str, seed: int) -> Any:
+    """The answer to a prompt of more than a chunk, asked in a session, once something of it is stored."""
+    body = {"inputs": prose(seed, 500), "parameters": {"max_new_tokens": 2}}
+    before = container.gauge("hotspan_cache_store_bytes_total")
+    reply = container.invoke(body, **{SESSION: session})
+    assert reply.status_code == 200, reply.text
+    deadline = time.monotonic() + 20
+    while container.gauge("hotspan_cache_store_bytes_total") == before:
+        assert time.monotonic() < deadline, "nothing was stored"
+        container.generate("Hello")
+    return reply
+
+
+def test_a_session_owns_what_it_caches(container: Container) -> None:
+    """What a request in a session caches goes with an invalidation of that session, and of no other."""
+    first, second = opened(container), opened(container)
+    ask(container, first, 101)
+    assert forgotten(container, second) == 0
+    assert forgotten(container, first) > 0
+    assert forgotten(container, first) == 0
+
+
+def test_new_session_beside_a_prompt(container: Container) -> None:
+    """The header alone opens a session for the request that carries it."""
+    reply = ask(container, "NEW_SESSION", 102)
+    assert forgotten(container, reply.headers[NEW].partition(";")[0]) > 0
+
+
+def test_an_expired_session_is_no_session(container: Container) -> None:
+    """After its time a request that names it is answered, and leaves nothing under its id."""
+    session = opened(container)
+    time.sleep(SESSION_S + 0.1)
+    ask(container, session, 103)
+    assert forgotten(container, session) == 0
+
+
+def test_a_session_is_closed(container: Container) -> None:
+    """CLOSE ends it and says so in the header."""
+    session = opened(container)
+    reply = container.invoke({"requestType": "CLOSE"}, **{SESSION: session})
+    assert reply.status_code == 200 and reply.headers[CLOSED] == session
+    assert reply.json() == {"closed_session_id": session}
+
+
+def test_wrong_session_requests(container: Container) -> None:
+    """A request type that is none, a close without an id, an id that is none: 400 that says what to send."""
+    assert "NEW_SESSION" in the_error(container.invoke({"requestType": "OPEN"}), 400)["message"]
+    the_error(container.invoke({"requestType": "CLOSE"}), 400)
+    the_error(container.invoke({"inputs": "Say"}, **{SESSION: "no/session"}), 400)

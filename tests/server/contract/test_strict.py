@@ -1,0 +1,135 @@
+"""A second server, of variables alone: LMI's statuses, a short time limit, two places; and how it stops, at last."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import free_port
+
+from .rig import GREEDY, Container, rows, the_error
+from .rig import container as serving
+
+pytestmark = pytest.mark.engine
+
+LIMIT_S = 3
+VARIABLES = {
+    "OPTION_COMPAT": "lmi",
+    "OPTION_ROLLING_BATCH": "vllm",
+    "OPTION_DTYPE": "fp32",
+    "OPTION_MAX_MODEL_LEN": "2048",
+    "OPTION_BLOCK_SIZE": "128",
+    "OPTION_NUM_GPU_BLOCKS_OVERRIDE": "64",
+    "OPTION_ENABLE_STATEFUL_SESSIONS": "false",
+    "CUDA_MEMORY_FRACTION": "0.2",
+    "ENABLE_CUDA_GRAPHS": "false",
+    "MAX_BATCH_PREFILL_TOKENS": "1024",
+    "MAX_BATCH_SIZE": "8",
+    "SERVING_JOB_QUEUE_SIZE": "2",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": str(LIMIT_S),
+    "HOTSPAN_NO_CACHE": "true",
+}
+LONG: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000}}
+WAIT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    with serving(tmp_path_factory.mktemp("strict"), VARIABLES | {"HF_MODEL_ID": str(tiny_model)}) as running:
+        yield running
+
+
+def test_lmis_statuses(strict: Container) -> None:
+    """424 on the routes that LMI has, whoever refused; elsewhere, and where LMI has it too, the true status."""
+    wrong: list[Any] = [{"inputs": 1}, {"inputs": "Say", "model": "gpt"}, {"prompt": "Say", "max_tokens": -1}]
+    for body in wrong:
+        the_error(strict.invoke(body), 424)
+    the_error(strict.invoke({"messages": []}, "/v1/chat/completions"), 424)
+    the_error(strict.invoke({"inputs": "Say"}, "/predictions/gpt"), 424)
+    the_error(strict.invoke({"prompt": "Say", "max_tokens": -1}, "/v1/completions"), 400)
+    the_error(strict.http.post("/adapters", json={"name": "a", "src": "a"}), 401)
+    assert "LoRA is off" in the_error(strict.admin.post("/adapters", json={"name": "a", "src": "a"}), 400)["message"]
+
+
+def test_sessions_can_be_switched_off(strict: Container) -> None:
+    """enable_stateful_sessions=false: a request for one is refused, and an id beside a prompt is ignored."""
+    assert "no sessions" in the_error(strict.invoke({"requestType": "NEW_SESSION"}), 424)["message"]
+    assert strict.invoke({"inputs": "Say"}, x_amzn_sagemaker_session_id="any").status_code == 200
+
+
+def test_an_answer_that_takes_too_long(strict: Container) -> None:
+    """After SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS: a 504, or in a stream the same error as its last row."""
+    began = time.monotonic()
+    assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
+    assert LIMIT_S - 0.1 < time.monotonic() - began < LIMIT_S + 2
+    told = rows(strict.invoke(LONG | {"stream": True}))
+    assert len(told) > 2 and all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
+    assert strict.generate("Say")
+
+
+async def test_lmis_status_of_a_full_queue(strict: Container) -> None:
+    """503 and not 429, with a time to come back; /ping is not refused."""
+    async with httpx.AsyncClient(base_url=strict.server.url, timeout=60) as http:
+        held = [asyncio.create_task(http.post("/invocations", json=LONG)) for _ in range(2)]
+        await asyncio.sleep(WAIT_S)
+        refused = await http.post("/invocations", json={"inputs": "Say"})
+        the_error(refused, 503)
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await http.get("/ping")).json() == {"status": "Healthy"}
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+    deadline = time.monotonic() + 5
+    while (await asyncio.to_thread(strict.invoke, {"inputs": "Say"})).status_code != 200:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def test_a_stop_lets_requests_end(strict: Container) -> None:
+    """SIGTERM: what is in work ends as it would, who comes is sent away, and the server is gone well within 30 s.
+
+    The last test with this server: it stops it.
+    """
+    short = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 20}, "stream": True}
+    with (
+        strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as cut_off,
+        strict.http.stream("POST", "/invocations", json=short) as reply,
+    ):
+        began = time.monotonic()
+        strict.server.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=strict.server.url) as other:
+            while (ping := other.get("/ping")).json() == {"status": "Healthy"}:
+                assert time.monotonic() - began < 1
+            assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
+            refused = other.post("/invocations", json={"inputs": "Say"})
+            assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
+        told = [json.loads(line) for line in reply.iter_lines()]
+        assert len(told) == 20 and told[-1]["generated_text"]
+        assert json.loads(list(cut_off.iter_lines())[-1])["error"]["code"] == 504
+    assert strict.server.process.wait(30) == 0 and time.monotonic() - began < 30
+
+
+def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:
+    """After SAGEMAKER_STARTUP_TIMEOUT the server gives up in one sentence that says what to do, and leaves nothing."""
+    before = set(Path("/dev/shm").glob("hotspan-*"))
+    given = {"HF_MODEL_ID": str(tiny_model), "SAGEMAKER_STARTUP_TIMEOUT": "0.5", "OPTION_RAM_GIB": "0.1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "hotspan", "serve", "--port", str(free_port())],
+        env=kept | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "not loaded within 0.5 s" in done.stderr and "SAGEMAKER_STARTUP_TIMEOUT" in done.stderr.splitlines()[-1]
+    assert set(Path("/dev/shm").glob("hotspan-*")) <= before

@@ -1,0 +1,146 @@
+"""Requests that nobody would write, made from the server's own OpenAPI document: it refuses them, and never fails."""
+
+from collections import Counter
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from hotspan.server.adapters.routes import READS
+from hotspan.server.policy import CLIENT, PUBLIC
+
+from .rig import ADAPTER, SESSION, Container
+
+pytestmark = pytest.mark.engine
+
+FEW, MANY = 300, 10_000
+MOST_TOKENS = 4
+_NAME = {"type": "string"}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_NUMBER, _WHOLE, _FLAG = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
+_PARAMETERS = {
+    **dict.fromkeys(("max_new_tokens", "truncate", "top_n_tokens", "top_k", "seed", "logprobs", "min_tokens"), _WHOLE),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"), _NUMBER),
+    **dict.fromkeys(("details", "decoder_input_details", "do_sample", "return_full_text", "ignore_eos_token"), _FLAG),
+    **dict.fromkeys(("stop_sequences", "bad_words"), _TEXTS),
+    "logit_bias": {"type": "object", "additionalProperties": _NUMBER},
+    "response_format": {"type": "object", "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}}},
+}
+_LMI = {
+    "type": "object",
+    "properties": {
+        "inputs": {"type": "string"},
+        "parameters": {"type": "object", "properties": _PARAMETERS},
+        "stream": _FLAG,
+        "adapters": {"enum": ["", "legal", "poet", "nobody"]},
+        "model": {"enum": ["lmi", "poet", "nobody"]},
+        "requestType": {"enum": ["NEW_SESSION", "CLOSE", "OPEN"]},
+    },
+}
+_HEADERS = [{"in": "header", "name": name, "schema": _NAME} for name in (SESSION, ADAPTER)]
+_BY_NAME = {"in": "path", "name": "model", "required": True, "schema": {"enum": ["lmi", "model", "nobody"]}}
+
+
+_ENGINES_FAULT = "'ResponseOutputRefusal' object has no attribute 'text'"
+"""vLLM 0.32 fails on a refusal in the history of a /v1/responses request."""
+
+
+def post(body: Any, *parameters: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": body}}
+    said = {"requestBody": {"required": True, "content": content}, "parameters": list(parameters)}
+    return {"post": said | {"responses": {"200": {"description": "An answer."}}}}
+
+
+OURS = {
+    "/predictions/{model}": post(_LMI, _BY_NAME, *_HEADERS),
+    "/models/{model}/invoke": post(_LMI, _BY_NAME),
+}
+"""LMI's routes, which FastAPI does not know."""
+
+
+def every_request(container: Container) -> st.SearchStrategy[Any]:
+    """Requests that fit the document, and requests that don't, to every route that a client may ask."""
+    document = container.http.get("/openapi.json").json()
+    allowed = {*CLIENT, *PUBLIC, *READS}
+    document["paths"] = {path: found for path, found in document["paths"].items() if path in allowed} | OURS
+    schema = schemathesis.openapi.from_dict(document)
+    return st.one_of(*(schema.as_strategy(generation_mode=mode) for mode in GenerationMode))
+
+
+def cheap(body: Any) -> Any:
+    """The same request, which asks for few tokens and sequences where it would have asked for very many."""
+    if not isinstance(body, dict):
+        return body
+    lengths, numbers = ("max_tokens", "max_completion_tokens", "max_output_tokens"), ("n", "best_of")
+    asked: Any = body
+    if "inputs" in body:
+        asked, lengths, numbers = body.get("parameters"), ("max_new_tokens",), ("n", "top_n_tokens")
+    elif not {"prompt", "messages", "input"} & body.keys():
+        return body
+    for name in (*lengths, *numbers) if isinstance(asked, dict) else ():
+        is_too_many = isinstance(asked.get(name), int) and asked[name] > MOST_TOKENS
+        if is_too_many or (name in lengths and asked.get(name) is None):
+            asked[name] = MOST_TOKENS
+    return body
+
+
+def problem(reply: Any) -> str | None:
+    """What is wrong with an answer; None if nothing is."""
+    if reply.status_code == 503 and "retry-after" in reply.headers:
+        return None
+    if reply.status_code == 500 and _ENGINES_FAULT in reply.text:
+        return None
+    if reply.status_code >= 500 and reply.status_code != HTTPStatus.NOT_IMPLEMENTED:  # what this model is not made for
+        return "it failed"
+    if reply.status_code < 400:
+        return None
+    try:
+        error = reply.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return "an error of another shape"
+    return None if error["message"] and error["type"] and error["code"] else "an error that says nothing"
+
+
+def ask(container: Container, requests: int) -> None:
+    """So many requests, one after the other. Raises: AssertionError with a command for each that went wrong."""
+    found: dict[str, str] = {}
+    statuses: Counter[int] = Counter()
+
+    @settings(
+        max_examples=requests,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=every_request(container))
+    def one(case: Any) -> None:
+        case.body = cheap(case.body)
+        reply = case.call(base_url=container.server.url, timeout=60)
+        statuses[reply.status_code] += 1
+        if (wrong := problem(reply)) is not None:
+            place = f"{case.method} {case.path}: {reply.status_code}: {wrong}"
+            found.setdefault(place, f"{reply.text[:300]}\n{case.as_curl_command()[:1000]}")
+
+    one()
+    print(dict(statuses))
+    assert not found, "\n\n".join(f"{place}\n{details}" for place, details in found.items())
+    assert container.http.get("/ping").status_code == 200
+    assert statuses[200] > 0 and container.generate("Say")
+
+
+def test_unexpected_requests(container: Container) -> None:
+    """A few hundred: each is answered or refused in the one shape, and the server lives."""
+    ask(container, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_unexpected_requests(container: Container) -> None:
+    """The same at length."""
+    ask(container, MANY)
