@@ -76,8 +76,8 @@ class Traffic:
                 self.tier.ask([Chunk(each, None) for each in self._kept], 0)  # an L2 must be asked now and then
                 break
             self._in_flight[key] = self._buffers.pop()
-        while self._buffers and self.tier.can_store():
-            self._submit()
+        while self._buffers and self.tier.can_store() and self._submit() is not None:
+            pass
 
     def drain(self) -> None:
         """Let everything end."""
@@ -89,15 +89,17 @@ class Traffic:
     def _store(self) -> ChunkKey:
         """Fill it with one chunk."""
         key = self._submit()
+        if key is None:
+            raise SystemExit("the tier takes no chunk: is there room?")
         self.drain()
         return key
 
-    def _submit(self) -> ChunkKey:
+    def _submit(self) -> ChunkKey | None:
+        """Store a chunk; None if the tier has no room for it at the moment."""
         key = ChunkKey(next(self._numbers).to_bytes(4, "big") + os.urandom(28))
-        buffer = self._buffers.pop()
-        if not self.tier.submit_store(Chunk(key, None), Terms(), buffer):
-            raise SystemExit("the tier takes no chunk: is there room?")
-        self._in_flight[key] = buffer
+        if not self.tier.submit_store(Chunk(key, None), Terms(), self._buffers[-1]):
+            return None
+        self._in_flight[key] = self._buffers.pop()
         return key
 
 
