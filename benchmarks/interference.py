@@ -137,12 +137,13 @@ def copy_for_ever(pipe: Any) -> None:
         source, target = np.ones(CHUNK_BYTES, np.uint8), np.zeros(CHUNK_BYTES, np.uint8)
         due = time.monotonic()
         while True:
-            if not rate[0]:
+            asked = rate[0]
+            if not asked:
                 time.sleep(0.005)
                 due = time.monotonic()
                 continue
             np.copyto(target, source)
-            due = max(due + CHUNK_BYTES * THREADS / rate[0], time.monotonic() - 0.1)
+            due = max(due + CHUNK_BYTES * THREADS / asked, time.monotonic() - 0.1)
             time.sleep(max(0.0, due - time.monotonic()))
 
     for _ in range(THREADS):
