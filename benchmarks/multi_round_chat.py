@@ -6,7 +6,8 @@ Each repetition serves the demo's model twice, the second first in every other o
 the sessions, and with that and an L2 that starts empty (`--l2 daemon`, our daemon, or `--l2 redis`, a Redis server).
 Every session is sent once to fill what there is; then they come back in turn, faster than the machine can compute
 them anew. The engine's own pool holds six: as many as decode while the next one's prompt is computed, so that both
-sides are as busy as a server of many sessions is. Ratios are taken within a repetition; the median of them is held against the goal.
+sides are as busy as a server of many sessions is. Ratios are taken within a repetition; the median of them is held
+against the goal.
 """
 
 import argparse

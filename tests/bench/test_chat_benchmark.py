@@ -172,7 +172,8 @@ def test_a_whole_measurement(
     monkeypatch.setattr(benchmark, "serve_command", serve)
     monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
     output, work = tmp_path / "deep" / "chat.json", tmp_path / "work"
-    sizes = "--sessions 12 --shared-prompt-tokens 30 --history-tokens 40 --requests 24 --qps 200 --pool-sessions 3 --ram-sessions 5"
+    sizes = "--sessions 12 --shared-prompt-tokens 30 --history-tokens 40 --requests 24 --qps 200"
+    sizes += " --pool-sessions 3 --ram-sessions 5"
     rest = f"--output {output} --work {work} --l2 redis --model-size tiny --repetitions 2"
     assert benchmark.main([*rest.split(), *sizes.split()]) == 1, "stand-ins have no inter-token latency"
     found = json.loads(output.read_text())
