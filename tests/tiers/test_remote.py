@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, segments
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
@@ -18,7 +19,7 @@ from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.follower import STALE_S, LogFollower, VolatileLog
 from hotspan.tiers.record import unpack
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.remote import RemoteOptions, RemoteTier, _Checked
 
 SIZE = 2 * 4096
 NAMESPACE = bytes(range(32))
@@ -537,3 +538,22 @@ def test_many_marks_go_in_batches(
     for _ in range(3):
         a.turn()
     assert len(server.marks) == 600 == sum(counts) and max(counts) <= 256
+
+
+@pytest.mark.parametrize("wrong", [0, 700_000, 1 << 20, (2 << 20) + 5])
+def test_segments_are_verified_where_they_land(wrong: int) -> None:
+    """A wrong byte in any segment of a frame, also one that was right when it first landed, makes it no hit."""
+    payload = aligned((2 << 20) + 4096, bytes(range(256)) * (((2 << 20) + 4096) // 256))
+    header, identity = memoryview(bytearray(HEADER_BYTES)), FrameIdentity(ChunkKey(bytes(32)), NAMESPACE)
+    seal(header, payload, identity)
+    parts = [(first, stop) for _, first, stop in segments(len(payload))]
+    checked = _Checked(header, payload)
+    for first, stop in parts:
+        checked.landed(first, payload[first:stop])
+    assert checked.fault(identity, 0.0) is None
+    payload[wrong] ^= 1
+    for first, stop in parts:
+        checked.landed(first, payload[first:stop])
+    assert checked.fault(identity, 0.0) is FrameFault.PAYLOAD
+    assert _Checked(header, payload).fault(identity, 0.0) is FrameFault.PAYLOAD, "what nobody told of is verified whole"
+    assert _Checked(header, payload).fault(FrameIdentity(ChunkKey(b"2" * 32), NAMESPACE), 0.0) is FrameFault.KEY

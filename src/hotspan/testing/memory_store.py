@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.frame import segments
 from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.record import Record, pack, unpack
-from hotspan.tiers.stores.base import Found, LogPage, SharedInvalidation, SharedLog, StoreUsage, marked
+from hotspan.tiers.stores.base import Found, Landed, LogPage, SharedInvalidation, SharedLog, StoreUsage, marked
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class MemoryStore:
         with self._server.lock:
             return [self._found(key) for key in keys]
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         self._server.before("get")
         _, frame = self._server.objects.get(found.record.key, (b"", b""))
         if len(frame) != sum(map(len, into)):
@@ -95,6 +96,9 @@ class MemoryStore:
         for part in into:
             part[:] = frame[at : at + len(part)]
             at += len(part)
+        if landed is not None:
+            for _, first, stop in segments(len(into[1])):
+                landed(first, into[1][first:stop])
         return True
 
     def put(self, record: Record, frame: Sequence[memoryview]) -> bool:

@@ -18,7 +18,16 @@ from functools import partial
 from itertools import islice
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, verify
+from hotspan.core.frame import (
+    HEADER_BYTES,
+    FrameFault,
+    FrameIdentity,
+    seal,
+    segments,
+    verify,
+    verify_header,
+    verify_part,
+)
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
@@ -399,10 +408,11 @@ class RemoteTier:
         wrong: FrameFault | None = None
         try:
             staging = into if self._keys is None else scratch[HEADER_BYTES : HEADER_BYTES + len(into)]
-            if not self._store.get(found, [header, staging]):
+            checked = _Checked(header, into)
+            if not self._store.get(found, [header, staging], checked.landed if self._keys is None else None):
                 fault = Fault.GONE
             elif self._keys is None:
-                wrong = verify(header, into, identity, now_s)
+                wrong = checked.fault(identity, now_s)
             else:
                 wrong = open_frame(scratch, into, identity, now_s, self._keys.opening)
         except OSError as error:
@@ -453,6 +463,27 @@ class RemoteTier:
     def _report(self, done: Callable[[], Transfer | None]) -> None:
         self._done.append(done)
         self._landed.set()
+
+
+class _Checked:
+    """A plain frame that is verified segment by segment as it lands, while its bytes are in the CPU's caches."""
+
+    def __init__(self, header: memoryview, payload: memoryview) -> None:
+        self._header = header
+        self._payload = payload
+        self._faults: dict[int, FrameFault | None] = {}
+
+    def landed(self, first: int, part: memoryview) -> None:
+        """A segment is there, behind the header; anew, if it had been."""
+        self._faults[first] = verify_part(self._header, len(self._payload), first, part)
+
+    def fault(self, identity: FrameIdentity, now_s: float) -> FrameFault | None:
+        """None if all of it is the frame of `identity`, else why not."""
+        expected = {first for _, first, _ in segments(len(self._payload))}
+        if self._faults.keys() != expected:
+            return verify(self._header, self._payload, identity, now_s)
+        fault = verify_header(self._header, len(self._payload), identity, now_s)
+        return fault or next((each for each in self._faults.values() if each is not None), None)
 
 
 def _groups(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:

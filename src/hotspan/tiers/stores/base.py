@@ -8,7 +8,7 @@ Objects never change; a mark adds to the terms of one, and marks commute, so tha
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -76,6 +76,10 @@ class StoreUsage:
     capacity_bytes: int = 0
 
 
+Landed = Callable[[int, memoryview], None]
+"""Where a segment of a payload begins, and its bytes where they are to stay."""
+
+
 class ObjectStore(Protocol):
     """Objects that replicas share. Methods block, each at most its deadline (the store's own setting, in seconds), and
     may be called from several threads.
@@ -97,8 +101,11 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         """Read an object's frame into buffers that have exactly its size, one after the other.
+
+        landed: may be told of each segment of the payload as soon as it is there, while it is in the caches, and again
+                if it is read again; `into` is header and payload then. A store need not.
 
         False if the object is gone, or is not of that size; what `into` holds is undefined then, and when it raises.
         """

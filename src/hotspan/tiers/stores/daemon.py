@@ -5,6 +5,7 @@ was last heard of: if the answer says that it is still the same, it never moved,
 """
 
 import errno
+import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.frame import segment_bytes_for
 from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.record import Record, pack, unpack
@@ -22,6 +24,7 @@ from hotspan.tiers.stores.base import (
     MARK_BYTES,
     PREAMBLE_BYTES,
     Found,
+    Landed,
     LogPage,
     SharedInvalidation,
     StoreUsage,
@@ -104,19 +107,19 @@ class DaemonStore:
                 objects += self._objects(connection, some, answer, deadline)
         return [None if each is None else each.found for each in objects]
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         key = found.record.key
         deadline = Deadline(self._deadline_s)
         expires_s = self._clock.monotonic() + self._lease_s
         with self._door.connection(deadline) as connection:
             connection.send(Operation.FIND, FIND.pack(max(1, round(self._lease_s * 1000))) + key, deadline)
             known = self._known.get(key)
-            was_copied = known is not None and _copy_out(connection.segment, known, found, into)
+            was_copied = known is not None and _copy_out(connection.segment, known, found, into, landed)
             _, answer = connection.receive(deadline)
             lease, version = _lease_of(answer)
             if known is None or not known.has_bytes_of(version):
                 (known,) = self._objects(connection, [key], answer, deadline)
-                was_copied = known is not None and _copy_out(connection.segment, known, found, into)
+                was_copied = known is not None and _copy_out(connection.segment, known, found, into, landed)
             if lease:
                 connection.releases.append(lease)  # goes along with the next request: not before the copy
         return was_copied and bool(lease) and self._clock.monotonic() < expires_s
@@ -307,14 +310,31 @@ def _lease_of(answer: memoryview) -> tuple[int, int]:
     return lease, version
 
 
-def _copy_out(segment: Segment | None, known: _Object, found: Found, into: Sequence[memoryview]) -> bool:
+def _copy_out(
+    segment: Segment | None, known: _Object, found: Found, into: Sequence[memoryview], landed: Landed | None
+) -> bool:
     """Copy the frame of an object, if it is what was found, of that size, and in the segment."""
     if segment is None or known.found.record != found.record or not segment.has(known.places, known.size):
         return False
     if sum(map(len, into)) != known.size - PREAMBLE_BYTES:
         return False
-    for part, place in _split(into, known.places, PREAMBLE_BYTES):
+    if landed is None:
+        for part, place in _split(into, known.places, PREAMBLE_BYTES):
+            _copy(part, segment.view[place.offset : place.offset + place.size])
+        return True
+    header, payload = into
+    step = segment_bytes_for(len(payload))
+    pieces = [header, *(payload[first : first + step] for first in range(0, len(payload), step))]
+    ends = itertools.accumulate(map(len, pieces[1:]))
+    at, end = -len(header), 0
+    for part, place in _split(pieces, known.places, PREAMBLE_BYTES):
         _copy(part, segment.view[place.offset : place.offset + place.size])
+        at += len(part)
+        if at == end:  # a whole piece: of the payload, but for the first
+            if end:
+                first = (end - 1) // step * step
+                landed(first, payload[first:end])
+            end = next(ends, end)
     return True
 
 

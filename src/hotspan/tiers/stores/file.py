@@ -22,7 +22,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, ChunkKey
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
-from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, StoreUsage, marked
+from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
 from hotspan.tiers.stores.file_log import FileEpochs, FileLog
 from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of
 from hotspan.tiers.stores.parts import parts_of
@@ -83,7 +83,7 @@ class FileStore:
 
         return self._calls.run(look)
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         def read(turn: Turn) -> bool:
             path = self._files.root / directory_of(self._epochs.current(turn), found.record.key) / OBJECT
             try:

@@ -13,7 +13,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
-from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, SharedLog, StoreUsage
+from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, Landed, SharedLog, StoreUsage
 from hotspan.tiers.stores.connections import Deadline
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from hotspan.tiers.stores.leases import HyperpodDaemon, Lease
@@ -63,7 +63,7 @@ class HyperpodStore:
                 break
         return answers + [None] * (len(keys) - len(answers))
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         """As ObjectStore says, from the lease that `find` left if that is still good, else from a new one."""
         record = found.record
         if sum(map(len, into)) != HEADER_BYTES + record.payload_bytes:

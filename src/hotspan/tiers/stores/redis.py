@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
-from hotspan.tiers.stores.base import Found, StoreUsage, marked
+from hotspan.tiers.stores.base import Found, Landed, StoreUsage, marked
 from hotspan.tiers.stores.parts import parts_of
 from hotspan.tiers.stores.redis_log import RedisLog
 from hotspan.tiers.stores.redis_servers import Command, RedisServers
@@ -136,7 +136,7 @@ class RedisStore:
         found: list[Found | None] = self._ask(commands, Budget(self._timeout_s)).replies
         return found
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         budget = Budget(self._timeout_s)
         epoch = self.log.epoch or self.log.begin(budget)
         name = self._name(epoch, found.record.key)

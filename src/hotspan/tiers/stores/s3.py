@@ -28,7 +28,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.record import Record
-from hotspan.tiers.stores.base import Found, SharedLog, StoreUsage, marked, marks_of
+from hotspan.tiers.stores.base import Found, Landed, SharedLog, StoreUsage, marked, marks_of
 from hotspan.tiers.stores.s3_bucket import Blob, Bucket, Data
 from hotspan.tiers.stores.s3_log import S3Log
 from hotspan.tiers.stores.s3_marks import MarkBook, Marks
@@ -130,7 +130,7 @@ class S3Store:
                 self._place(segment, alive)
         return [alive.get(key) for key in keys]
 
-    def get(self, found: Found, into: Sequence[memoryview]) -> bool:
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         key, stamp = found.record.key, found.record.stamp
         size = sum(map(len, into))
         with self._lock:
