@@ -19,7 +19,7 @@ from pathlib import Path
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
-from hotspan.daemon.directory import SlabDirectory
+from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
 from hotspan.daemon.door import LocalDoor
 from hotspan.daemon.http import HttpConnection, HttpLimits
@@ -29,8 +29,8 @@ from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
-from hotspan.tiers.directory import explained
 from hotspan.tiers.files import Files
+from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Daemon:
             try:
                 self._journal = Journal(directory.files, directory.journal, lambda: call_soon(self._pool.lose_disk))
             except OSError as error:
-                raise explained(directory.path, error) from error
+                raise explained(directory.path, error, WHOSE) from error
             self._disk = DiskSlab(directory, self._journal, clock, call_soon)
         self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=self._disk, notes=self._journal)
         self._log = InvalidationLog(clock, notes=self._journal)

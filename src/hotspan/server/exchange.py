@@ -18,6 +18,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from hotspan.core.errors import HotspanError
 from hotspan.server.errors import HttpError, lmi_status
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,20 @@ class Exchange:
         finally:
             watch.cancel()
             self.gone.set()
+
+    @contextlib.asynccontextmanager
+    async def answered(self, path: str) -> AsyncIterator[None]:
+        """Inside, whatever goes wrong is what the client is told, in the one shape; nobody is told who hung up."""
+        try:
+            yield
+        except ClientGone:
+            pass
+        except HotspanError as error:
+            await self.fail(HttpError.of(error))
+        except Exception:  # the boundary of every request
+            logger.exception("request_failed request=%s path=%s", self.request_id, path)
+            message = f"the server failed on this request: its log says why, under {self.request_id}"
+            await self.fail(HttpError(500, message))
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -3,7 +3,6 @@
 client -> Gate (policy.py) -> Front: body -> admission -> Invocations -> the engine's app
 """
 
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,14 @@ from typing import Any
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from hotspan.core.errors import HotspanError
 from hotspan.server.admission import Admission
 from hotspan.server.bodies import Bodies
-from hotspan.server.errors import HttpError
-from hotspan.server.exchange import ClientGone, Exchange
+from hotspan.server.exchange import Exchange
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters
 from hotspan.server.lmi.routes import OPENAI, Invocations, Plugs
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App
 from hotspan.server.settings import HttpSettings
-
-logger = logging.getLogger(__name__)
 
 PING, INVOCATIONS = "/ping", "/invocations"
 BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
@@ -36,7 +31,7 @@ _WORK = frozenset(
 )
 """The engine's routes that make it compute."""
 
-_LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
+LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 
 
 class Front:
@@ -88,18 +83,10 @@ class Front:
             await self._app(scope, receive, send)
             return
         path, model = self._place(scope)
-        is_lmi = self._settings.compat == "lmi" and path in _LMI_HAS
+        is_lmi = self._settings.compat == "lmi" and path in LMI_HAS
         exchange = Exchange(scope, receive, send, is_lmi=is_lmi)
-        try:
+        async with exchange.answered(path):
             await self._answer(exchange, path, model)
-        except ClientGone:
-            pass
-        except HotspanError as error:
-            await exchange.fail(HttpError.of(error))
-        except Exception:  # the boundary: whatever went wrong, its client hears so in the one shape
-            logger.exception("request_failed request=%s path=%s", exchange.request_id, path)
-            message = f"the server failed on this request: its log says why, under {exchange.request_id}"
-            await exchange.fail(HttpError(500, message))
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
         """The route, by its path as it is registered if it is ours, and the model that it names."""
@@ -118,7 +105,7 @@ class Front:
             return
         async with self._bodies.body(exchange) as body:
             work = self._work(exchange, path, model, body)
-            if exchange.scope["method"] == "POST" and (path in _WORK or path in _LMI_HAS):
+            if exchange.scope["method"] == "POST" and (path in _WORK or path in LMI_HAS):
                 await self.admission.run(exchange, work)
             else:
                 async with exchange.watched():

@@ -14,9 +14,10 @@ from hotspan.core.errors import DirectoryError
 from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.tiers.base import FrameKeys
-from hotspan.tiers.directory import OpenDirectory, explained, open_directory
+from hotspan.tiers.directory import WHOSE, OpenDirectory, open_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
+from hotspan.tiers.owned import explained
 from hotspan.tiers.record import Record
 from hotspan.tiers.table import read_geometry
 
@@ -136,7 +137,7 @@ def check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
     try:
         return _check_offline(path, keys)
     except OSError as error:
-        raise explained(path, error) from error
+        raise explained(path, error, WHOSE) from error
 
 
 def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:

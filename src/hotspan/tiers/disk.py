@@ -527,5 +527,8 @@ def _no_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if was_on and not gc.get_freeze_count():  # into the oldest generation at once
+            gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()

@@ -39,9 +39,10 @@ _DTYPE = np.dtype(
             "tenant",
             "adapter",
             "labels",
+            "check",
         ],
-        "formats": ["<u4", "<u2", "V32", "V32", "V32", "<u8", "<u8", "<u8", "<u8", f"({RECORD_LABELS},)<u8"],
-        "offsets": [0, 4, 8, 40, 72, 112, 120, 128, 136, 152],
+        "formats": ["<u4", "<u2", "V32", "V32", "V32", "<u8", "<u8", "<u8", "<u8", f"({RECORD_LABELS},)<u8", ">u8"],
+        "offsets": [0, 4, 8, 40, 72, 112, 120, 128, 136, 152, CHECK_AT],
         "itemsize": RECORD_BYTES,
     }
 )
@@ -110,10 +111,11 @@ class DiskTable:
         data = read_all(self._files, self._fd, SUPERBLOCK_BYTES, len(self._memory))
         self._memory[: len(data)] = data
         self._memory[len(data) :] = bytes(len(self._memory) - len(data))
-        view = memoryview(data)
-        for slot in np.flatnonzero(self._records["magic"] == LIVE).tolist():
+        view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+        slots = self.slots()
+        for slot, check in zip(slots, self._records["check"][slots].tolist(), strict=True):
             at = slot * RECORD_BYTES
-            if xxhash.xxh3_64_digest(view[at : at + CHECK_AT]) != view[at + CHECK_AT : at + RECORD_BYTES]:
+            if digest(view[at : at + CHECK_AT]) != check:
                 self._records["magic"][slot] = 0
 
     def slots(self) -> list[int]:
@@ -124,12 +126,10 @@ class DiskTable:
     def summaries(self) -> Iterator[tuple[int, ChunkKey, ChunkKey | None, bytes, int, int]]:
         """(slot, key, parent, namespace, tenant, expires_s) of every chunk; about half a microsecond each."""
         slots = self.slots()
-        live = self._records[slots]
-        names = np.ascontiguousarray(live).view(np.uint8).reshape(-1, RECORD_BYTES)[:, 8:104].tobytes()
-        columns = (live["flags"].tolist(), live["tenant"].tolist(), live["expires_s"].tolist())
-        for at, slot, flags, tenant, expires_s in zip(range(0, len(names), 96), slots, *columns, strict=True):
-            parent = ChunkKey(names[at + 32 : at + 64]) if flags & HAS_PARENT else None
-            yield slot, ChunkKey(names[at : at + 32]), parent, names[at + 64 : at + 96], tenant, expires_s
+        names = ("flags", "key", "parent", "namespace", "tenant", "expires_s")
+        columns = (self._records[name][slots].tolist() for name in names)
+        for slot, flags, key, parent, namespace, tenant, expires_s in zip(slots, *columns, strict=True):
+            yield slot, ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, tenant, expires_s
 
     def record(self, slot: int) -> Record:
         """What stands in `slot`. Raises: KeyError if nothing does."""

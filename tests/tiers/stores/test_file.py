@@ -29,6 +29,7 @@ from hotspan.testing.stores import (
     put,
     read,
 )
+from hotspan.tiers.stores import file_room
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, StoreUsage, marks_of
 from hotspan.tiers.stores.file import FileStore
 from tests.tiers.mounts import mounted
@@ -76,6 +77,26 @@ class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTest
     def make_store(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
         monkeypatch.setattr(os, "link", no_links)
         return lambda entries: FileStore(memory_path, log_entries=entries)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_what_is_put_during_a_look_is_counted_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, is_listed: bool
+) -> None:
+    """Whether the look came by before or after it."""
+    room, names = store._room, file_room.listed
+
+    def put_meanwhile(path: Path) -> list[str]:
+        monkeypatch.setattr(file_room, "listed", names)
+        found = [] if is_listed else names(path)  # the look's first: nothing is there yet
+        assert put(store, B, SIZE)
+        return names(path) if is_listed else found
+
+    store._calls.run(room.look)
+    monkeypatch.setattr(file_room, "listed", put_meanwhile)
+    assert store._calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0)
+    assert put(store, A, SIZE)
+    assert store.usage() == StoreUsage(2, 2 * STORED, 0) == store._calls.run(room.look)
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"capacity_gib": 0.0}, {"capacity_gib": -1.0}])

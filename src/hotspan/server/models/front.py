@@ -5,7 +5,6 @@ client -> Gate (policy.py) -> StoreFront: body -> model -> admission -> relay ->
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
@@ -15,20 +14,17 @@ from urllib.parse import parse_qs
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from hotspan.core.errors import HotspanError
 from hotspan.server.admission import Admission
 from hotspan.server.bodies import Bodies
 from hotspan.server.errors import HttpError
-from hotspan.server.exchange import JSON, ClientGone, Exchange
-from hotspan.server.front import BY_NAME, INVOCATIONS, PING
+from hotspan.server.exchange import JSON, Exchange
+from hotspan.server.front import LMI_HAS, PING
 from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
 from hotspan.server.models.relay import MODEL_NAME, Answer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
 from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED
 from hotspan.server.principal import current_principal
 from hotspan.server.settings import HttpSettings
-
-logger = logging.getLogger(__name__)
 
 HEALTH, MODELS = "/health", "/v1/models"
 CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
@@ -37,7 +33,6 @@ OF_ALL = (*RECEIPTS, CACHE, CHECK, ROTATE)
 """Routes that are about every model, unless the query names one."""
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -74,17 +69,9 @@ class StoreFront:
         if scope["type"] != "http":
             return
         path, named = self._place(scope)
-        exchange = Exchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in _LMI_HAS)
-        try:
+        exchange = Exchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in LMI_HAS)
+        async with exchange.answered(path):
             await self._answer(exchange, path, named)
-        except ClientGone:
-            pass
-        except HotspanError as error:
-            await exchange.fail(HttpError.of(error))
-        except Exception:  # the boundary: whatever went wrong, its client hears so in the one shape
-            logger.exception("request_failed request=%s path=%s", exchange.request_id, path)
-            message = f"the server failed on this request: its log says why, under {exchange.request_id}"
-            await exchange.fail(HttpError(500, message))
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
         """The route, by its path as the policy has it, and the model that the path names."""

@@ -103,24 +103,31 @@ class FileStore:
 
     def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
         preamble = memoryview(pack(record).ljust(PREAMBLE_BYTES, b"\0"))
+        size = PREAMBLE_BYTES + sum(map(len, frame))
 
         def write(turn: Turn) -> bool:
-            path = self._files.root / directory_of(self._epochs.current(turn), record.key) / OBJECT
-            if os.path.lexists(path) or not self._files.publish(path, [preamble, *frame], turn):
+            directory = self._files.root / directory_of(self._epochs.current(turn), record.key)
+            path = directory / OBJECT
+            if os.path.lexists(path):
                 return False
-            with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
-                self._room.touch(fd, record, is_new=True)
-            return True
+            is_ours = False
+            self._room.begin(directory)
+            try:
+                is_ours = self._files.publish(path, [preamble, *frame], turn)
+            finally:
+                if self._room.end(directory, size if is_ours else 0):
+                    self._sweep_soon()
+            if is_ours:
+                with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
+                    self._room.touch(fd, record, is_new=True)
+            return is_ours
 
         try:
-            is_ours = self._calls.run(write)
+            return self._calls.run(write)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._sweep_soon(is_full=True)
             raise
-        if is_ours and self._room.added(PREAMBLE_BYTES + sum(map(len, frame))):
-            self._sweep_soon()
-        return is_ours
 
     def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         def write(turn: Turn) -> None:

@@ -34,6 +34,14 @@ def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
     return Path(OBJECTS, epoch.name.hex(), name[0], name[1], name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at all objects: the number of those before it, and what had been put by when it began."""
+
+    number: int
+    put: list[Path]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Seen:
     """An object, oldest first."""
@@ -53,7 +61,10 @@ class FileRoom:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked_s: float | None = None
+        self._looks = self._newest_look = 0
         self._objects = self._bytes = 0
+        # Bytes of the objects put here that no look has seen; 0 while one is being put, when a look may see it already.
+        self._unseen: dict[Path, int] = {}
 
     @property
     def usage(self) -> StoreUsage | None:
@@ -63,13 +74,23 @@ class FileRoom:
                 return None
             return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
 
-    def added(self, size: int) -> bool:
-        """An object was put. Whether a sweep is due."""
+    def begin(self, directory: Path) -> None:
+        """An object is about to be put into this directory."""
         with self._lock:
-            self._objects += 1
-            self._bytes += size
+            self._unseen.setdefault(directory, 0)
+
+    def end(self, directory: Path, size: int) -> bool:
+        """It has been put, or has not (0 bytes). Whether a sweep is due."""
+        with self._lock:
+            if size and directory in self._unseen:
+                self._unseen[directory] = size
+                self._objects += 1
+                self._bytes += size
+            elif not self._unseen.get(directory):
+                self._unseen.pop(directory, None)
             is_over = self._capacity_bytes is not None and self._bytes > self._capacity_bytes
-            return is_over or self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
+            is_late = self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
+            return size > 0 and (is_over or is_late)
 
     def touch(self, fd: int, record: Record, *, is_new: bool = False) -> None:
         """An object was used."""
@@ -80,11 +101,13 @@ class FileRoom:
 
     def look(self, turn: Turn) -> StoreUsage:
         """Count what is there."""
-        return self._saw(list(self._seen(self._epochs.current(turn), turn)))
+        look = self._begin_look()
+        return self._saw(look, list(self._seen(self._epochs.current(turn), turn)))
 
     def sweep(self, turn: Turn, *, is_full: bool = False) -> None:
         """Delete the oldest objects until the rest fits, if they do not; some in any case if the disk is full."""
         self._sweep_left(turn)
+        look = self._begin_look()
         seen = sorted(self._seen(self._epochs.current(turn), turn))
         total = sum(one.bytes for one in seen)
         most = total if is_full else self._capacity_bytes
@@ -93,14 +116,25 @@ class FileRoom:
                 oldest = seen.pop(0)
                 self._files.remove(oldest.directory, turn)
                 total -= oldest.bytes
-        self._saw(seen)
+        self._saw(look, seen)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _saw(self, seen: list[_Seen]) -> StoreUsage:
+    def _begin_look(self) -> _Look:
         with self._lock:
-            self._objects, self._bytes = len(seen), sum(one.bytes for one in seen)
-            self._looked_s = self._clock.monotonic()
+            self._looks += 1
+            return _Look(self._looks, [directory for directory, size in self._unseen.items() if size])
+
+    def _saw(self, look: _Look, seen: list[_Seen]) -> StoreUsage:
+        with self._lock:
+            if look.number > self._newest_look:  # of two at once, the later one knows better
+                self._newest_look = look.number
+                for directory in [*look.put, *(one.directory for one in seen)]:
+                    self._unseen.pop(directory, None)
+                unseen = [size for size in self._unseen.values() if size]
+                self._objects = len(seen) + len(unseen)
+                self._bytes = sum(one.bytes for one in seen) + sum(unseen)
+                self._looked_s = self._clock.monotonic()
             return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
 
     def _seen(self, epoch: Epoch, turn: Turn) -> Iterator[_Seen]:
