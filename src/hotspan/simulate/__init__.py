@@ -1,0 +1,1 @@
+"""Traces replayed over simulated replicas, with the policy that the router uses."""
