@@ -30,6 +30,10 @@ class Below:
         """The fastest tier that is known to have a chunk."""
         return next((tier for tier in self.tiers if tier.lookup(key)), None)
 
+    def where(self, key: ChunkKey) -> list[Tier]:
+        """The tiers that are known to have a chunk."""
+        return [tier.tier for tier in self.tiers if tier.lookup(key)]
+
     def holds(self, key: ChunkKey) -> bool:
         """Whether a tier has a chunk, or is being given it."""
         return any(controller.holds(key) for controller in self._controllers)

@@ -1,5 +1,6 @@
 """The RAM tier: which chunk is in which slot of the slab, and which goes when there is no slot left."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from hotspan.cache.entry import Entry, State
@@ -21,6 +22,7 @@ class RamTier:
         self.slab = slab
         self.entries: dict[ChunkKey, Entry] = {}
         self.evictions = 0
+        self.gone: deque[ChunkKey] | None = None  # what left since somebody looked; None while nobody does
         self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
 
@@ -92,6 +94,8 @@ class RamTier:
     def _take(self, entry: Entry, *, evicted: bool) -> int:
         del self.entries[entry.chunk.key]
         self._lru.remove(entry.chunk.key, evicted=evicted)
+        if self.gone is not None:
+            self.gone.append(entry.chunk.key)
         return entry.slot
 
     def _may_go(self, key: ChunkKey) -> bool:

@@ -166,6 +166,12 @@ class TieredCache:
         entry = self.ram.entries.get(key)
         return entry.terms if entry is not None else self._below.terms(key)
 
+    def where(self, key: ChunkKey) -> frozenset[Tier]:
+        """The tiers that are known to have a chunk whole."""
+        entry = self.ram.entries.get(key)
+        ram = [Tier.RAM] if entry is not None and entry.state is State.READY else []
+        return frozenset([*ram, *self._below.where(key)])
+
     # -- load ------------------------------------------------------------------------------------------------------
 
     def begin_load(self, keys: Sequence[ChunkKey], reader: Reader) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
@@ -38,6 +39,7 @@ from hotspan.engine.compat import (
     check_engine,
     offer_utility,
 )
+from hotspan.engine.events import ChunkEvents
 from hotspan.engine.identity import namespace_of
 from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
@@ -101,6 +103,8 @@ class HotspanConnector(OffloadingConnector):
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         super().bind_gpu_block_pool(gpu_block_pool)
         self._prefixes.bind(gpu_block_pool)
+        if self.manager.events is not None:
+            self.manager.events.watch(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
         self._administrator.follow()
@@ -197,6 +201,9 @@ class HotspanConnector(OffloadingConnector):
             self.manager.steps.end()
         return super().get_kv_connector_stats()
 
+    def take_events(self) -> list[KVCacheEvent]:
+        return self.manager.events.take() if self.manager.events is not None else []
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         if isinstance(self._connector_metadata, IdleMetadata) and isinstance(self._worker, HostWorker):
             self._worker.await_loads(_IDLE_S)
@@ -248,6 +255,9 @@ class HotspanConnector(OffloadingConnector):
         step_tokens = config.scheduler_config.max_num_batched_tokens
         steps = StepWatch(cost, step_tokens, self._clock) if cost is not None else None
         self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps, self._follower)
+        chain = next((group for group in self._groups(spec) if group.is_chain), None)
+        if chain is not None and config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events:
+            self.manager.events = ChunkEvents(cache, chain)
         self._administrator = Administrator(
             self.manager,
             self._prefixes,

@@ -24,6 +24,7 @@ from hotspan.engine.compat import (
     RequestOffloadingContext,
     get_offload_group_idx,
 )
+from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
 from hotspan.engine.steps import StepWatch
@@ -45,6 +46,7 @@ class HotspanManager(OffloadingManager):
         self._states: dict[str, RequestState] = {}
         self._follower: LogFollower | None = None
         self.steps: StepWatch | None = None
+        self.events: ChunkEvents | None = None
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
 
@@ -144,6 +146,8 @@ class HotspanManager(OffloadingManager):
             carried = state.inherit(chunk.index, (carried, self.cache.terms(chunk.key), known(chunk.index)))
         if state.reader.terms.labels or state.reader.terms.expires_s or state.reader.inherited:
             self.cache.join(chunks, state.reader)
+        if self.events is not None:
+            self.events.tell(state)
         return state
 
     def state(self, request_id: str) -> RequestState | None:
@@ -221,6 +225,8 @@ class HotspanManager(OffloadingManager):
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         chunks = self._chunks(keys, req_context)
         self.cache.end_store(sorted(chunks, key=lambda chunk: chunk.index), success=success)
+        if self.events is not None:
+            self.events.tell(self._state(req_context))
 
     def on_schedule_end(self, context: object) -> None:
         for request_id in getattr(context, "new_req_ids", ()):

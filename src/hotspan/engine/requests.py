@@ -39,6 +39,7 @@ class RequestState:
     tags_from: the token from which on it carries its tags.
     kept_tokens: of its prompt, those that were cached when it came.
     is_answered: the engine was told what there is, and has not begun with it.
+    told:        how many of its chunks routers were told of.
     """
 
     request: Request
@@ -52,6 +53,7 @@ class RequestState:
     is_begun: bool = False
     is_answered: bool = False
     load_began_s: float = 0.0
+    told: int = 0
     _hashes_done: int = 0
     _last: dict[int, ChunkKey] = field(default_factory=dict)
 
@@ -102,6 +104,15 @@ class RequestState:
         for key, chunk in self.chunks.items():
             found[get_offload_group_idx(key)].append(chunk)
         return list(found.values())
+
+    def chain(self, group: int) -> list[Chunk]:
+        """Those of one group."""
+        return [chunk for key, chunk in self.chunks.items() if get_offload_group_idx(key) == group]
+
+    @property
+    def adapter(self) -> str | None:
+        """What the engine calls its adapter; None without one."""
+        return self.request.lora_request.lora_name if self.request.lora_request is not None else None
 
     @property
     def ranked(self) -> list[ChunkGroup]:

@@ -1,0 +1,127 @@
+"""What routers are told of chunks below the engine's own pool, as vLLM's KV events: stored, removed, in which medium.
+
+The engine publishes its pool's blocks with the medium GPU. A chunk is a block of its own here, named by the end of its
+key, standing on the chunk before it, with its tokens: who missed the engine's event can still tell what it is.
+
+What leaves RAM is told at once. What comes to the tiers below, and what leaves them, is found by looking at a few
+chunks each step: a router that knows it some seconds late chooses a little worse, and the tiers need no hooks.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core.block_pool import BlockPool
+
+from hotspan.cache.tiered import TieredCache
+from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.engine.requests import ChunkGroup, RequestState
+
+_MEDIA = {Tier.RAM: "CPU", Tier.DISK: "DISK", Tier.L2: "L2"}
+_LOOKED_AT = 16
+"""Chunks a step: about 20 us."""
+
+
+class ChunkEvents:
+    """The events of one engine. The scheduler's thread calls it.
+
+    group: whose chunks are told of, a chain: what other groups hold, comes and goes with it.
+    """
+
+    def __init__(self, cache: TieredCache, group: ChunkGroup) -> None:
+        self._cache = cache
+        self._group = group
+        # Where each chunk was that was told of; nowhere, until its turn comes.
+        self._media: dict[ChunkKey, frozenset[Tier]] = {}
+        self._turns: deque[ChunkKey] = deque()
+        self._events: list[KVCacheEvent] = []
+        cache.ram.gone = deque()
+
+    def tell(self, state: RequestState) -> None:
+        """Tell of the request's chunks that are in a tier and were not told of, up to the first that is in none."""
+        chunks = state.chain(self._group.index)
+        while state.told < len(chunks) and self._tell(state, chunks[state.told]):
+            state.told += 1
+
+    def watch(self, pool: BlockPool) -> None:
+        """The engine's pool: when it is emptied, all is said to be cleared, and readers forget our chunks, too.
+
+        Mutates: the pool, which tells of it. They are told anew with the requests that use them.
+        """
+        reset = pool.reset_prefix_cache
+
+        def reset_prefix_cache() -> bool:
+            is_done = bool(reset())
+            if is_done:
+                self._media = dict.fromkeys(self._media, frozenset())
+                self._events.clear()
+            return is_done
+
+        pool.reset_prefix_cache = reset_prefix_cache
+
+    def take(self) -> list[KVCacheEvent]:
+        """What happened since the last call, in order."""
+        gone = self._cache.ram.gone
+        while gone:
+            self._look(gone.popleft())
+        for _ in range(min(_LOOKED_AT, len(self._turns))):
+            key = self._turns.popleft()
+            self._look(key)
+            if self._media[key]:
+                self._turns.append(key)
+            else:
+                del self._media[key]
+        events, self._events = self._events, []
+        return events
+
+    def _tell(self, state: RequestState, chunk: Chunk) -> bool:
+        """Tell of one chunk; whether it is anywhere."""
+        known = self._media.get(chunk.key)
+        if known:
+            return True
+        media = self._cache.where(chunk.key)
+        if media:
+            if known is None:
+                self._turns.append(chunk.key)
+            self._media[chunk.key] = media
+            tokens = self._tokens(state, chunk)
+            for tier in _in_order(media):
+                self._events.append(self._stored(chunk.key, tier, chunk.parent, tokens, state.adapter))
+        return bool(media)
+
+    def _look(self, key: ChunkKey) -> None:
+        """Tell what changed of a chunk: first where it came to, so that it is never nowhere on its way down."""
+        before = self._media.get(key)
+        if not before:
+            return
+        now = self._media[key] = self._cache.where(key)
+        for tier in _in_order(now - before):
+            self._events.append(self._stored(key, tier, None, (), None))
+        for tier in _in_order(before - now):
+            self._events.append(BlockRemoved([_name(key)], _MEDIA[tier]))
+
+    def _tokens(self, state: RequestState, chunk: Chunk) -> Sequence[int]:
+        size = self._group.tokens
+        return state.request.all_token_ids[chunk.index * size : (chunk.index + 1) * size]
+
+    def _stored(
+        self, key: ChunkKey, tier: Tier, parent: ChunkKey | None, tokens: Sequence[int], adapter: str | None
+    ) -> BlockStored:
+        return BlockStored(
+            block_hashes=[_name(key)],
+            parent_block_hash=None if parent is None else _name(parent),
+            token_ids=list(tokens),
+            block_size=self._group.tokens,
+            lora_id=None,
+            medium=_MEDIA[tier],
+            lora_name=adapter,
+        )
+
+
+def _in_order(tiers: frozenset[Tier]) -> list[Tier]:
+    return [tier for tier in _MEDIA if tier in tiers]
+
+
+def _name(key: ChunkKey) -> int:
+    """A chunk among a replica's blocks: 64 bits of its key, as the engine's own events have them."""
+    return int.from_bytes(key[-8:], "big")
