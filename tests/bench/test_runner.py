@@ -68,16 +68,16 @@ def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
 
 def test_times_are_those_of_the_server(serve: StartServer) -> None:
     """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts."""
-    server = serve(first_token_s=0.2, between_tokens_s=0.1)
+    server = serve(first_token_s=0.6, between_tokens_s=0.3)
     summary = run_rounds(small(server, no_warmup=True)).query.summary
     assert summary.ttft_s is not None and summary.inter_token_s is not None
-    assert summary.ttft_s.p50 == pytest.approx(0.2, abs=0.06)
-    assert summary.inter_token_s.p50 == pytest.approx(0.1, abs=0.04)
+    assert summary.ttft_s.p50 == pytest.approx(0.6, abs=0.18)
+    assert summary.inter_token_s.p50 == pytest.approx(0.3, abs=0.12)
     assert summary.request_latency_s is not None
-    assert summary.request_latency_s.p50 == pytest.approx(0.4, abs=0.1)
+    assert summary.request_latency_s.p50 == pytest.approx(1.2, abs=0.3)
     assert summary.decode_speed is not None
-    assert summary.decode_speed.p50 == pytest.approx(10, rel=0.3)
-    assert summary.elapsed_s == pytest.approx(3 * 0.4, abs=0.3)
+    assert summary.decode_speed.p50 == pytest.approx(10 / 3, rel=0.3)
+    assert summary.elapsed_s == pytest.approx(3 * 1.2, abs=0.9)
 
 
 def test_reasoning_is_an_answers_first_token(serve: StartServer) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from rich.console import Console
 
 from hotspan.config.admin_token import VARIABLE
@@ -101,7 +102,7 @@ def run_store(
         def gate(front: StoreFront) -> Gate:
             return Gate(front, access, credentials, options.admin_port)
 
-        asyncio.run(_serve(prepared, options, listeners, gate))
+        uvloop.run(_serve(prepared, options, listeners, gate))
 
 
 def prepare(
