@@ -271,7 +271,7 @@ def test_more_of_anything_is_never_less(
 def test_more_workers_never_have_more_each(
     case: "tuple[Host, ModelShape | None, dict[str, int | bool | None]]", more: int
 ) -> None:
-    """A host that is shared by more engines gives each of them no more; with several disks another one may be chosen."""
+    """A host that is shared by more engines gives each no more; with several disks another one may be chosen."""
     host, shape, options = case
     few = choose_tiers(host, shape, **options)  # type: ignore[arg-type]
     many = choose_tiers(host, shape, **(options | {"workers": int(options["workers"] or 1) + more}))  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def _page(title: str, runs: Sequence[NamedRun], context: ReportContext) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(context.lead or _lead(runs[0].results[0]))}</p>',
         _alarms(runs),
-        '<div class="cards">' + "".join(_card(card) for card in cards(runs, context)) + "</div>",
+        '<div class="cards">' + "".join(card_section(card) for card in cards(runs, context)) + "</div>",
         tables.latency_section(runs),
         tables.cpu_section(runs, _named(runs, context.bound)),
         tables.cache_section(runs, reference, label, context.answer_note),
@@ -90,6 +90,11 @@ def _page(title: str, runs: Sequence[NamedRun], context: ReportContext) -> str:
         tables.rounds_section(runs),
         tables.environment_section(runs, context.command),
     ]
+    return html_page(title, body)
+
+
+def html_page(title: str, body: Sequence[str]) -> str:
+    """A whole page that needs no network: style and scripts, and these parts of its body."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -185,7 +190,8 @@ def _hit_card(run: NamedRun) -> list[Card]:
     return [Card("Tokens not recomputed", f"{cached.median:.1%}", "as the server's usage says")] if cached else []
 
 
-def _card(card: Card) -> str:
+def card_section(card: Card) -> str:
+    """A card as HTML."""
     unit = f" <small>{escape(card.unit)}</small>" if card.unit else ""
     return (
         f'<div class="card"><div class="label">{escape(card.label)}</div>'
@@ -204,22 +210,22 @@ def _alarms(runs: Sequence[NamedRun]) -> str:
 
 def _plots(runs: Sequence[NamedRun]) -> list[str]:
     sections = [
-        _plot(
+        plot_section(
             "Time to first token, by request",
             "Query round. The box spans the quartiles; each point is a request.",
             figures.ttft_distribution(runs),
         ),
-        _plot(
+        plot_section(
             "Time to first token, in order of dispatch",
             "Query round. Click a name to hide it, double-click to see it alone.",
             figures.ttft_over_order(runs),
         ),
-        _plot(
+        plot_section(
             "Where the prompt tokens came from",
             "Query round. What is grey was computed by the engine.",
             figures.hit_rate_by_tier(runs),
         ),
-        _plot(
+        plot_section(
             "CPU-seconds by round",
             "User and system time of the server and all its processes.",
             figures.cpu_by_round(runs),
@@ -228,7 +234,8 @@ def _plots(runs: Sequence[NamedRun]) -> list[str]:
     return [section for section in sections if section]
 
 
-def _plot(title: str, note: str, figure: go.Figure | None) -> str:
+def plot_section(title: str, note: str, figure: go.Figure | None) -> str:
+    """A plot with its heading and a note; "" without a figure."""
     if figure is None:
         return ""
     config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}

@@ -50,7 +50,7 @@ def ttft_distribution(runs: Sequence[NamedRun]) -> go.Figure:
         )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title={"text": "time to first token (s)", "font": {"size": 13}}, rangemode="tozero")
-    return _styled(figure, height=110 + 62 * len(runs), legend=False)
+    return styled(figure, height=110 + 62 * len(runs), legend=False)
 
 
 def ttft_over_order(runs: Sequence[NamedRun]) -> go.Figure:
@@ -83,7 +83,7 @@ def ttft_over_order(runs: Sequence[NamedRun]) -> go.Figure:
     scale = {"type": "log", "dtick": "D2", "tickformat": "~g"} if far_apart else {"rangemode": "tozero"}
     title = "time to first token (s)" + (", log scale" if far_apart else "")
     figure.update_yaxes(title={"text": title, "font": {"size": 13}}, **scale)
-    return _styled(figure, height=380)
+    return styled(figure, height=380)
 
 
 def cpu_by_round(runs: Sequence[NamedRun]) -> go.Figure | None:
@@ -108,7 +108,7 @@ def cpu_by_round(runs: Sequence[NamedRun]) -> go.Figure | None:
     figure.update_layout(barmode="group", bargap=0.25, uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_xaxes(categoryorder="array", categoryarray=[name.value for name in TIMED_ROUNDS])
     figure.update_yaxes(title={"text": "CPU-seconds", "font": {"size": 13}}, rangemode="tozero")
-    return _styled(figure, height=380)
+    return styled(figure, height=380)
 
 
 def hit_rate_by_tier(runs: Sequence[NamedRun]) -> go.Figure | None:
@@ -146,7 +146,7 @@ def hit_rate_by_tier(runs: Sequence[NamedRun]) -> go.Figure | None:
     figure.update_xaxes(
         title={"text": "share of the prompt tokens", "font": {"size": 13}}, tickformat=".0%", range=[0, 1]
     )
-    return _styled(figure, height=140 + 44 * len(runs))
+    return styled(figure, height=140 + 44 * len(runs))
 
 
 def _answered(run: NamedRun) -> list[RequestRecord]:
@@ -163,7 +163,8 @@ def _translucent(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
-def _styled(figure: go.Figure, height: int, *, legend: bool = True) -> go.Figure:
+def styled(figure: go.Figure, height: int, *, legend: bool = True) -> go.Figure:
+    """The figure, in the look of all reports."""
     figure.update_layout(
         template="plotly_white",
         height=height,

@@ -1,0 +1,253 @@
+"""One replica's KV events: a ZMQ subscription, and a replay of what was missed.
+
+    SUB     <- [topic, number, payload]                            each step of the engine that changed its cache
+    DEALER  -> ["", first number]   <- ["", topic, number, payload] ...  ["", "", -1, ""]
+
+A connection is never taken up again: when it ends, the next one has a socket of its own, so that no message of a
+replica that is gone is read as one of its successor's. What the messages mean is follow.py's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import MIB
+from hotspan.router.blocks import Blocks, Join, RootOf
+from hotspan.router.follow import Follower, Index, OnState
+
+logger = logging.getLogger(__name__)
+
+_ADDRESS = re.compile(r"tcp://[^*/]+:\d+|(ipc|inproc)://.+")
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_REPLAY_WAIT_S = 2.0
+"""For each next message of a replay. A publisher looks for requests ten times a second, or after each message."""
+
+_QUIET_S = 30.0
+"""After so long without a message, ask whether there was none."""
+
+_BATCH = 32
+"""Messages that are applied before others of the event loop have their turn."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_HEARTBEAT_S = 5.0
+_MOST_QUEUED = 100_000
+_LARGEST_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class FeedReport:
+    """What a feed has seen so far.
+
+    losses: times that something was missing for good. garbled: messages that were none. failures: of connections.
+    unknown_blocks: that events named and that have no known place in a text. blocks: known now.
+    """
+
+    is_exact: bool
+    reason: str
+    messages: int
+    gaps: int
+    losses: int
+    restarts: int
+    duplicates: int
+    garbled: int
+    failures: int
+    blocks: int
+    unknown_blocks: int
+    ignored_blocks: int
+    dropped_blocks: int
+
+
+class EventFeed:
+    """Keeps the index true to what one replica's events say.
+
+    replica:  its number in the index. events, replay: ZMQ addresses; without replay every gap is a loss.
+    join:     the bytes of tokens (TokenTable.join). root_of: see Roots.of_engine.
+    on_state: is told, in the event loop, whether all is known, and why not.
+    topic:    of the replica's messages.
+
+    One engine, which is one data-parallel rank, has one feed.
+    """
+
+    def __init__(
+        self,
+        replica: int,
+        events: str,
+        replay: str,
+        index: Index,
+        join: Join,
+        root_of: RootOf,
+        on_state: OnState,
+        *,
+        topic: str = "",
+        cap_blocks: int = 1_000_000,
+        rng: random.Random | None = None,
+        quiet_s: float = _QUIET_S,
+        replay_wait_s: float = _REPLAY_WAIT_S,
+    ) -> None:
+        """Raises: ConfigError for an address that can't be connected to."""
+        for address in (events, replay):
+            if address and not _ADDRESS.fullmatch(address):
+                raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
+        self._events, self._replay_at, self._topic = events, replay, topic.encode()
+        self._follower = Follower(replica, Blocks(join, root_of, cap_blocks), index, on_state)
+        self._rng = rng or random.Random()
+        self._quiet_s, self._replay_wait_s = quiet_s, replay_wait_s
+        self._garbled = self._failures = 0
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def run(self) -> None:
+        """Follow the replica until cancelled; a connection that fails is made again."""
+        context = zmq.asyncio.Context()
+        try:
+            while True:
+                try:
+                    await self._follow(context)
+                except zmq.ZMQError as error:
+                    logger.warning("kv_events_failed replica=%s error=%s", self._events, error)
+                except Exception as error:  # one replica's oddities must not end the router
+                    logger.exception("kv_events_failed replica=%s error=%s", self._events, type(error).__name__)
+                self._failures += 1
+                self._follower.disconnected()
+                await asyncio.sleep(self._pause_s * (0.5 + self._rng.random()))
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        finally:
+            context.destroy(0)
+
+    def report(self) -> FeedReport:
+        """What it has seen so far."""
+        follower, blocks = self._follower, self._follower.blocks
+        return FeedReport(
+            is_exact=follower.is_exact,
+            reason=follower.reason,
+            messages=follower.messages,
+            gaps=follower.gaps,
+            losses=follower.losses,
+            restarts=follower.restarts,
+            duplicates=follower.duplicates,
+            garbled=self._garbled,
+            failures=self._failures,
+            blocks=len(blocks),
+            unknown_blocks=blocks.unknown,
+            ignored_blocks=blocks.ignored,
+            dropped_blocks=blocks.dropped,
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self, context: zmq.asyncio.Context) -> None:
+        """One connection, until it ends."""
+        async with self._subscribed(context) as (subscriber, monitor):
+            while not _says(await monitor.recv_multipart(), zmq.EVENT_HANDSHAKE_SUCCEEDED):
+                pass
+            self._pause_s = _FIRST_PAUSE_S
+            await self._catch_up(context, self._follower.connected())
+            while await self._listen(context, subscriber, monitor):
+                await asyncio.sleep(0)
+
+    async def _listen(
+        self, context: zmq.asyncio.Context, subscriber: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket
+    ) -> bool:
+        """Apply what comes next, some messages at most; False if the connection is over."""
+        poller = zmq.asyncio.Poller()
+        poller.register(subscriber, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        if not await poller.poll(round(1000 * self._quiet_s)):
+            if self._replay_at:
+                await self._catch_up(context, self._follower.connected())
+            return True
+        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber)
+        ended: zmq.Socket[bytes] = zmq.Socket.shadow(monitor)
+        for _ in range(_BATCH):
+            try:
+                frames = waiting.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                frames = []
+            # Only now: a message of the next life can't be read before the end of this one has been said.
+            if ended.poll(0) and _says(ended.recv_multipart(), zmq.EVENT_DISCONNECTED):
+                return False
+            if not frames:
+                break
+            if len(frames) != 3 or len(frames[1]) != _NUMBER_BYTES:
+                self._garbled += 1
+                continue
+            start = self._follower.live(int.from_bytes(frames[1], "big"), frames[2])
+            if start is not None:
+                await self._catch_up(context, start)
+        return True
+
+    async def _catch_up(self, context: zmq.asyncio.Context, start: int | None) -> None:
+        """Replay until nothing is missing, or it is clear that it stays so."""
+        while start is not None:
+            is_whole = bool(self._replay_at) and await self._replay(context, start)
+            start = self._follower.replay_ended(is_whole=is_whole)
+        while self._follower.fill():
+            await asyncio.sleep(0)
+
+    async def _replay(self, context: zmq.asyncio.Context, start: int) -> bool:
+        """Hand on what is replayed from a number on; whether it came to its end."""
+        dealer = context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.RCVHWM, 0)
+            dealer.setsockopt(zmq.IPV6, 1)
+            dealer.connect(self._replay_at)
+            await dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
+            waiting: zmq.Socket[bytes] = zmq.Socket.shadow(dealer)
+            while await dealer.poll(round(1000 * self._replay_wait_s)):
+                for _ in range(_BATCH):
+                    try:
+                        frames = waiting.recv_multipart(zmq.NOBLOCK)
+                    except zmq.Again:
+                        break
+                    if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
+                        self._garbled += 1
+                        return False
+                    if frames[-2] == _END:
+                        return True
+                    self._follower.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+                await asyncio.sleep(0)
+            return False
+        finally:
+            dealer.close(0)
+
+    @contextlib.asynccontextmanager
+    async def _subscribed(
+        self, context: zmq.asyncio.Context
+    ) -> AsyncIterator[tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]]:
+        """A subscription on its way, and what says when it is there and when it is over."""
+        subscriber = context.socket(zmq.SUB)
+        options = {
+            zmq.LINGER: 0,
+            zmq.IPV6: 1,
+            zmq.RCVHWM: _MOST_QUEUED,
+            zmq.MAXMSGSIZE: _LARGEST_BYTES,
+            zmq.HEARTBEAT_IVL: round(1000 * _HEARTBEAT_S),
+            zmq.HEARTBEAT_TIMEOUT: round(3000 * _HEARTBEAT_S),
+            zmq.RECONNECT_IVL: round(1000 * _FIRST_PAUSE_S),
+            zmq.RECONNECT_IVL_MAX: round(1000 * _LONGEST_PAUSE_S),
+        }
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        try:
+            for option, value in options.items():
+                subscriber.setsockopt(option, value)
+            subscriber.setsockopt(zmq.SUBSCRIBE, self._topic)
+            subscriber.connect(self._events)
+            yield subscriber, monitor
+        finally:
+            subscriber.disable_monitor()
+            monitor.close(0)
+            subscriber.close(0)
+
+
+def _says(message: list[bytes], event: int) -> bool:
+    return bool(parse_monitor_message(message)["event"] == event)

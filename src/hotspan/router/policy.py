@@ -1,0 +1,212 @@
+"""Which replica takes a request: one cost for each, in seconds; the least wins.
+
+    cost = waiting for its queue
+         + getting what it holds below the GPU, where that is faster than computing it
+         + computing the rest
+         + what the requests there add to each step of its answer
+         + what this work makes others wait
+         - what the session saves later where it lives
+
+The strategies that platforms have names for are written in the same terms, so that they can be compared.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hotspan.core.errors import ConfigError
+from hotspan.router.load import Speeds
+from hotspan.router.types import Ask, Held, Medium, Strategy
+
+NEAR_S, NEAR_SHARE = 0.001, 0.01
+"""Costs that differ by no more than this are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the terms count for.
+
+    affinity:  of a prompt's computing is counted as saved later where its session lives.
+    others:    of what those wait who come while this request still waits: its own work, each.
+    decode:    a second by which its answer is slowed down, against one of waiting for its beginning.
+    threshold: requests in flight at one replica before `prefixaware` and `kvaware` go elsewhere.
+    """
+
+    affinity: float = 0.1
+    others: float = 2.0
+    decode: float = 0.5
+    threshold: int = 16
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.affinity <= 1 and self.others >= 0 and self.decode >= 0 and self.threshold >= 1):
+            raise ConfigError(
+                f"{self} can't be: affinity is in [0, 1], others and decode not below 0, threshold at least 1"
+            )
+
+
+class View(NamedTuple):
+    """One replica, as it is now and for this request.
+
+    replica:      its slot in the index.
+    held:         what it has of the prompt.
+    queue_s:      until it begins with a prompt that comes now.
+    tokens_per_s: of prompts.
+    in_flight:    requests there that have not ended.
+    decode_s:     that they add to this one's answer.
+    arrivals:     requests that come there, a second.
+    turn:         when it got its last request, in requests; 0: never.
+    is_home:      the session lives there.
+    """
+
+    name: str
+    replica: int
+    held: Held
+    queue_s: float
+    tokens_per_s: float
+    in_flight: int
+    decode_s: float
+    arrivals: float
+    turn: int
+    is_home: bool
+    speeds: Speeds
+
+
+@dataclass(slots=True)
+class Decision:
+    """Where a request goes, and why.
+
+    costs:         in seconds, by term, of the chosen one; they add up to what was compared.
+    cached_tokens: of its prompt that are not computed.
+    load_s:        that goes to loading some of them.
+    session_bound: it goes where its session lives.
+    near:          how many replicas were as good.
+    home:          where the session should live, were it not for what moved it.
+    """
+
+    name: str
+    replica: int
+    costs: Mapping[str, float]
+    cached_tokens: int
+    load_s: float
+    session_bound: bool
+    strategy: Strategy
+    near: int = 1
+    home: str | None = None
+
+
+class _Cost(NamedTuple):
+    """One replica's."""
+
+    total_s: float
+    prefill_s: float
+    load_s: float
+    decode_s: float
+    others_s: float
+    affinity_s: float
+    cached: int
+
+
+def decide(
+    ask: Ask, views: Sequence[View], strategy: Strategy, rng: random.Random, weights: Weights | None = None
+) -> Decision:
+    """The replica for a request. Raises: ValueError without a view."""
+    if not views:
+        raise ValueError("there is no replica to choose from")
+    weights = weights or _DEFAULT
+    if strategy is Strategy.AUTO:
+        return _auto(ask, views, rng, weights)
+    chosen, near = _CHOICES[strategy](ask, views, rng, weights)
+    return _decision(chosen, _cost(ask, chosen, weights), strategy, near)
+
+
+def _auto(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> Decision:
+    costs = [_cost(ask, view, weights) for view in views]
+    least = min(cost.total_s for cost in costs)
+    limit = least + max(NEAR_S, NEAR_SHARE * abs(least))
+    near = [at for at, cost in enumerate(costs) if cost.total_s <= limit]
+    at = near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
+    return _decision(views[at], costs[at], Strategy.AUTO, len(near))
+
+
+def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
+    rate = view.tokens_per_s
+    cached, load_s = _loaded(ask, view)
+    prefill_s = (ask.tokens - cached) / rate
+    decode_s = weights.decode * view.decode_s
+    others_s = weights.others * view.arrivals * view.queue_s * (prefill_s + load_s)
+    affinity_s = weights.affinity * ask.tokens / rate if view.is_home else 0.0
+    total_s = view.queue_s + load_s + prefill_s + decode_s + others_s - affinity_s
+    return _Cost(total_s, prefill_s, load_s, decode_s, others_s, affinity_s, cached)
+
+
+def _loaded(ask: Ask, view: View) -> tuple[int, float]:
+    """How many tokens are had without computing them, and how long that takes: as far down as it pays."""
+    held, size, most = view.held, ask.piece_tokens, max(ask.tokens - 1, 0)
+    at = min(int(held[0] * size), most)
+    best, best_s = at, 0.0
+    if held[3] <= held[0]:
+        return best, best_s
+    spent_s, saved_s = 0.0, 0.0
+    for medium in (Medium.RAM, Medium.DISK, Medium.L2):
+        upto = min(int(held[medium] * size), most)
+        speed = view.speeds.tiers.get(medium)
+        if upto <= at:
+            continue
+        if speed is None:
+            break
+        spent_s += speed.latency_s + (upto - at) / speed.tokens_per_s
+        at = upto
+        better_s = (at - min(int(held[0] * size), most)) / view.tokens_per_s - spent_s
+        if better_s > saved_s:
+            saved_s, best, best_s = better_s, at, spent_s
+    return best, best_s
+
+
+def _decision(view: View, cost: _Cost, strategy: Strategy, near: int) -> Decision:
+    costs = {
+        "queue": view.queue_s,
+        "prefill": cost.prefill_s,
+        "load": cost.load_s,
+        "decode": cost.decode_s,
+        "others": cost.others_s,
+        "affinity": -cost.affinity_s,
+    }
+    return Decision(view.name, view.replica, costs, cost.cached, cost.load_s, view.is_home, strategy, near)
+
+
+# -- what platforms have names for -------------------------------------------------------------------------------------
+
+
+def _roundrobin(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
+    """The one whose last request is the longest ago."""
+    return min(views, key=lambda view: view.turn), 1
+
+
+def _session(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
+    """Where the session lives, however busy it is there."""
+    for view in views:
+        if view.is_home:
+            return view, 1
+    return _roundrobin(ask, views, rng, weights)
+
+
+def _longest(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
+    """Who has the longest beginning, unless it is at its threshold; the least busy if all are, or nobody has any."""
+    free = [view for view in views if view.in_flight < weights.threshold]
+    longest = max((max(view.held) for view in free), default=0)
+    if longest:
+        free = [view for view in free if max(view.held) == longest]
+    least = min(view.in_flight for view in free or views)
+    near = [view for view in free or views if view.in_flight == least]
+    return near[int(rng.random() * len(near))], len(near)
+
+
+_Choice = Callable[[Ask, Sequence[View], random.Random, Weights], tuple[View, int]]
+_CHOICES: Mapping[Strategy, _Choice] = {
+    Strategy.ROUNDROBIN: _roundrobin,
+    Strategy.SESSION: _session,
+    Strategy.PREFIXAWARE: _longest,
+    Strategy.KVAWARE: _longest,
+}
+_DEFAULT = Weights()

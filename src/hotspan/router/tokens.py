@@ -1,0 +1,242 @@
+"""The bytes of each token of a model, and a prompt's text as its tokens' bytes spell it.
+
+KV events name tokens and requests bring text: both are compared as the bytes that the tokens stand for. Those differ
+from the text in a few places, which are learnt from the tokenizer itself by asking it: what it puts in front (a BOS, a
+space), white space that special tokens swallow, Unicode normal forms. A tokenizer that changes text in another way
+(lower case, unknown words) is refused.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from tokenizers import Tokenizer
+
+from hotspan.core.errors import ConfigError
+
+_SPACE = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PROBE = "x y"
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How a text becomes the bytes of its tokens.
+
+    lead:   goes in front of a stretch between special tokens: of the first one, if the text begins with it, or of
+            each (`is_everywhere`); also of one that begins with it already (`is_doubled`).
+    form:   the Unicode normal form that text is brought to.
+    """
+
+    lead: str = ""
+    is_everywhere: bool = False
+    is_doubled: bool = False
+    form: Literal["", "NFC", "NFKC"] = ""
+
+
+class AddedToken(NamedTuple):
+    """A token that is found in a text before the text is cut; it may take the white space beside it."""
+
+    content: str
+    takes_left: bool = False
+    takes_right: bool = False
+
+    def pattern(self, name: str) -> str:
+        """Matches it, with what it takes; `name` is the group of the token alone."""
+        left, right = (r"\s*" if takes else "" for takes in (self.takes_left, self.takes_right))
+        return f"{left}(?P<{name}>{re.escape(self.content)}){right}"
+
+
+class TokenTable:
+    """The bytes of tokens by id. About 60 bytes a token; made once a model, in a second or so."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises: ConfigError if its tokens can't be turned back into the text that they were made from."""
+        described = json.loads(tokenizer.to_str())
+        self._bytes = _table(tokenizer, described)
+        self._added = [
+            AddedToken(token["content"], token["lstrip"], token["rstrip"])
+            for token in described.get("added_tokens") or ()
+            if token["content"]
+        ]
+        self._strips = any(token.takes_left or token.takes_right for token in self._added)
+        specials = [token["content"] for token in described.get("added_tokens") or () if token["special"]]
+        self._spelling = self._learn(tokenizer, specials)
+        self.lead = self._put_in_front(tokenizer)
+
+    @classmethod
+    def load(cls, directory: Path) -> "TokenTable":
+        """Of a model's directory. Raises: ConfigError."""
+        path = directory / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises Exception itself
+            raise ConfigError(f"{path} can't be read ({error}): give a model with a tokenizer.json") from error
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def join(self, ids: Sequence[int]) -> bytes | None:
+        """The bytes that tokens stand for; None if one is not known or stands for no certain bytes. Ids are >= 0."""
+        table = self._bytes
+        try:
+            return b"".join([table[each] for each in ids])  # type: ignore[misc]
+        except (IndexError, TypeError):
+            return None
+
+    def spell(self, text: str, *, is_whole: bool) -> bytes:
+        """A text as its tokens' bytes spell it. is_whole: it gets what a prompt gets in front (BOS)."""
+        how = self._spelling
+        if how.form and not text.isascii():
+            text = unicodedata.normalize(how.form, text)
+        if how.lead or self._strips:
+            text = self._stretched(text)
+        spelt = text.encode(errors="replace")
+        return self.lead + spelt if is_whole else spelt
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _stretched(self, text: str, how: _Spelling | None = None) -> str:
+        """The text with what goes in front of its stretches, and without the white space that added tokens take."""
+        how, out, at = how or self._spelling, [], 0
+        here = tuple(token for token in self._added if token.content in text)
+        for found in _pattern(here).finditer(text) if here else ():
+            out.append(_led(text[at : found.start()], how, is_first=at == 0))
+            out.append(found[str(found.lastgroup)])
+            at = found.end()
+        out.append(_led(text[at:], how, is_first=at == 0))
+        return "".join(out)
+
+    def _learn(self, tokenizer: Tokenizer, specials: Sequence[str]) -> _Spelling:
+        """The spelling that explains what the tokenizer does. Raises: ConfigError if none does."""
+        samples = [*_samples(specials)]
+        spelt = [(text, self.join(tokenizer.encode(text, add_special_tokens=False).ids)) for text in samples]
+        known = [(text, data) for text, data in spelt if data is not None]
+        if not any(_PROBE in text for text, _ in known):
+            raise ConfigError("the tokenizer does not know common characters: KV events can't be compared with text")
+        for lead, everywhere, doubled, form in product(("", " "), (False, True), (False, True), ("", "NFC", "NFKC")):
+            how = _Spelling(lead, everywhere, doubled, form)  # type: ignore[arg-type]
+            if all(self._spelt(text, how) == data for text, data in known):
+                return how
+        raise ConfigError(
+            "the tokenizer changes text in a way that can't be followed: leave events out for these replicas; prompts "
+            "are then compared with what was sent before"
+        )
+
+    def _spelt(self, text: str, how: _Spelling) -> bytes:
+        normal = unicodedata.normalize(how.form, text) if how.form else text
+        return self._stretched(normal, how).encode()
+
+    def _put_in_front(self, tokenizer: Tokenizer) -> bytes:
+        """The bytes of what each prompt gets in front."""
+        bare = self.join(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+        whole = self.join(tokenizer.encode(_PROBE).ids)
+        if bare is None or whole is None or bare not in whole:
+            raise ConfigError("the tokenizer puts something into prompts that has no text: leave events out")
+        return whole[: whole.index(bare)]
+
+
+def _samples(specials: Sequence[str]) -> Iterator[str]:
+    """Texts that show what a tokenizer does besides cutting."""
+    yield from (
+        _PROBE,
+        f" {_PROBE}",
+        "x  y",
+        "x\n\ny\t z ",
+        "Word WORD",
+        "caf\u00e9",
+        "cafe\u0301",
+        "\ufb01x",
+        "\U0001f389 \u6f22",
+    )
+    for special in specials[:8]:
+        yield from (special + _PROBE, f"{special} {_PROBE}", f"x {special}\n{_PROBE}", special + special + _PROBE)
+
+
+def _led(text: str, how: _Spelling, *, is_first: bool) -> str:
+    if not text or not how.lead or not (is_first or how.is_everywhere):
+        return text
+    return text if text.startswith(how.lead) and not how.is_doubled else how.lead + text
+
+
+@lru_cache(maxsize=64)
+def _pattern(tokens: tuple[AddedToken, ...]) -> re.Pattern[str]:
+    """Finds added tokens, longest first, with the white space that they take; the group that matched is the token."""
+    longest = sorted(tokens, key=lambda token: len(token.content), reverse=True)
+    return re.compile("|".join(token.pattern(f"t{at}") for at, token in enumerate(longest)))
+
+
+def _table(tokenizer: Tokenizer, described: Mapping[str, Any]) -> list[bytes | None]:
+    """The bytes of each token; None for one that stands for no certain bytes."""
+    model = described["model"]
+    kinds = set(_kinds(described.get("decoder"))) | set(_kinds(described.get("pre_tokenizer")))
+    if "ByteLevel" in kinds:
+        of_token = _byte_level
+    elif model["type"] in ("BPE", "Unigram") and ("Metaspace" in kinds or _replaces_spaces(described)):
+        of_token = _pieces_of_text
+    else:
+        raise ConfigError(
+            f"a tokenizer of type {model['type']} with {', '.join(sorted(kinds)) or 'no decoder'} does not keep the "
+            "text: leave events out for these replicas; prompts are then compared with what was sent before"
+        )
+    unknown = _unknown(model)
+    table: list[bytes | None] = []
+    for token, number in sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1]):
+        table += [None] * (number + 1 - len(table))
+        table[number] = None if token == unknown else of_token(token)
+    for added in described.get("added_tokens") or ():
+        if added["content"] != unknown:
+            table[added["id"]] = added["content"].encode(errors="replace")
+    return table
+
+
+def _unknown(model: Mapping[str, Any]) -> str | None:
+    """The token that stands for text without one."""
+    if model["type"] == "Unigram":
+        number = model.get("unk_id")
+        return None if number is None else str(model["vocab"][number][0])
+    return model.get("unk_token")
+
+
+def _kinds(part: Mapping[str, Any] | None) -> Iterator[str]:
+    """The types that a part of a tokenizer is made of."""
+    if part:
+        yield part["type"]
+        for name in ("decoders", "pretokenizers", "normalizers"):
+            for inner in part.get(name) or ():
+                yield from _kinds(inner)
+
+
+def _replaces_spaces(described: Mapping[str, Any]) -> bool:
+    return f'"content":"{_SPACE}"' in json.dumps(described.get("normalizer"), ensure_ascii=False, separators=(",", ":"))
+
+
+def _pieces_of_text(token: str) -> bytes:
+    """Of a tokenizer of SentencePiece's kind."""
+    raw = _BYTE.fullmatch(token)
+    return bytes([int(raw[1], 16)]) if raw else token.replace(_SPACE, " ").encode(errors="replace")
+
+
+def _byte_level(token: str) -> bytes | None:
+    """Of a tokenizer whose tokens are bytes, written as one printable character each."""
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:
+        return None
+
+
+def _printable() -> dict[str, int]:
+    """Bytes by the characters that stand for them: themselves in Latin-1 where printable, else from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(moved)}
+
+
+_BYTES = _printable()

@@ -1,0 +1,104 @@
+"""The caches of a simulated replica: which blocks of a prompt are there, and which go for others.
+
+A block is its key, an int. Each cache holds whole prefixes: what a block stands on goes after it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hotspan.tiers.eviction import LeafArc
+
+
+class Change(NamedTuple):
+    """What one use of a cache did: blocks that came, root first, and blocks that went."""
+
+    came: Sequence[int]
+    went: Sequence[int]
+
+
+class BlockCache(Protocol):
+    """A tier of so many blocks."""
+
+    def __len__(self) -> int: ...
+
+    def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
+        """The first of the places [start, end) in a prompt whose block is not here; `end` if all are."""
+
+    def use(self, keys: Sequence[int]) -> Change:
+        """A prompt of these blocks was served: all are here now, and used, as far as they fit."""
+
+
+class Lru:
+    """The blocks that were used last, the leaves of a prompt before what they stand on: as vLLM's pool does it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
+        blocks = self._blocks
+        for n in range(start, end):
+            if keys[n] not in blocks:
+                return n
+        return end
+
+    def use(self, keys: Sequence[int]) -> Change:
+        blocks, came, went = self._blocks, [], []
+        touch = blocks.move_to_end
+        for key in reversed(keys[: self._capacity]):
+            if key in blocks:
+                touch(key)
+            else:
+                blocks[key] = None
+                came.append(key)
+        for _ in range(len(blocks) - self._capacity):
+            went.append(blocks.popitem(last=False)[0])
+        came.reverse()
+        return Change(came, went)
+
+
+class Arc:
+    """The very policy of hotspan's tiers, over blocks instead of chunks."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._policy: Any = LeafArc(capacity)  # it never looks into a key, so that ints do
+
+    def __len__(self) -> int:
+        return len(self._policy)
+
+    def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
+        for n in range(start, end):
+            if keys[n] not in self._policy:
+                return n
+        return end
+
+    def use(self, keys: Sequence[int]) -> Change:
+        policy = self._policy
+        came: list[int] = []
+        went: list[int] = []
+        found = self.prefix(keys, 0, len(keys))
+        policy.touch(reversed(keys[:found]))
+        own = set(keys)
+        for n in range(found, len(keys)):
+            if len(policy) >= self._capacity:
+                victim = policy.victim(0, lambda key: key not in own)
+                if victim is None:
+                    break
+                policy.remove(victim, evicted=True)
+                went.append(victim)
+            policy.add(keys[n], keys[n - 1] if n else None)
+            came.append(keys[n])
+        return Change(came, went)
+
+
+EVICTIONS = ("arc", "lru")
+
+
+def make_cache(eviction: str, blocks: int) -> BlockCache:
+    """A tier of so many blocks, with one of EVICTIONS."""
+    return Arc(blocks) if eviction == "arc" else Lru(blocks)

@@ -1,0 +1,165 @@
+"""Policies, tiers and eviction side by side: every combination of them replays the same traces."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+
+from hotspan.bench.records import Quantiles
+from hotspan.bench.summary import quantiles
+from hotspan.core.errors import ConfigError
+from hotspan.router.types import Medium
+from hotspan.simulate.costs import Sizes
+from hotspan.simulate.routers import POLICIES
+from hotspan.simulate.simulation import Load, Outcome, Setup, Simulation
+from hotspan.simulate.trace import Facts, Workload
+
+_POINTS = 200
+"""Of a distribution that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One replay.
+
+    hit_rate:  tokens not computed, of all. `hits`: of them by medium.
+    imbalance: time that the busiest replica prefilled, by that of the average one; 1 is best.
+    """
+
+    trace: str
+    seed: int
+    policy: str
+    sizes: Sizes
+    requests: int
+    hit_rate: float
+    hits: dict[str, float]
+    ttft_s: Quantiles
+    tpot_s: Quantiles | None
+    imbalance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Of one replay, what plots show: TTFT at evenly spaced parts of the requests, and the load."""
+
+    ttft_s: list[float]
+    load: list[Load]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The same combination over all seeds: means of the figures of each."""
+
+    trace: str
+    policy: str
+    sizes: Sizes
+    runs: list[Figures]
+    curve: Curve
+
+    @property
+    def hit_rate(self) -> float:
+        return statistics.mean(run.hit_rate for run in self.runs)
+
+    @property
+    def imbalance(self) -> float:
+        return statistics.mean(run.imbalance for run in self.runs)
+
+    def ttft_s(self, name: str) -> float:
+        """`name`: mean, p50, p90 or p99."""
+        return float(statistics.mean(getattr(run.ttft_s, name) for run in self.runs))
+
+    @property
+    def tpot_s(self) -> float | None:
+        known = [run.tpot_s.mean for run in self.runs if run.tpot_s is not None]
+        return statistics.mean(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What to replay.
+
+    traces: by name, what gives the workload of a seed. A trace out of a file is the same for all seeds, of which the
+            routers' own random choices differ then.
+    sizes:  each of them is a row of its own.
+    """
+
+    traces: dict[str, Callable[[int], Workload]]
+    setup: Setup = field(default_factory=Setup)
+    policies: Sequence[str] = POLICIES
+    sizes: Sequence[Sizes] = field(default_factory=lambda: (Sizes(),))
+    seed: int = 1
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
+
+    def run(self, tell: Callable[[str], None] = lambda step: None) -> tuple[list[Line], dict[str, list[Facts]]]:
+        """All lines, and what the traces are like; `tell` is given a word on each step."""
+        facts: dict[str, list[Facts]] = {}
+        lines: list[Line] = []
+        for name, make in self.traces.items():
+            lines += self._lines(name, make, facts, tell)
+        return lines, facts
+
+    def _lines(
+        self,
+        name: str,
+        make: Callable[[int], Workload],
+        facts: dict[str, list[Facts]],
+        tell: Callable[[str], None],
+    ) -> Iterator[Line]:
+        runs: dict[tuple[str, Sizes], list[Figures]] = {}
+        curves: dict[tuple[str, Sizes], Curve] = {}
+        for seed in range(self.seed, self.seed + self.seeds):
+            tell(f"{name}: making the trace of seed {seed}")
+            workload = make(seed)
+            facts.setdefault(name, []).append(workload.facts())
+            for sizes, policy in product(self.sizes, self.policies):
+                tell(f"{name}, seed {seed}: {policy}, {sizes.label()}")
+                outcome = Simulation(replace(self.setup, sizes=sizes), policy, seed).run(workload)
+                runs.setdefault((policy, sizes), []).append(figures(name, seed, policy, sizes, outcome))
+                curves.setdefault((policy, sizes), _curve(outcome))
+        for (policy, sizes), found in runs.items():
+            yield Line(name, policy, sizes, found, curves[policy, sizes])
+
+    def settings(self) -> dict[str, object]:
+        """What a reader of the figures has to know."""
+        costs = asdict(self.setup.costs)
+        for name in ("load_gb_per_s", "load_s"):
+            costs[name] = {medium.name.lower(): value for medium, value in costs[name].items()}
+        return {
+            "replicas": self.setup.replicas,
+            "event_delay_s": self.setup.event_delay_s,
+            "costs": costs,
+            "seed": self.seed,
+            "seeds": self.seeds,
+        }
+
+
+def figures(trace: str, seed: int, policy: str, sizes: Sizes, outcome: Outcome) -> Figures:
+    """Out of what became of each request."""
+    ttft_s = quantiles(outcome.ttft_s)
+    if ttft_s is None:
+        raise ConfigError(f"the trace {trace} has no requests")
+    busy_s = statistics.mean(outcome.busy_s)
+    hits = {Medium.GPU: outcome.found, **outcome.loaded}
+    return Figures(
+        trace=trace,
+        seed=seed,
+        policy=policy,
+        sizes=sizes,
+        requests=len(outcome.ttft_s),
+        hit_rate=outcome.hit_rate,
+        hits={medium.name.lower(): tokens / outcome.tokens for medium, tokens in hits.items()},
+        ttft_s=ttft_s,
+        tpot_s=quantiles(outcome.tpot_s),
+        imbalance=max(outcome.busy_s) / busy_s if busy_s else 1.0,
+    )
+
+
+def _curve(outcome: Outcome) -> Curve:
+    ordered = sorted(outcome.ttft_s)
+    last = len(ordered) - 1
+    return Curve([ordered[round(n * last / _POINTS)] for n in range(_POINTS + 1)], outcome.load)

@@ -1,0 +1,96 @@
+"""What a simulated replica costs and holds."""
+
+from dataclasses import dataclass, field
+
+from hotspan.bench.traces import BLOCK_TOKENS
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB
+from hotspan.router.types import Medium
+
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long a replica takes.
+
+    prefill_tokens_per_s: alone, of a short prompt.
+    attention_s:          more for each token, times the tokens before it: the quadratic part.
+    step_s:               to decode a token of one request when nothing is prefilled; `request_step_s` more for each
+                          request that decodes beside it.
+    step_tokens:          of a step that prefills. Each request that decodes has one of them, so that n slow the prefill
+                          down by n / step_tokens; and each gets its token once in such a step.
+    max_running:          requests that decode or prefill; others wait.
+    kv_bytes:             of a token. `load_gb_per_s`: from a medium to the GPU. `load_s`: before the first byte of it.
+    """
+
+    prefill_tokens_per_s: float = 8000.0
+    attention_s: float = 0.0
+    step_s: float = 0.02
+    request_step_s: float = 0.0002
+    step_tokens: int = 512
+    max_running: int = 256
+    kv_bytes: int = 128 * 1024
+    load_gb_per_s: dict[Medium, float] = field(
+        default_factory=lambda: {Medium.RAM: 20.0, Medium.DISK: 3.0, Medium.L2: 1.5}
+    )
+    load_s: dict[Medium, float] = field(default_factory=lambda: {Medium.RAM: 0.0, Medium.DISK: 0.001, Medium.L2: 0.005})
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_tokens_per_s", "step_s", "step_tokens", "max_running", "kv_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"a replica's {name} is {getattr(self, name)}, but has to be more than 0")
+        if (
+            min(self.attention_s, self.request_step_s, *self.load_s.values()) < 0
+            or min(self.load_gb_per_s.values()) <= 0
+        ):
+            raise ConfigError("times of a replica can't be negative, and rates not 0")
+
+    def prefill_s(self, start: int, end: int) -> float:
+        """To compute the tokens [start, end) of a prompt, alone."""
+        return (end - start) / self.prefill_tokens_per_s + self.attention_s * (end * end - start * start) / 2
+
+    def loading_s(self, medium: Medium, blocks: int) -> float:
+        """To load so many blocks."""
+        if not blocks:
+            return 0.0
+        return self.load_s[medium] + blocks * self.block_bytes / (self.load_gb_per_s[medium] * GB)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kv_bytes * BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a replica holds; L2 is one for all.
+
+    eviction: of the tiers below the GPU, "arc" as hotspan's or "lru"; the engine's own pool is always LRU.
+    """
+
+    gpu_tokens: int = 750_000
+    ram_gib: float = 0.0
+    disk_gib: float = 0.0
+    l2_gib: float = 0.0
+    eviction: str = "arc"
+
+    def __post_init__(self) -> None:
+        if self.gpu_tokens < BLOCK_TOKENS:
+            raise ConfigError(f"a GPU's pool of {self.gpu_tokens} tokens holds no block of {BLOCK_TOKENS}")
+        if min(self.ram_gib, self.disk_gib, self.l2_gib) < 0:
+            raise ConfigError("a tier's size can't be negative")
+
+    def blocks(self, medium: Medium, costs: Costs) -> int:
+        """How many fit."""
+        if medium is Medium.GPU:
+            return self.gpu_tokens // BLOCK_TOKENS
+        gib = {Medium.RAM: self.ram_gib, Medium.DISK: self.disk_gib, Medium.L2: self.l2_gib}[medium]
+        return int(gib * GIB / costs.block_bytes)
+
+    def label(self) -> str:
+        """What tells it from others, in a few words."""
+        parts = [f"GPU {self.gpu_tokens / 1000:,.0f}K tokens"]
+        for name, gib in (("RAM", self.ram_gib), ("disk", self.disk_gib), ("L2", self.l2_gib)):
+            if gib:
+                parts.append(f"{name} {gib:g} GiB")
+        return ", ".join(parts) + (f", {self.eviction}" if len(parts) > 1 else "")

@@ -1,0 +1,160 @@
+"""One simulated replica: a queue, one prefill at a time, many decodes, and caches.
+
+    arrive -> queue (FIFO) -> prefill: load what a tier has and is worth it, compute the rest -> first byte
+           -> decode, beside others -> end
+
+Prefill and decode share the steps of one engine. While something is prefilled a step has `step_tokens` tokens, one of
+them for each request that decodes; so n decoding requests leave 1 - n/step_tokens of the prefill's speed, and get their
+next token only when such a step ends. All that decode go at one pace, so that one count of steps tells how far each is.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+
+from hotspan.bench.traces import BLOCK_TOKENS
+from hotspan.router.types import Medium
+from hotspan.simulate.caches import BlockCache, Change
+from hotspan.simulate.costs import Costs
+from hotspan.simulate.trace import Row
+
+_TINY = 1e-9
+
+NEVER = float("inf")
+
+
+class Job:
+    """A request on its way."""
+
+    __slots__ = ("arrived_s", "began_s", "changes", "ended_s", "first_s", "found", "index", "loaded", "replica", "row")
+
+    def __init__(self, index: int, row: Row, arrived_s: float) -> None:
+        self.index = index
+        self.row = row
+        self.arrived_s = arrived_s
+        self.began_s = self.first_s = self.ended_s = -1.0
+        self.replica = -1
+        self.found = 0  # tokens in the GPU's pool
+        self.loaded: dict[Medium, int] = {}  # tokens
+        self.changes: dict[Medium, Change] = {}
+
+
+class Replica:
+    """The state of one, at `at_s`. The simulation calls `advance` when `next_s` has come.
+
+    caches: by medium; L2's is the same object for all replicas.
+    on_first, on_end: a job's first byte, its last.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        costs: Costs,
+        caches: Mapping[Medium, BlockCache],
+        on_first: Callable[[Job, float], None],
+        on_end: Callable[[Job, float], None],
+    ) -> None:
+        self.number = number
+        self.at_s = 0.0
+        self.busy_s = 0.0  # in which something was prefilled
+        self._costs = costs
+        self._caches = caches
+        self._on_first = on_first
+        self._on_end = on_end
+        self._queue: deque[Job] = deque()
+        self._current: Job | None = None
+        self._work_s = 0.0  # left of the current job, at full speed
+        self._steps = 0.0  # tokens that each decoding request got so far
+        self._decoding: list[tuple[float, int, Job]] = []  # (when `_steps` is this, it ends)
+
+    @property
+    def requests(self) -> int:
+        """That have not ended."""
+        return len(self._queue) + (self._current is not None) + len(self._decoding)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a prompt waits or is prefilled."""
+        return self._current is not None
+
+    def arrive(self, job: Job, now_s: float) -> None:
+        """A request comes."""
+        self.advance(now_s)
+        job.replica = self.number
+        self._queue.append(job)
+        self._begin()
+
+    def next_s(self) -> float:
+        """When something happens next if nothing comes."""
+        found = NEVER
+        if self._current is not None:
+            found = self.at_s + self._work_s / self._prefill_speed()
+        if self._decoding:
+            found = min(found, self.at_s + max(0.0, self._decoding[0][0] - self._steps) * self._step_s())
+        return found
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass, which must not be beyond `next_s`, and let happen what is due."""
+        passed = now_s - self.at_s
+        if passed > 0:
+            if self._decoding:
+                self._steps += passed / self._step_s()
+            if self._current is not None:
+                self._work_s -= passed * self._prefill_speed()
+                self.busy_s += passed
+            self.at_s = now_s
+        while self._decoding and self._decoding[0][0] <= self._steps + _TINY:
+            self._end(heappop(self._decoding)[2])
+        if self._current is not None and self._work_s <= _TINY:
+            self._first(self._current)
+        self._begin()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _prefill_speed(self) -> float:
+        tokens = self._costs.step_tokens
+        return max(1, tokens - len(self._decoding)) / tokens
+
+    def _step_s(self) -> float:
+        costs = self._costs
+        alone_s = costs.step_s + costs.request_step_s * (len(self._decoding) - 1)
+        return max(alone_s, costs.step_tokens / costs.prefill_tokens_per_s) if self._current is not None else alone_s
+
+    def _begin(self) -> None:
+        if self._current is None and self._queue and len(self._decoding) < self._costs.max_running:
+            job = self._current = self._queue.popleft()
+            job.began_s = self.at_s
+            self._work_s = self._take(job)
+
+    def _take(self, job: Job) -> float:
+        """Seconds of prefill, of what is found in no cache or not worth loading; all of it is in the caches then."""
+        row, costs, caches = job.row, self._costs, self._caches
+        end = min(len(row.keys), (row.tokens - 1) // BLOCK_TOKENS)  # the last token is always computed
+        held = caches[Medium.GPU].prefix(row.keys, 0, end)
+        job.found = held * BLOCK_TOKENS
+        work_s = 0.0
+        for medium in (Medium.RAM, Medium.DISK, Medium.L2):
+            cache = caches.get(medium)
+            if cache is not None and held < end:
+                until = cache.prefix(row.keys, held, end)
+                load_s = costs.loading_s(medium, until - held)
+                if until > held and load_s < costs.prefill_s(held * BLOCK_TOKENS, until * BLOCK_TOKENS):
+                    job.loaded[medium] = (until - held) * BLOCK_TOKENS
+                    work_s += load_s
+                    held = until
+        for medium, cache in caches.items():
+            job.changes[medium] = cache.use(row.keys)
+        return work_s + costs.prefill_s(held * BLOCK_TOKENS, row.tokens)
+
+    def _first(self, job: Job) -> None:
+        self._current = None
+        job.first_s = self.at_s
+        self._on_first(job, self.at_s)
+        if job.row.answer_tokens > 1:
+            heappush(self._decoding, (self._steps + job.row.answer_tokens - 1, job.index, job))
+        else:
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.ended_s = self.at_s
+        self._on_end(job, self.at_s)

@@ -1,0 +1,163 @@
+"""What chooses a replica in a simulation: the product's own fleet, and two others to hold it against.
+
+None of them sees the simulated replicas: only the requests that it sent itself, their first bytes and ends, and, where
+events are on, what these tell.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from hotspan.bench.traces import BLOCK_TOKENS
+from hotspan.core.clock import Clock
+from hotspan.core.errors import ConfigError
+from hotspan.router.fleet import Fleet, Ticket
+from hotspan.router.load import Speeds, TierSpeed
+from hotspan.router.types import Ask, Medium, Strategy
+from hotspan.simulate.caches import Change
+from hotspan.simulate.costs import GB, Costs, Sizes
+from hotspan.simulate.replica import Job
+
+LEAST_LOAD: Final = "least-load"
+PREFIX_TREE: Final = "prefix-tree"
+UNTOLD: Final = "auto-no-events"
+
+POLICIES: Final = (*(strategy.value for strategy in Strategy), UNTOLD, LEAST_LOAD, PREFIX_TREE)
+"""Those of the router by their names; `auto` without events; the fewest tokens waiting; and the longest prefix in a
+tree of what was sent where, without a look at load."""
+
+
+class Router(Protocol):
+    """What the simulation asks and tells."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it wants events."""
+
+    def send(self, job: Job) -> int:
+        """The replica that takes a request, which is sent there now."""
+
+    def first_byte(self, job: Job) -> None: ...
+
+    def end(self, job: Job) -> None: ...
+
+    def event(self, replica: int, medium: Medium, change: Change) -> None:
+        """What came to a replica and went, as it told some time ago."""
+
+
+class FleetRouter:
+    """The router's own object."""
+
+    def __init__(self, fleet: Fleet, replicas: int, *, is_told: bool, speeds: Speeds | None = None) -> None:
+        self.is_told = is_told
+        self._fleet = fleet
+        self._tickets: dict[int, Ticket] = {}
+        self._slots = [fleet.add(f"http://replica-{n}:8000", speeds=speeds, exact=is_told) for n in range(replicas)]
+
+    def send(self, job: Job) -> int:
+        row = job.row
+        ask = Ask(row.keys, row.tokens, BLOCK_TOKENS, session=row.session)
+        decision = self._fleet.choose(ask)
+        self._tickets[job.index] = self._fleet.dispatch(ask, decision)
+        return self._slots.index(decision.replica)
+
+    def first_byte(self, job: Job) -> None:
+        self._tickets[job.index].first_byte()
+
+    def end(self, job: Job) -> None:
+        self._tickets.pop(job.index).end(answer_tokens=job.row.answer_tokens)
+
+    def event(self, replica: int, medium: Medium, change: Change) -> None:
+        index, slot = self._fleet.index, self._slots[replica]
+        if change.went:
+            index.remove(slot, medium, change.went)
+        if change.came:
+            index.add(slot, medium, change.came)
+
+
+class LeastLoad:
+    """The fewest tokens of prompts that wait for their first byte; of equal ones, one at random."""
+
+    is_told = False
+
+    def __init__(self, replicas: int, rng: random.Random) -> None:
+        self._waiting = [0] * replicas
+        self._rng = rng
+
+    def send(self, job: Job) -> int:
+        least = min(self._waiting)
+        chosen = self._rng.choice([n for n, tokens in enumerate(self._waiting) if tokens == least])
+        self._waiting[chosen] += job.row.tokens
+        return chosen
+
+    def first_byte(self, job: Job) -> None:
+        self._waiting[job.replica] -= job.row.tokens
+
+    def end(self, job: Job) -> None:
+        pass
+
+    def event(self, replica: int, medium: Medium, change: Change) -> None:
+        pass
+
+
+class PrefixTree:
+    """Where the longest beginning of the prompt was sent before, whatever waits there; anywhere if nowhere."""
+
+    is_told = False
+
+    def __init__(self, replicas: int, rng: random.Random) -> None:
+        self._all = (1 << replicas) - 1
+        self._sent: dict[int, int] = {}
+        self._rng = rng
+
+    def send(self, job: Job) -> int:
+        keys, sent = job.row.keys, self._sent
+        where = self._all
+        for key in keys:
+            further = where & sent.get(key, 0)
+            if not further:
+                break
+            where = further
+        chosen = self._rng.choice([n for n in range(where.bit_length()) if where >> n & 1])
+        for key in keys:
+            sent[key] = sent.get(key, 0) | 1 << chosen
+        return chosen
+
+    def first_byte(self, job: Job) -> None:
+        pass
+
+    def end(self, job: Job) -> None:
+        pass
+
+    def event(self, replica: int, medium: Medium, change: Change) -> None:
+        pass
+
+
+def make_router(
+    policy: str, replicas: int, costs: Costs, sizes: Sizes, clock: Clock, rng: random.Random, *, events: bool = True
+) -> Router:
+    """The router of this name.
+
+    events: whether `auto` and `kvaware` are told what replicas hold.
+    Raises: ConfigError for a name that is none.
+    """
+    if policy == LEAST_LOAD:
+        return LeastLoad(replicas, rng)
+    if policy == PREFIX_TREE:
+        return PrefixTree(replicas, rng)
+    if policy not in POLICIES:
+        raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
+    strategy = Strategy.AUTO if policy == UNTOLD else Strategy(policy)
+    is_told = events and policy in (Strategy.AUTO, Strategy.KVAWARE)
+    fleet = Fleet(strategy=strategy, clock=clock, rng=rng)
+    return FleetRouter(fleet, replicas, is_told=is_told, speeds=told_speeds(costs, sizes))
+
+
+def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
+    """What a replica says of itself: the speed of its prefill and of its tiers, and how much it keeps."""
+    tiers = {
+        medium: TierSpeed(costs.load_gb_per_s[medium] * GB / costs.kv_bytes, costs.load_s[medium])
+        for medium in (Medium.RAM, Medium.DISK, Medium.L2)
+    }
+    blocks: Sequence[int] = [sizes.blocks(medium, costs) for medium in (Medium.GPU, Medium.RAM, Medium.DISK)]
+    return Speeds(costs.prefill_tokens_per_s, costs.request_step_s, tiers, max(blocks) * BLOCK_TOKENS)

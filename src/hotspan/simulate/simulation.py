@@ -1,0 +1,198 @@
+"""One replay: a workload over simulated replicas behind one router.
+
+Things happen in the order of time: arrivals out of the trace, and what comes next at each replica out of a heap. An
+entry of the heap is stale once its replica has changed since.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from hotspan.core.errors import ConfigError
+from hotspan.router.types import Medium
+from hotspan.simulate.caches import EVICTIONS, BlockCache, Change, Lru, make_cache
+from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.replica import NEVER, Job, Replica
+from hotspan.simulate.routers import Router, make_router
+from hotspan.simulate.trace import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a workload is replayed over.
+
+    event_delay_s: from a change in a replica's caches to the router; None: no events at all.
+    """
+
+    replicas: int = 8
+    costs: Costs = field(default_factory=Costs)
+    sizes: Sizes = field(default_factory=Sizes)
+    event_delay_s: float | None = 0.005
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError("a simulation needs at least 1 replica")
+        if self.sizes.eviction not in EVICTIONS:
+            raise ConfigError(f"there is no eviction {self.sizes.eviction!r}; there are {', '.join(EVICTIONS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests that have not ended at a replica, at one moment: of the one that has most, and on average."""
+
+    at_s: float
+    most: int
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of each request, in the order of arrival.
+
+    ttft_s, tpot_s: of each; the latter None where the answer has one token.
+    replica:        that served it.
+    found:          tokens found in the GPU's pool; `loaded`: by medium, those loaded.
+    busy_s:         by replica, in which it prefilled.
+    load:           at some arrivals.
+    """
+
+    ttft_s: list[float]
+    tpot_s: list[float | None]
+    replica: list[int]
+    tokens: int
+    found: int
+    loaded: dict[Medium, int]
+    busy_s: list[float]
+    load: list[Load]
+    span_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Tokens that were not computed, of all."""
+        return (self.found + sum(self.loaded.values())) / self.tokens
+
+
+class SimulationClock:
+    """Stands where the simulation does."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def unix(self) -> float:
+        return self.now_s
+
+
+_SAMPLES = 600
+"""Of the load, over a workload."""
+
+
+class Simulation:
+    """Replays once: make another for another replay."""
+
+    def __init__(self, setup: Setup, policy: str, seed: int = 0) -> None:
+        self._clock = SimulationClock()
+        told = setup.event_delay_s is not None
+        rng = random.Random(f"{policy} {seed}")
+        self._router: Router = make_router(
+            policy, setup.replicas, setup.costs, setup.sizes, self._clock, rng, events=told
+        )
+        self._delay_s = setup.event_delay_s or 0.0
+        self._events: deque[tuple[float, int, Medium, Change]] = deque()
+        self._heap: list[tuple[float, int, int]] = []
+        self._versions = [0] * setup.replicas
+        shared = _caches(setup, (Medium.L2,))
+        self.replicas = [
+            Replica(
+                n, setup.costs, _caches(setup, (Medium.GPU, Medium.RAM, Medium.DISK)) | shared, self._first, self._end
+            )
+            for n in range(setup.replicas)
+        ]
+        self._jobs: list[Job] = []
+
+    def run(self, workload: Workload) -> Outcome:
+        """What became of the requests. Takes a fraction of a millisecond for each."""
+        jobs = self._jobs = [Job(n, row, row.at_s) for n, row in enumerate(workload.rows)]
+        load: list[Load] = []
+        every = max(1, len(jobs) // _SAMPLES)
+        for job in jobs:
+            self._until(job.arrived_s)
+            self._clock.now_s = job.arrived_s
+            self._hear(job.arrived_s)
+            replica = self.replicas[self._router.send(job)]
+            replica.arrive(job, job.arrived_s)
+            self._plan(replica)
+            if job.index % every == 0:
+                waiting = [each.requests for each in self.replicas]
+                load.append(Load(job.arrived_s, max(waiting), sum(waiting) / len(waiting)))
+        self._until(NEVER)
+        return self._outcome(jobs, load)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _until(self, end_s: float) -> None:
+        """Let happen what comes before."""
+        heap, versions, clock = self._heap, self._versions, self._clock
+        while heap and heap[0][0] <= end_s:
+            at_s, number, version = heappop(heap)
+            if version == versions[number]:
+                clock.now_s = at_s
+                replica = self.replicas[number]
+                replica.advance(at_s)
+                self._plan(replica)
+
+    def _plan(self, replica: Replica) -> None:
+        self._versions[replica.number] += 1
+        next_s = replica.next_s()
+        if next_s < NEVER:
+            heappush(self._heap, (next_s, replica.number, self._versions[replica.number]))
+
+    def _hear(self, now_s: float) -> None:
+        """Tell the router what the replicas have said until now."""
+        events = self._events
+        while events and events[0][0] <= now_s:
+            _, number, medium, change = events.popleft()
+            self._router.event(number, medium, change)
+
+    def _first(self, job: Job, now_s: float) -> None:
+        self._router.first_byte(job)
+        if self._router.is_told:
+            for medium, change in job.changes.items():
+                self._events.append((now_s + self._delay_s, job.replica, medium, change))
+        job.changes = {}
+
+    def _end(self, job: Job, now_s: float) -> None:
+        self._router.end(job)
+
+    def _outcome(self, jobs: Sequence[Job], load: list[Load]) -> Outcome:
+        loaded = {
+            medium: sum(job.loaded.get(medium, 0) for job in jobs) for medium in (Medium.RAM, Medium.DISK, Medium.L2)
+        }
+        return Outcome(
+            ttft_s=[job.first_s - job.arrived_s for job in jobs],
+            tpot_s=[
+                (job.ended_s - job.first_s) / (job.row.answer_tokens - 1) if job.row.answer_tokens > 1 else None
+                for job in jobs
+            ],
+            replica=[job.replica for job in jobs],
+            tokens=sum(job.row.tokens for job in jobs),
+            found=sum(job.found for job in jobs),
+            loaded=loaded,
+            busy_s=[replica.busy_s for replica in self.replicas],
+            load=load,
+            span_s=max(job.ended_s for job in jobs),
+        )
+
+
+def _caches(setup: Setup, media: Sequence[Medium]) -> dict[Medium, BlockCache]:
+    """One for each medium that has room."""
+    found: dict[Medium, BlockCache] = {}
+    for medium in media:
+        blocks = setup.sizes.blocks(medium, setup.costs)
+        if blocks:
+            found[medium] = Lru(blocks) if medium is Medium.GPU else make_cache(setup.sizes.eviction, blocks)
+    return found

@@ -1,0 +1,112 @@
+"""What a simulated replica takes, by its costs."""
+
+import pytest
+
+from hotspan.core.errors import ConfigError
+from hotspan.router.types import Medium
+from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.simulation import Outcome, Setup, Simulation
+from tests.simulate.rig import RATE, row, setup, workload
+
+BLOCK_S = 512 / RATE
+
+
+def replay(made: Setup, *rows: object, policy: str = "roundrobin") -> Outcome:
+    """What becomes of these."""
+    return Simulation(made, policy, 1).run(workload(*rows))  # type: ignore[arg-type]
+
+
+def test_an_idle_replica_takes_what_the_costs_say() -> None:
+    """TTFT is prefill, with its quadratic part; a decoded token takes a step."""
+    costs = Costs(prefill_tokens_per_s=RATE, attention_s=1e-8, step_s=0.03)
+    outcome = replay(setup(costs=costs), row(5.0, range(10), more=100, answer_tokens=11))
+    tokens = 5220
+    assert outcome.ttft_s == [pytest.approx(tokens / RATE + 1e-8 * tokens**2 / 2)]
+    assert outcome.tpot_s == [pytest.approx(0.03)]
+    assert outcome.span_s == pytest.approx(5.0 + outcome.ttft_s[0] + 0.3)
+
+
+def test_what_is_held_is_not_computed() -> None:
+    """A second request for a prompt computes its end only; one that is held whole computes its last block."""
+    outcome = replay(setup(), row(0, range(8)), row(10, range(8), more=64), row(20, range(8)))
+    assert outcome.ttft_s == pytest.approx([8 * BLOCK_S, 64 / RATE, BLOCK_S])
+    assert outcome.found == (8 + 7) * 512
+
+
+def test_prompts_wait_for_each_other() -> None:
+    """Prefill is first come, first served."""
+    outcome = replay(setup(), row(0, range(4)), row(0, range(10, 12)), row(0.1, range(20, 21)))
+    assert outcome.ttft_s == pytest.approx([4 * BLOCK_S, 6 * BLOCK_S, 7 * BLOCK_S - 0.1])
+
+
+def test_decode_and_prefill_slow_each_other() -> None:
+    """While a prompt is prefilled, who decodes gets a token a step of prefill, and takes one of its tokens."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_s=0.01, request_step_s=0.0, step_tokens=256)
+    outcome = replay(setup(costs=costs), row(0, [1], answer_tokens=1001), row(1, range(10, 20)))
+    prefill_s = 10 * BLOCK_S / (1 - 1 / 256)
+    assert outcome.ttft_s[1] == pytest.approx(prefill_s)
+    in_prefill = prefill_s / (256 / RATE)
+    assert outcome.tpot_s[0] == pytest.approx((prefill_s + (1000 - in_prefill) * 0.01) / 1000)
+
+
+def test_running_requests_slow_each_other() -> None:
+    """A step takes longer for each request that decodes beside it, until that has ended."""
+    costs = Costs(prefill_tokens_per_s=1e9, step_s=0.02, request_step_s=0.01)
+    outcome = replay(setup(costs=costs), row(0, [1], answer_tokens=101), row(0, [2], answer_tokens=51))
+    assert outcome.tpot_s[1] == pytest.approx(0.03, rel=1e-4)
+    assert outcome.tpot_s[0] == pytest.approx(0.025, rel=1e-4)
+
+
+def test_no_more_run_than_may() -> None:
+    """At `max_running` a prompt waits until an answer ends."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_s=0.01, max_running=1)
+    outcome = replay(setup(costs=costs), row(0, [1], answer_tokens=101), row(0, [2]))
+    assert outcome.ttft_s[1] == pytest.approx(BLOCK_S + 1.0 + BLOCK_S)
+
+
+@pytest.mark.parametrize(("medium", "sizes"), [(Medium.RAM, {"ram_gib": 1}), (Medium.DISK, {"disk_gib": 1})])
+def test_a_tier_brings_back_what_the_pool_lost(medium: Medium, sizes: dict[str, float]) -> None:
+    """What is in a tier is loaded at its rate where that is faster than computing."""
+    costs = Costs(prefill_tokens_per_s=RATE, kv_bytes=10_000)
+    made = setup(sizes=Sizes(gpu_tokens=8 * 512, **sizes), costs=costs)
+    outcome = replay(made, row(0, range(8)), row(10, range(10, 18)), row(20, range(8), more=1))
+    load_s = costs.load_s[medium] + 8 * 512 * 10_000 / (costs.load_gb_per_s[medium] * 1e9)
+    assert outcome.ttft_s[2] == pytest.approx(load_s + 1 / RATE)
+    assert outcome.loaded[medium] == 8 * 512
+
+
+def test_a_slow_tier_is_left_alone() -> None:
+    """What is computed sooner than loaded is computed."""
+    costs = Costs(prefill_tokens_per_s=RATE, load_gb_per_s=dict.fromkeys((Medium.RAM, Medium.DISK, Medium.L2), 0.1))
+    made = setup(sizes=Sizes(gpu_tokens=8 * 512, ram_gib=10), costs=costs)
+    outcome = replay(made, row(0, range(8)), row(10, range(10, 18)), row(20, range(8), more=1))
+    assert outcome.ttft_s[2] == pytest.approx(8 * BLOCK_S + 1 / RATE)
+    assert not any(outcome.loaded.values())
+
+
+def test_an_l2_is_shared() -> None:
+    """What one replica computed, another loads from L2, and only from there."""
+    for l2_gib, loaded in ((10.0, 8 * 512), (0.0, 0)):
+        made = setup(2, sizes=Sizes(ram_gib=10, l2_gib=l2_gib))
+        outcome = replay(made, row(0, range(8)), row(10, range(8), more=1))
+        assert outcome.replica == [0, 1]
+        assert outcome.loaded[Medium.L2] == loaded and outcome.found == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Costs(prefill_tokens_per_s=0),
+        lambda: Costs(step_s=float("nan")),
+        lambda: Costs(attention_s=-1),
+        lambda: Sizes(gpu_tokens=511),
+        lambda: Sizes(ram_gib=-1),
+        lambda: Setup(replicas=0),
+        lambda: Setup(sizes=Sizes(eviction="lfu")),
+        lambda: Simulation(Setup(), "fastest"),
+    ],
+)
+def test_what_can_not_be_is_refused(make: object) -> None:
+    """Costs, sizes and names that make no sense are errors that say so."""
+    with pytest.raises(ConfigError):
+        make()  # type: ignore[operator]
