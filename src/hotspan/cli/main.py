@@ -11,12 +11,15 @@ from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
 from hotspan.cli.demo import demo
 from hotspan.cli.demo_model import demo_model
+from hotspan.cli.deploy import deploy
 from hotspan.cli.doctor import doctor
 from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.keys import keys
 from hotspan.cli.plan import plan
 from hotspan.cli.prove import prove
+from hotspan.cli.route import route
 from hotspan.cli.serve import serve
+from hotspan.cli.simulate import simulate
 
 app = typer.Typer(
     name="hotspan",
@@ -26,9 +29,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("route")(route)
 app.command("daemon")(daemon)
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
+app.add_typer(deploy, name="deploy")
 app.add_typer(bench.app, name="bench")
 bench.app.command("index")(index)
 bench.app.command("storage")(storage)
@@ -36,6 +41,7 @@ bench.app.command("eviction")(eviction)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan")(plan)
 app.command("prove")(prove)
+app.command("simulate")(simulate)
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")
 app.add_typer(config, name="config")

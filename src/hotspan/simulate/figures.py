@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
+import plotly.graph_objects as go
 
 from hotspan.bench.report_figures import RUN_COLOURS, styled
 from hotspan.simulate.compare import Line

@@ -1,0 +1,137 @@
+"""`hotspan deploy ray`: replicas on a Ray cluster."""
+
+import importlib.util
+import json
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from hotspan.cli.errors import explained
+
+deploy = typer.Typer(help="Run several replicas on a cluster.", no_args_is_help=True)
+
+
+@deploy.callback()
+def _deploy() -> None:
+    """Run several replicas on a cluster."""
+
+
+@deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def on_ray(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="The model that all replicas serve.")],
+    replicas: Annotated[int, typer.Option(help="How many, at first.")] = 2,
+    autoscale: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Let Ray have so many of them.")] = None,
+    target_queue_seconds: Annotated[
+        float, typer.Option(help="Work that may wait for its first byte at each replica, for --autoscale.")
+    ] = 2.0,
+    gpus: Annotated[float, typer.Option(help="GPUs of one replica; 0 serves on CPUs.")] = 1,
+    cpus: Annotated[float, typer.Option(help="CPUs of one replica, as Ray counts them.")] = 4,
+    strategy: Annotated[
+        str, typer.Option(help="How a replica is chosen: auto, session, prefixaware, kvaware, roundrobin.")
+    ] = "auto",
+    session_key: Annotated[str, typer.Option(help="Header that names a session.")] = "x-session-id",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Directory with the model's tokenizer and template, on every node.")
+    ] = None,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at one replica at a time.")] = 1000,
+    host: Annotated[str, typer.Option(help="Address that HAProxy listens on; Ray has it listen on all.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port that HAProxy listens on.")] = 8000,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; without one, a Ray of this machine's own is started.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the application in Ray.")] = "hotspan",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print Serve's config file, and start nothing.")] = False,
+) -> None:
+    """Serve MODEL by several replicas on Ray. What follows -- are options of `hotspan serve` and of vLLM."""
+    with explained():
+        _check_ray()
+        words = [model, *context.args]
+        _check_exposure(words)
+        least, most = _bounds(autoscale)
+        plan = {
+            "words": words,
+            "model": tokenizer,
+            "replicas": replicas,
+            "least": least,
+            "most": most,
+            "target_queue_s": target_queue_seconds,
+            "gpus": gpus,
+            "cpus": cpus,
+            "strategy": strategy,
+            "session_key": session_key,
+            "max_in_flight": max_in_flight,
+        }
+        given = {"plan": plan, "name": name, "host": host, "port": port, "address": address}
+        if dry_run:
+            _show(given)
+            return
+        _launch(given, session_key)
+
+
+def _check_ray() -> None:
+    from hotspan.core.errors import ConfigError
+
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
+        raise ConfigError("Ray Serve is not installed: pip install 'hotspan[ray]'")
+
+
+def _check_exposure(words: list[str]) -> None:
+    """Ray's HAProxy and its replicas listen on all addresses, whatever they are told."""
+    from hotspan.config.environment import environment
+    from hotspan.core.errors import ConfigError
+
+    given = {word.partition("=")[0] for word in words}
+    surroundings = environment()
+    is_open = "--insecure" in given or surroundings.get("HOTSPAN_INSECURE", "").lower() in ("1", "true")
+    if not is_open and "--tenants" not in given and not surroundings.get("HOTSPAN_TENANTS"):
+        raise ConfigError(
+            "Ray listens on all addresses, and nobody would need a key: give -- --tenants FILE, or -- --insecure if "
+            "the network keeps strangers out"
+        )
+    for option in ("--host", "--port", "--shutdown-timeout"):
+        if option in given:
+            raise ConfigError(f"{option} of each replica is Ray's to say: leave it out after --")
+
+
+def _bounds(text: str | None) -> tuple[int, int]:
+    from hotspan.core.errors import ConfigError
+
+    if text is None:
+        return 0, 0
+    least, colon, most = text.partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal()):
+        raise ConfigError(f"--autoscale {text}: give MIN:MAX, such as 1:8")
+    if not 1 <= int(least) <= int(most):
+        raise ConfigError(f"--autoscale {text} can't be: give MIN:MAX with 1 <= MIN <= MAX")
+    return int(least), int(most)
+
+
+def _show(given: dict[str, Any]) -> None:
+    import yaml
+
+    from hotspan.router.ray.application import Plan, config
+
+    made = config(Plan(**given["plan"]), name=given["name"], host=given["host"], port=given["port"])
+    typer.echo("# Before `ray start` on every node, and in a RayService's containers:")
+    for variable, value in _variables(given["plan"]["session_key"]).items():
+        typer.echo(f"#   export {variable}={value}")
+    typer.echo(yaml.safe_dump(made, sort_keys=False).rstrip())
+
+
+def _variables(session_key: str) -> dict[str, str]:
+    from hotspan.router.ray.launch import NEEDED, SESSION_HEADER
+
+    return {**NEEDED, SESSION_HEADER: session_key}
+
+
+def _launch(given: dict[str, Any], session_key: str) -> NoReturn:
+    """Go on as the process that deploys: Ray reads its environment when it is imported."""
+    from hotspan.config.environment import environment
+
+    surroundings = {**_variables(session_key), **environment()}
+    command = [sys.executable, "-m", "hotspan.router.ray.launch", json.dumps(given)]
+    sys.stdout.flush()
+    os.execve(sys.executable, command, surroundings)

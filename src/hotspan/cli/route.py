@@ -1,0 +1,232 @@
+"""`hotspan route`: one address for several replicas, each request to where it costs least."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from hotspan.cli.errors import explained
+from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotspan.config.kinds import Kind
+    from hotspan.router.settings import RouterSettings
+
+
+def route(
+    context: typer.Context,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(help="A server: URL, or GROUP=URL; ,events=tcp://HOST:PORT adds its KV events. May be repeated."),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="auto, prefixaware, kvaware, session or roundrobin.")] = "auto",
+    config: Annotated[Path | None, typer.Option(help="YAML with any of these names.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    model: Annotated[
+        Path | None, typer.Option(help="Directory with the model's tokenizer and chat template: needed for KV events.")
+    ] = None,
+    model_name: Annotated[
+        list[str] | None, typer.Option(help="What requests call the model; other names are adapters. May be repeated.")
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="GROUP=10%: so many of the sessions go to that group. May be repeated.")
+    ] = None,
+    session_key: Annotated[
+        str | None, typer.Option(help="Header or field of the body that names a session, before all others.")
+    ] = None,
+    tenant_header: Annotated[
+        str | None, typer.Option(help="Header that says whose a request is; else its API key does.")
+    ] = None,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at one replica at a time; more wait.")] = 256,
+    queue_size: Annotated[int, typer.Option(help="Requests that wait at a time; more are refused with 429.")] = 1024,
+    queue_timeout_s: Annotated[float, typer.Option(help="Seconds that one waits, then it is refused with 503.")] = 30.0,
+    retry_share: Annotated[float, typer.Option(help="Retries for each request, on average.")] = 0.1,
+    retry_reserve: Annotated[int, typer.Option(help="Retries at once besides: what one replica dies with.")] = 256,
+    attempts: Annotated[int, typer.Option(help="Attempts at one request; 1 never tries again.")] = 3,
+    connect_timeout_s: Annotated[float, typer.Option(help="Seconds to reach a replica.")] = 2.0,
+    read_timeout_s: Annotated[float, typer.Option(help="Seconds without a byte of a replica's answer.")] = 300.0,
+    health_path: Annotated[str, typer.Option(help="What replicas are asked: 200 is well.")] = "/ping",
+    health_interval_s: Annotated[float, typer.Option(help="Seconds between two such questions.")] = 2.0,
+    index_mib: Annotated[int, typer.Option(help="Memory for what replicas hold, in MiB.")] = 256,
+    max_request_bytes: Annotated[int, typer.Option(help="The largest body of a request, in bytes.")] = 64 << 20,
+    drain_s: Annotated[float, typer.Option(help="Seconds that requests may go on after a signal to stop.")] = 30.0,
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Answers name their replica, and what was expected in its cache.")
+    ] = False,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(help="File (0600), an API key or sha256:HEX a line: every client needs one."),
+    ] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(help="The replicas' file of --tenants: its keys are let in, its names are known.")
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File (0600) with the admin token; else /router/... is for this machine only."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in without keys here: the replicas check them.")
+    ] = False,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="Where OpenTelemetry's spans go, such as http://localhost:4318.")
+    ] = None,
+) -> None:
+    """Serve several replicas at one address: each request goes to the one where it costs least.
+
+    Costs are seconds: what of the prompt has to be computed, and the queue before it. Answers are handed on as they
+    come. docs/routing.md says what happens when a replica fails.
+    """
+    with explained():
+        from hotspan.router.run import run_router
+        from hotspan.server.connections import connection_class
+        from hotspan.server.settings import HttpSettings
+
+        settings = route_settings(given(context, config))
+        run_router(settings, connection_class(HttpSettings()))
+
+
+def given(context: typer.Context, config: Path | None) -> dict[str, Any]:
+    """What command line and file say: defaults, then the file, then what was typed. Raises: ConfigError."""
+    values = {name: value for name, value in context.params.items() if name != "config"}
+    if config is None:
+        return values
+    for name, value in read_file(config, option_kinds()).items():
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            values[name] = value
+    return values
+
+
+def read_file(path: Path, kinds: Mapping[str, "Kind"]) -> dict[str, Any]:
+    """The settings of a YAML file, by the names of options. Raises: ConfigError that says where and what to write."""
+    from hotspan.config.documents import parse_entries, read_text
+
+    found = {}
+    for entry in parse_entries(read_text(path), path):
+        name = entry.name.replace("-", "_")
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`hotspan route --help` lists what there is"
+            raise ConfigError(f"{entry.place}: there is no {entry.name!r}: {hint}")
+        if entry.value is not None:
+            found[name] = kinds[name].parse(entry.value, f"{entry.place} {entry.name}")
+    return found
+
+
+def option_kinds() -> Mapping[str, "Kind"]:
+    """What each option of the command takes, as a value in a file."""
+    from hotspan.config import kinds
+
+    texts = kinds.Kind("list", _texts, "a text, or a list of texts")
+    by_type = {int: kinds.INTEGER, float: kinds.NUMBER, bool: kinds.BOOLEAN, list[str] | None: texts}
+    found = {}
+    for name, parameter in inspect.signature(route).parameters.items():
+        taken = get_args(parameter.annotation)
+        if taken and name != "config":
+            found[name] = by_type.get(taken[0], kinds.TEXT)
+    return found
+
+
+def _texts(raw: Any) -> list[str]:
+    texts = [raw] if isinstance(raw, str) else raw
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError
+    return texts
+
+
+def route_settings(values: Mapping[str, Any]) -> "RouterSettings":
+    """What a router is started with. Raises: ConfigError."""
+    from hotspan.core.types import MIB
+    from hotspan.router.health import HealthSettings
+    from hotspan.router.settings import RouterSettings, parse_replica, parse_shares
+
+    same = {field.name for field in dataclasses.fields(RouterSettings)}
+    options = {name: value for name, value in values.items() if name in same}
+    options |= {name: Path(values[name]) for name in ("model",) if values.get(name)}
+    options["strategy"] = _strategy(values["strategy"])
+    if not values["health_path"].startswith("/"):
+        raise ConfigError(f"--health-path {values['health_path']}: give a path, such as /ping or /health")
+    interval_s = values["health_interval_s"]
+    if interval_s <= 0:
+        raise ConfigError(f"--health-interval-s is {interval_s}: give seconds above 0")
+    settings = RouterSettings(
+        **options,
+        replicas=tuple(parse_replica(text) for text in values["replica"] or ()),
+        shares=parse_shares(values["split"] or ()),
+        health=HealthSettings(path=values["health_path"], interval_s=interval_s, timeout_s=max(interval_s, 1.0)),
+        model_names=tuple(values["model_name"] or ()),
+        index_bytes=values["index_mib"] * MIB,
+        is_exposing=values["expose"],
+        keys=_keys(values["api_keys_file"], values["tenants"]),
+        admin_token=_admin_token(values["admin_token_file"]),
+    )
+    _check_exposure(settings, is_insecure=values["insecure"])
+    return settings
+
+
+def _strategy(name: str) -> Any:
+    from hotspan.router.types import Strategy
+
+    known = [strategy.value for strategy in Strategy]
+    if name.lower() in known:
+        return Strategy(name.lower())
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    raise ConfigError(f"--strategy {name}: {hint}")
+
+
+def _check_exposure(settings: "RouterSettings", *, is_insecure: bool) -> None:
+    from hotspan.server.options import is_loopback
+
+    if settings.keys or is_insecure or is_loopback(settings.host):
+        return
+    raise ConfigError(
+        f"--host {settings.host} lets other machines in, and nobody needs a key here: give clients keys with "
+        "--api-keys-file or --tenants FILE, listen on 127.0.0.1, or say --insecure if the replicas check keys"
+    )
+
+
+def _keys(file: Any, tenants: Any) -> dict[bytes, str]:
+    """The keys that are let in, and whose they are."""
+    from hotspan.config.tenants import load_tenants
+
+    if file is not None and tenants is not None:
+        raise ConfigError("both --api-keys-file and --tenants say whose keys are let in: give one of them")
+    if tenants is not None:
+        return {digest: tenant.name for tenant in load_tenants(Path(tenants)).tenants for digest in tenant.keys}
+    return {} if file is None else dict.fromkeys(_digests(Path(file)), "")
+
+
+def _digests(file: Path) -> set[bytes]:
+    from hotspan.config.secrets import is_token, read_private
+    from hotspan.config.tenants import key_digest
+
+    digests = set()
+    for number, line in enumerate(read_private(file, "the API keys").splitlines(), 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if not is_token(key):
+            raise ConfigError(f"{file}:{number} is no key that a header can carry: give visible ASCII without spaces")
+        hexes = key.removeprefix("sha256:")
+        if hexes == key:
+            digests.add(key_digest(key))
+        elif len(hexes) == 64 and not set(hexes.lower()) - set("0123456789abcdef"):
+            digests.add(bytes.fromhex(hexes))
+        else:
+            raise ConfigError(f"{file}:{number} is no SHA-256: write sha256: and 64 hex digits")
+    if not digests:
+        raise ConfigError(f"{file} has no API key: write one a line")
+    return digests
+
+
+def _admin_token(file: Any) -> str | None:
+    from hotspan.config.admin_token import given_token
+    from hotspan.config.environment import environment
+
+    return given_token(None if file is None else Path(file), environment())

@@ -1,0 +1,112 @@
+"""The router's own routes, for who runs it: what it knows of its replicas, and taking one out and back.
+
+GET /router/replicas      POST /router/replicas/drain, /router/replicas/resume  {"replica": URL}
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from hotspan.router.exchange import JSON, Exchange, Refusal
+from hotspan.router.fleet import Fleet
+from hotspan.router.health import Vitals
+from hotspan.router.places import Places
+from hotspan.router.settings import Replica
+from hotspan.router.watch import Watch
+
+_REPLICAS, _DRAIN, _RESUME = "/router/replicas", "/router/replicas/drain", "/router/replicas/resume"
+_MOST_BYTES = 1 << 16
+_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class Admin:
+    """Answers them. token: None lets in this machine only."""
+
+    def __init__(
+        self,
+        token: str | None,
+        replicas: Mapping[str, Replica],
+        fleet: Fleet,
+        vitals: Mapping[str, Vitals],
+        places: Places,
+        watch: Watch,
+    ) -> None:
+        self._token = token
+        self._replicas = replicas
+        self._fleet = fleet
+        self._vitals = vitals
+        self._places = places
+        self._watch = watch
+
+    def check(self, exchange: Exchange) -> None:
+        """Raise Refusal 401 or 403 unless it is the administrator who asks."""
+        if self._token is None:
+            if not _is_local(exchange):
+                message = "administration is for this machine only: start the router with --admin-token-file"
+                raise Refusal(403, message, code="permission_denied")
+            return
+        scheme, _, shown = exchange.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            shown.strip().encode("latin-1"), self._token.encode("latin-1")
+        ):
+            message = "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`"
+            raise Refusal(401, message, code="invalid_api_key")
+
+    async def answer(self, exchange: Exchange) -> str:
+        """Answer one request. Raises: Refusal."""
+        self.check(exchange)
+        path, method = exchange.path.rstrip("/"), exchange.method
+        if path == _REPLICAS and method == "GET":
+            await exchange.respond(200, orjson.dumps({"replicas": [self._shown(name) for name in self._replicas]}))
+        elif path in (_DRAIN, _RESUME) and method == "POST":
+            name = await self._named(exchange)
+            self._watch.drain(name, is_drained=path == _DRAIN)
+            await exchange.respond(200, orjson.dumps(self._shown(name)))
+        else:
+            raise Refusal(404, f"there are GET {_REPLICAS}, POST {_DRAIN} and POST {_RESUME}")
+        return "answered"
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        vitals, load = self._vitals[name], self._fleet.replicas[name]
+        return {
+            "replica": name,
+            "group": self._replicas[name].group,
+            "can_take": vitals.can_take,
+            "health": vitals.health.value,
+            "breaker": vitals.breaker.state.value,
+            "is_drained": vitals.is_drained,
+            "in_flight": self._places.in_flight[name],
+            "is_exact": self._fleet.is_exact(name),
+            "tokens_per_s": round(load.tokens_per_s, 1),
+        }
+
+    async def _named(self, exchange: Exchange) -> str:
+        """The replica that a body names. A page of another site can't send JSON unasked."""
+        if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+            raise Refusal(415, f"send {JSON}")
+        body, more = b"", True
+        while more and len(body) <= _MOST_BYTES:
+            part, more = await exchange.part()
+            body += part
+        try:
+            asked = orjson.loads(body)
+            name = asked["replica"]
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            raise Refusal(400, 'which replica? Send {"replica": URL}') from error
+        if name not in self._replicas:
+            raise Refusal(404, f"there is no replica {str(name)[:200]!r}: there are {', '.join(self._replicas)}")
+        return str(name)
+
+
+def _is_local(exchange: Exchange) -> bool:
+    """Whether this machine asks, and not for somebody else."""
+    client = exchange.scope.get("client")
+    if client is None or any(name in exchange.headers for name in _PROXIES):
+        return False
+    try:
+        return ipaddress.ip_address(client[0].partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,274 @@
+"""Carries a request to a replica and its answer back, byte for byte; before the first byte it may turn to another one.
+
+place -> ask -> head -> first byte -> head and bytes to the client -> end
+  ^                |
+  +--- retry ------+
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotspan.core.clock import Clock
+from hotspan.router.exchange import ClientGone, Exchange, RawHeaders, Refusal
+from hotspan.router.health import RetryBudget
+from hotspan.router.metrics import Counts
+from hotspan.router.places import Place, Places
+from hotspan.router.queue import Where
+from hotspan.router.settings import RouterSettings
+from hotspan.router.split import REST, Split
+from hotspan.router.stateful import CLOSED_HEADER, HEADER, NEW_HEADER, StatefulSessions
+from hotspan.router.tracing import Span, Tracer
+from hotspan.router.types import Ask
+from hotspan.router.upstream import Answer, BrokenError, UnreachedError, Upstream, forwarded
+from hotspan.router.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """Reads prompts (text.py)."""
+
+    @property
+    def bytes_per_token(self) -> float: ...
+
+    def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask: ...
+
+    def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None: ...
+
+
+_RETRIED = frozenset((502, 503, 504))
+_STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
+_TAIL = 2048
+"""Bytes at the end of an answer, in which its usage is."""
+
+_ANSWERED = (b'"completion_tokens":', b'"generated_tokens":')
+_PROMPT = (b'"prompt_tokens":', b'"input_length":')
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request on its way to a replica. where: it may go; None is anywhere. home: of its session, strictly."""
+
+    exchange: Exchange
+    body: bytes
+    ask: Ask
+    headers: list[tuple[str, str]]
+    span: Span
+    began_s: float
+    group: str = ""
+    where: Where | None = None
+    home: str | None = None
+    tried: frozenset[str] = frozenset()
+    attempts: int = 0
+
+
+class Carrier:
+    """Carries requests. One event loop's."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        prompts: Reader,
+        upstream: Upstream,
+        places: Places,
+        watch: Watch,
+        sessions: StatefulSessions,
+        counts: Counts,
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._prompts = prompts
+        self._upstream = upstream
+        self._places = places
+        self._watch = watch
+        self._sessions = sessions
+        self._counts = counts
+        self._tracer = tracer
+        self._clock = clock
+        self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, clock)
+        self._split = Split(settings.shares) if settings.shares else None
+        self._groups = _groups(settings)
+
+    async def carry(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
+        span = self._tracer(exchange.path, exchange.headers)
+        request = _Request(exchange, body, ask, forwarded(exchange, span.traceparent), span, began_s)
+        outcome = "failed"
+        try:
+            self._budget.asked()
+            self._aim(request)
+            while True:
+                place = await self._places.take(
+                    ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
+                )
+                try:
+                    request.attempts += 1
+                    self._counts.decided(place.decision, request.group, ask.tokens)
+                    span.decided(place.decision, request.attempts)
+                    again = await self._attempt(request, place)
+                finally:
+                    self._places.give(place)
+                if again is None:
+                    outcome = _outcome(exchange)
+                    return outcome
+                self._counts.retry(again)
+                request.tried |= {place.name}
+        except ClientGone:
+            outcome = "gone"
+            raise
+        finally:
+            span.end(outcome, exchange.status)
+
+    async def _attempt(self, request: _Request, place: Place) -> str | None:
+        """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
+        answer: Answer | None = None
+        name, exchange = place.name, request.exchange
+        is_over = False
+        try:
+            answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
+            is_over = True
+            if answer.status not in _RETRIED:
+                self._watch.succeeded(name)
+            else:
+                self._watch.failed(name, str(answer.status))
+                if request.home is None and self._may_retry(request, name):
+                    return str(answer.status)
+            try:
+                first = await answer.part()
+            except BrokenError as error:
+                raise UnreachedError(str(error), is_overdue=error.is_overdue) from error
+            await self._relay(request, place, answer, first)
+            return None
+        except UnreachedError as error:
+            is_over = True
+            self._watch.failed(name, str(error))
+            if request.home is not None:
+                self._unbind(request)
+            if not error.is_overdue and self._may_retry(request, name):
+                return "unreached"
+            why = "gave no answer in time" if error.is_overdue else "gave no answer"
+            logger.warning("request_unanswered request=%s replica=%s why=%s", exchange.request_id, name, error)
+            raise Refusal(504 if error.is_overdue else 502, f"the replica {why}: try again", retry_s=1) from error
+        finally:
+            if not is_over:
+                self._watch.gave_up(name)
+            if answer is not None:
+                answer.close()
+
+    def _may_retry(self, request: _Request, name: str) -> bool:
+        """Whether a request may go to another replica now; if so, it is paid for."""
+        up = self._places.up
+        others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
+        if not others and request.where is not None:  # better another group than none
+            request.where = None
+            others = set(up) - request.tried - {name}
+        if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
+            return False
+        if not self._budget.spend():
+            self._counts.retries_refused += 1
+            return False
+        return True
+
+    def _unbind(self, request: _Request) -> None:
+        """A session's replica is gone: the request goes elsewhere, where the session may be taken on."""
+        self._sessions.lose(request.exchange.headers[HEADER])
+        request.home = request.where = None
+
+    async def _relay(self, request: _Request, place: Place, answer: Answer, part: bytes) -> None:
+        """Hand an answer on, byte for byte; one that breaks off ends abruptly, so that nobody takes it for whole."""
+        exchange, ticket = request.exchange, place.ticket
+        if answer.header("content-type").startswith(_STREAMS):
+            ticket.first_byte()
+        self._counts.first_byte_s.add(self._clock.monotonic() - request.began_s)
+        if HEADER in exchange.headers:
+            new = answer.header(NEW_HEADER) or answer.header(HEADER)
+            self._sessions.heard(place.name, new, answer.header(CLOSED_HEADER))
+        length = answer.header("content-length")
+        left = int(length) if length.isdigit() else -1
+        await exchange.begin(answer.status, self._head(exchange, place, answer))
+        before = last = b""
+        try:
+            while part:
+                left -= len(part)
+                await exchange.write(part, is_last=left == 0)
+                before, last = last, part
+                part = b"" if left == 0 else await answer.part()
+        except BrokenError as error:
+            self._counts.broken += 1
+            self._watch.failed(place.name, str(error))
+            ticket.end(failed=True)
+            logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, place.name, error)
+            exchange.status = -1
+            return
+        if not exchange.is_over:
+            await exchange.write(b"", is_last=True)
+        ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
+
+    def _learn(self, ask: Ask, before: bytes, last: bytes) -> int | None:
+        """What the end of an answer says of its length, and of the prompt's; None if it says nothing."""
+        tail = last[-_TAIL:] if len(last) >= _TAIL else (before + last)[-_TAIL:]
+        answered = _number(tail, _ANSWERED)
+        if answered is not None and ask.keys:
+            prompts = self._prompts
+            prompts.learn(ask.tokens * prompts.bytes_per_token, _number(tail, _PROMPT) or 0, answered)
+        return answered
+
+    def _head(self, exchange: Exchange, place: Place, answer: Answer) -> RawHeaders:
+        headers = answer.headers
+        if not answer.header("x-request-id"):
+            headers.append((b"x-request-id", exchange.request_id.encode()))
+        if self._settings.is_exposing:
+            headers.append((b"x-hotspan-replica", place.name.encode()))
+            headers.append((b"x-hotspan-cached-tokens", b"%d" % place.decision.cached_tokens))
+        if answer.status in (204, 304):
+            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+        return headers
+
+    # -- where it may go -----------------------------------------------------------------------------------------------
+
+    def _aim(self, request: _Request) -> None:
+        """Say where a request may go: its session's replica, or its group of the split."""
+        named, sessions = request.exchange.headers.get(HEADER), self._sessions
+        home = sessions.home(named)
+        if home is not None and named is not None:
+            if home in self._places.up:
+                request.home, request.where = home, frozenset((home,))
+                return
+            sessions.lose(named)
+        if self._split is None:
+            return
+        session = request.ask.session or request.exchange.request_id.encode()
+        request.group = self._split.group(session)
+        where = self._groups[request.group]
+        if where.isdisjoint(self._places.up):
+            self._counts.split_fallbacks += 1
+        else:
+            request.where = where
+
+
+def _groups(settings: RouterSettings) -> dict[str, Where]:
+    """The replicas of each group that has a share, and the rest."""
+    groups = {replica.url: replica.group if replica.group in settings.shares else REST for replica in settings.replicas}
+    return {
+        group: frozenset(url for url, each in groups.items() if each == group) for group in (*settings.shares, REST)
+    }
+
+
+def _outcome(exchange: Exchange) -> str:
+    if exchange.status < 0:
+        return "broken"
+    return "ok" if exchange.status < 400 else "client_error" if exchange.status < 500 else "server_error"
+
+
+def _number(tail: bytes, names: tuple[bytes, ...]) -> int | None:
+    """The last number that one of these names has; None if there is none."""
+    for name in names:
+        _, found, rest = tail.rpartition(name)
+        digits = rest[:12].lstrip()
+        number = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
+        if found and number:
+            return int(number)
+    return None

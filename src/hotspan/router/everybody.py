@@ -1,0 +1,58 @@
+"""What every replica has to hear: invalidations, adapters, keys. The answer says what became of it at each one."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from hotspan.router.exchange import Exchange
+from hotspan.router.upstream import BrokenError, UnreachedError, Upstream, forwarded
+
+_MOST_BYTES = 4 << 20
+_SHOWN = 4096
+
+
+async def ask_everybody(upstream: Upstream, names: Sequence[str], exchange: Exchange, body: bytes) -> bool:
+    """Send a request to all replicas, those that are down too, and answer with what each one said.
+
+    200 if all said 2xx; what they said if all said the same; else 502: it holds at some only, and should be repeated.
+    Returns whether all said 2xx.
+    """
+    headers = forwarded(exchange)
+    answers = await asyncio.gather(*(_ask(upstream, name, exchange, headers, body) for name in names))
+    statuses = {answer["status"] for answer in answers}
+    is_complete = all(200 <= status < 300 for status in statuses)
+    status = 200 if is_complete else statuses.pop() if len(statuses) == 1 else 502
+    said: dict[str, Any] = {"is_complete": is_complete, "replicas": answers}
+    if not is_complete:
+        failed = [answer["replica"] for answer in answers if not 200 <= answer["status"] < 300]
+        message = (
+            f"{len(failed)} of {len(names)} replicas did not do it ({', '.join(failed)}): see to them, and repeat it"
+        )
+        said["error"] = {"message": message, "type": "FanOutError", "param": None, "code": status}
+    await exchange.respond(status, orjson.dumps(said))
+    return is_complete
+
+
+async def _ask(
+    upstream: Upstream, name: str, exchange: Exchange, headers: list[tuple[str, str]], body: bytes
+) -> dict[str, Any]:
+    """What one said; status 503 if it said nothing."""
+    answer = None
+    try:
+        answer = await upstream.ask(name, exchange.method, exchange.target, headers, body)
+        content = await answer.whole(_MOST_BYTES)
+        return {"replica": name, "status": answer.status, "body": _shown(content)}
+    except (UnreachedError, BrokenError) as error:
+        return {"replica": name, "status": 503, "body": {"error": f"no answer: {error}"}}
+    finally:
+        if answer is not None:
+            answer.close()
+
+
+def _shown(content: bytes) -> Any:
+    try:
+        return orjson.loads(content) if content else None
+    except orjson.JSONDecodeError:
+        return content[:_SHOWN].decode(errors="replace")

@@ -1,0 +1,202 @@
+"""The HTTP router: who asks, what is asked, and who answers it.
+
+client -> key -> body -> Ask -> carrier.py -> the best replica, or any
+                      \-------> everybody.py -> all replicas
+                      \-------> here: /ping, /metrics, /router/...
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import orjson
+
+from hotspan.core.clock import Clock
+from hotspan.router.admin import Admin
+from hotspan.router.carrier import Carrier, Reader
+from hotspan.router.everybody import ask_everybody
+from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
+from hotspan.router.fleet import NoReplicaError
+from hotspan.router.metrics import CONTENT_TYPE, Counts, Exposition
+from hotspan.router.places import Places
+from hotspan.router.routes import Route, route_of
+from hotspan.router.settings import RouterSettings
+from hotspan.router.tenants import TenantNames, key_digest, shown_key
+from hotspan.router.types import Ask
+from hotspan.router.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+
+_NOTHING = Ask((), 0, 1.0)
+
+_BYTES_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a gateway is put together from."""
+
+    settings: RouterSettings
+    prompts: Reader
+    tenants: TenantNames
+    upstream: Upstream
+    places: Places
+    carrier: Carrier
+    counts: Counts
+    exposition: Exposition
+    admin: Admin
+    clock: Clock
+
+
+class Gateway:
+    """The app that is served. `drain()` stops it.
+
+    active: requests in work. is_draining: new ones are refused.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        settings = parts.settings
+        self._parts = parts
+        self._settings = settings
+        self._places = parts.places
+        self._counts = parts.counts
+        self._upstream = parts.upstream
+        self._names = [replica.url for replica in settings.replicas]
+        self._bodies = Bodies(settings.max_request_bytes, settings.held_bytes)
+        self._answers = {
+            Route.WORK: self._work,
+            Route.ONE: self._one,
+            Route.ALL: self._all,
+            Route.HEALTH: self._health,
+            Route.METRICS: self._metrics,
+            Route.ADMIN: parts.admin.answer,
+        }
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_draining = False
+        self.active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        exchange = Exchange(scope, receive, send)
+        route = route_of(exchange.method, exchange.path)
+        self.active += 1
+        self._idle.clear()
+        outcome = "failed"
+        try:
+            self._check_key(exchange, route)
+            outcome = await self._answers[route](exchange)
+        except ClientGone:
+            outcome = "gone"
+        except NoReplicaError:
+            outcome = "no_replica"
+            await exchange.refuse(Refusal(503, "no replica can take this now: try again", retry_s=1))
+        except Refusal as refusal:
+            outcome = "refused"
+            await exchange.refuse(refusal)
+        except Exception:  # the boundary of every request
+            logger.exception("request_failed request=%s path=%s", exchange.request_id, exchange.path)
+            message = f"the router failed on this request: its log says why, under {exchange.request_id}"
+            await exchange.refuse(Refusal(500, message))
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+            self._counts.request(route.value, outcome)
+
+    def drain(self) -> None:
+        """Refuse what computes from now on; what is in work goes on."""
+        self.is_draining = True
+
+    async def drained(self, within_s: float) -> bool:
+        """Whether all requests have ended, by `within_s` at the latest."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- routes --------------------------------------------------------------------------------------------------------
+
+    async def _work(self, exchange: Exchange) -> str:
+        """By the best replica."""
+        if self.is_draining:
+            raise Refusal(503, "the router stops: send this to another one, or try again", retry_s=1)
+        began_s = self._parts.clock.monotonic()
+        body = await self._bodies.read(exchange)
+        try:
+            async with exchange.watched():
+                return await self._parts.carrier.carry(exchange, body, self._ask(exchange, body), began_s)
+        finally:
+            self._bodies.let_go(body)
+
+    async def _one(self, exchange: Exchange) -> str:
+        """By any replica."""
+        body = await self._bodies.read(exchange)
+        try:
+            async with exchange.watched():
+                return await self._parts.carrier.carry(exchange, body, _NOTHING, self._parts.clock.monotonic())
+        finally:
+            self._bodies.let_go(body)
+
+    async def _all(self, exchange: Exchange) -> str:
+        """By every replica; it goes on to its end also if the client hangs up."""
+        body = await self._bodies.read(exchange)
+        try:
+            is_complete = await ask_everybody(self._upstream, self._names, exchange, body)
+        finally:
+            self._bodies.let_go(body)
+        outcome = "complete" if is_complete else "incomplete"
+        self._counts.fan_outs[outcome,] = self._counts.fan_outs.get((outcome,), 0) + 1
+        return outcome
+
+    async def _health(self, exchange: Exchange) -> str:
+        """Whether requests may be sent here."""
+        if self.is_draining:
+            await exchange.respond(503, b'{"status":"Draining"}')
+        elif not self._places.up:
+            await exchange.respond(503, b'{"status":"Unhealthy"}')
+        else:
+            await exchange.respond(200, b'{"status":"Healthy"}')
+        return "answered"
+
+    async def _metrics(self, exchange: Exchange) -> str:
+        settings = self._settings
+        if settings.keys or settings.admin_token is not None:
+            self._parts.admin.check(exchange)
+        await exchange.respond(200, self._parts.exposition.page(), CONTENT_TYPE)
+        return "answered"
+
+    # -- what is asked -------------------------------------------------------------------------------------------------
+
+    def _check_key(self, exchange: Exchange, route: Route) -> None:
+        """Raises: Refusal 401 if keys are needed and this is none. Administration is checked where it is answered."""
+        keys = self._settings.keys
+        if not keys or route in (Route.HEALTH, Route.METRICS, Route.ADMIN):
+            return
+        shown = shown_key(exchange.headers)
+        if shown is None or key_digest(shown) not in keys:
+            message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
+            raise Refusal(401, message, code="invalid_api_key")
+
+    def _ask(self, exchange: Exchange, body: bytes) -> Ask:
+        """What the choice depends on; where it can't be told, the size alone."""
+        headers = exchange.headers
+        tenant = self._parts.tenants.of(headers)
+        try:
+            parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
+            if isinstance(parsed, dict):
+                return self._parts.prompts.ask(exchange.path, headers, parsed, tenant=tenant)
+        except orjson.JSONDecodeError:
+            pass  # the replica says what is wrong with it
+        except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
+            logger.warning("prompt_unread request=%s path=%s", exchange.request_id, exchange.path, exc_info=True)
+        self._counts.learn_failures += 1
+        return Ask((), len(body) // _BYTES_A_TOKEN, 1.0, tenant=tenant)

@@ -1,0 +1,196 @@
+"""Which replicas may be given work: what they say when asked, what became of requests, and what the operator says.
+
+health   unknown -> up <-> down      asked every few seconds; draining: it answers, and wants no more
+breaker  closed -> open -> half-open -> closed      requests that failed in a row; one request tries it again
+drain    by the operator
+"""
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from hotspan.core.clock import Clock
+
+
+class BreakerState(Enum):
+    """Whether requests may go to a replica."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class HealthState(Enum):
+    """What a replica says of itself."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """When a replica is taken out, and when it is taken back.
+
+    path:               what is asked; 200 is well.
+    interval_s:         between two questions. timeout_s: for an answer.
+    downs, ups:         questions in a row that change its state; the first answer of all counts at once.
+    failures:           requests in a row that failed and open its breaker.
+    open_s, most_open_s: how long the breaker is open first, and at most: it doubles with each trial that fails.
+    """
+
+    path: str = "/ping"
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+    downs: int = 2
+    ups: int = 1
+    failures: int = 3
+    open_s: float = 1.0
+    most_open_s: float = 30.0
+
+
+class Breaker:
+    """Opens after failures in a row, and lets one request try after a while.
+
+    opened: how often.
+    """
+
+    def __init__(self, settings: HealthSettings, clock: Clock, rng: random.Random) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._failures = 0
+        self._open_s = settings.open_s
+        self._until_s: float | None = None
+        self._is_trying = False
+        self.opened = 0
+
+    @property
+    def state(self) -> BreakerState:
+        """What it is now."""
+        if self._until_s is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self._clock.monotonic() < self._until_s else BreakerState.HALF_OPEN
+
+    @property
+    def can_take(self) -> bool:
+        """Whether a request may go there: none while it is open, one at a time while it is half-open."""
+        state = self.state
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._is_trying)
+
+    @property
+    def wait_s(self) -> float:
+        """Until a request may try it."""
+        return 0.0 if self._until_s is None else max(0.0, self._until_s - self._clock.monotonic())
+
+    def took(self) -> None:
+        """A request goes there."""
+        self._is_trying = self._until_s is not None
+
+    def succeeded(self) -> None:
+        """It answered a request."""
+        self._failures = 0
+        self._is_trying = False
+        self._until_s = None
+        self._open_s = self._settings.open_s
+
+    def gave_up(self) -> None:
+        """A request there ended, and says nothing of it: its client hung up."""
+        self._is_trying = False
+
+    def failed(self) -> None:
+        """A request failed there."""
+        self._failures += 1
+        if self._until_s is not None:
+            if self._is_trying or self.state is BreakerState.HALF_OPEN:
+                self._open_s = min(2 * self._open_s, self._settings.most_open_s)
+                self._open()
+        elif self._failures >= self._settings.failures:
+            self._open()
+
+    def half_open(self) -> None:
+        """Let a request try it now, if it is open: it has just come back."""
+        if self._until_s is not None:
+            self._until_s = self._clock.monotonic()
+
+    def _open(self) -> None:
+        # Up to a tenth more, so that several routers do not try it in the same moment.
+        self._until_s = self._clock.monotonic() + self._open_s * self._rng.uniform(1.0, 1.1)
+        self._is_trying = False
+        self.opened += 1
+
+
+class Vitals:
+    """All that decides whether one replica is given work.
+
+    is_drained: the operator wants none there. checks, failed_checks: questions asked, and those not answered well.
+    """
+
+    def __init__(self, settings: HealthSettings, clock: Clock, rng: random.Random) -> None:
+        self._settings = settings
+        self.breaker = Breaker(settings, clock, rng)
+        self.health = HealthState.UNKNOWN
+        self.is_drained = False
+        self.checks = 0
+        self.failed_checks = 0
+        self._row = 0
+
+    @property
+    def can_take(self) -> bool:
+        """Whether a request may go there."""
+        return self.health is HealthState.UP and not self.is_drained and self.breaker.can_take
+
+    def checked(self, *, is_well: bool, is_draining: bool = False) -> None:
+        """What it said when it was asked; an answer that says draining holds at once."""
+        self.checks += 1
+        self.failed_checks += not is_well
+        if is_draining:
+            self.health, self._row = HealthState.DRAINING, 0
+            return
+        towards = HealthState.UP if is_well else HealthState.DOWN
+        if towards is self.health:
+            self._row = 0
+            return
+        self._row += 1
+        needed = self._settings.ups if is_well else self._settings.downs
+        if self.health in (HealthState.UNKNOWN, HealthState.DRAINING) or self._row >= needed:
+            if towards is HealthState.UP:
+                self.breaker.half_open()
+            self.health, self._row = towards, 0
+
+
+class RetryBudget:
+    """How many requests may be sent again: a part of all, and a reserve for a replica that dies with many.
+
+    share:   retries for each request. reserve: at most so many at once; it fills up again by itself in a minute.
+    """
+
+    def __init__(self, share: float, reserve: float, clock: Clock) -> None:
+        self._share = share
+        self._reserve = max(reserve, 1.0)
+        self._clock = clock
+        self._left = reserve
+        self._at_s = clock.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Retries that may be made now."""
+        now_s = self._clock.monotonic()
+        self._left = min(self._reserve, self._left + (now_s - self._at_s) * self._reserve / _FILLS_S)
+        self._at_s = now_s
+        return self._left
+
+    def asked(self) -> None:
+        """A request came."""
+        self._left = min(self._reserve, self._left + self._share)
+
+    def spend(self) -> bool:
+        """Whether a retry may be made; if so, it is counted."""
+        if self.left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+_FILLS_S = 60.0

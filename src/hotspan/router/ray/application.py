@@ -1,0 +1,162 @@
+"""The Serve application: replicas behind HAProxy, and the picker that it asks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.deployment import Application
+from ray.serve.handle import DeploymentHandle
+
+from hotspan.core.errors import ConfigError
+from hotspan.router.ray.picker import Picker
+from hotspan.router.ray.replica import Replica
+from hotspan.router.session import session_key as session_key_of
+from hotspan.router.text import Prompts
+from hotspan.router.types import Strategy
+
+REPLICA, PICKER = "replica", "picker"
+IMPORT_PATH = "hotspan.router.ray.application:build"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to run.
+
+    words:          the model, and the options of `hotspan serve` and of vLLM.
+    model:          directory with its tokenizer and chat template, on all nodes; None compares prompts as they come.
+    replicas:       how many at first. most: an autoscaler may make of them; 0 has none. least: and leave.
+    target_queue_s: of work that may wait for its first byte at each replica.
+    gpus, cpus:     of one replica.
+    max_in_flight:  requests at one replica.
+    predict_s:      that one request may take.
+    """
+
+    words: Sequence[str]
+    model: str | None = None
+    replicas: int = 2
+    least: int = 0
+    most: int = 0
+    target_queue_s: float = 2.0
+    gpus: float = 1
+    cpus: float = 4
+    strategy: str = Strategy.AUTO
+    session_key: str = ""
+    max_in_flight: int = 1000
+    drain_s: float = 30.0
+    startup_s: float = 1200.0
+    predict_s: float = 240.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError."""
+        if not self.words or self.words[0].startswith("-"):
+            raise ConfigError("no model is named: give one before all options")
+        if self.replicas < 1:
+            raise ConfigError(f"--replicas is {self.replicas}; give at least 1")
+        if self.most and not 1 <= self.least <= self.most:
+            raise ConfigError(f"--autoscale {self.least}:{self.most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
+        if self.target_queue_s <= 0:
+            raise ConfigError(f"--target-queue-seconds is {self.target_queue_s}; give a number above 0")
+        if self.strategy not in list(Strategy):
+            raise ConfigError(f"--strategy {self.strategy}: give one of {', '.join(Strategy)}")
+        if self.gpus < 0 or self.cpus < 0:
+            raise ConfigError("--gpus and --cpus are not below 0")
+
+
+def build(arguments: Mapping[str, Any]) -> Application:
+    """The application of a plan written as a mapping: what a Serve config file's `args` say.
+
+    Raises: ConfigError.
+    """
+    known = {field.name for field in fields(Plan)}
+    if unknown := set(arguments) - known:
+        raise ConfigError(f"args: {', '.join(sorted(unknown))} is not known; there are {', '.join(sorted(known))}")
+    return application(Plan(**dict(arguments)))
+
+
+def application(plan: Plan) -> Application:
+    """What `serve.run` takes. HAProxy must be on where this runs, and wherever Ray does."""
+    replicas = _deployment(
+        Replica,
+        name=REPLICA,
+        max_ongoing_requests=plan.max_in_flight,
+        max_queued_requests=-1,
+        graceful_shutdown_timeout_s=plan.drain_s + 15,
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class="hotspan.router.ray.policy:FleetRouter",  # type: ignore[arg-type]
+            request_router_kwargs={"strategy": str(plan.strategy), "most_s": plan.predict_s + 60},
+        ),
+        **_size(plan),
+    ).bind(list(plan.words), plan.drain_s, plan.startup_s)
+    picker = _deployment(
+        PickerReplica,
+        name=PICKER,
+        # It runs beside the proxy of each node, and must not be what requests wait for.
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(replicas, plan.model, plan.session_key)
+    # Ray's way for HAProxy to ask somebody; not yet in its documentation.
+    attach = getattr(replicas, "_with_ingress_request_router", None)
+    if attach is None:
+        raise ConfigError(f"Ray {ray.__version__} has no request router behind HAProxy: install hotspan[ray]")
+    found: Application = attach(picker)
+    return found
+
+
+def config(plan: Plan, *, name: str, host: str, port: int) -> dict[str, Any]:
+    """The same as a Serve config file, for `serve deploy` or a RayService."""
+    given = {key: value for key, value in asdict(plan).items() if value != getattr(_DEFAULTS, key)}
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": host, "port": port},
+        "applications": [
+            {
+                "name": name,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {**given, "words": list(plan.words)},
+            }
+        ],
+    }
+
+
+_DEFAULTS = Plan(words=("model",))
+
+
+def _size(plan: Plan) -> dict[str, Any]:
+    if not plan.most:
+        return {"num_replicas": plan.replicas}
+    policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
+        policy_function="hotspan.router.ray.scaling:QueueSeconds", policy_kwargs={"target_s": plan.target_queue_s}
+    )
+    scaling = AutoscalingConfig(
+        min_replicas=plan.least,
+        max_replicas=plan.most,
+        initial_replicas=min(max(plan.replicas, plan.least), plan.most),
+        policy=policy,
+    )
+    return {"autoscaling_config": scaling}
+
+
+def _deployment(kind: type, **options: Any) -> Any:
+    """`kind` as Serve runs it, with an app that it makes when it starts."""
+    return serve.deployment(serve.ingress()(kind), **options)
+
+
+class PickerReplica:
+    """The picker as Ray starts it."""
+
+    def __init__(self, server: DeploymentHandle[Any], model: str | None, session_key: str) -> None:
+        server._init()  # type: ignore[no-untyped-call]  # it knows the replicas before it is asked
+        options: dict[str, Any] = {"session_of": session_key_of, "session_key": session_key}
+        prompts = Prompts(**options) if model is None else Prompts.load(Path(model), **options)
+        self._picker = Picker(server, prompts.ask)
+
+    def __serve_build_asgi_app__(self) -> Picker:
+        return self._picker

@@ -1,0 +1,92 @@
+"""Tells Ray's HAProxy which replica takes a request. Answers do not come by here."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from hotspan.core.errors import HotspanError
+from hotspan.router.exchange import Exchange, Receive, Scope, Send
+from hotspan.router.ray.policy import ASKED, Asked
+from hotspan.router.ray.reports import HEADER
+from hotspan.router.session import session_key
+from hotspan.router.types import Ask
+
+logger = logging.getLogger(__name__)
+
+Reader = Callable[[str, Mapping[str, str], Mapping[str, Any]], Ask]
+
+_ROUTE = "/internal/route"
+_BYTES_A_TOKEN = 4
+
+
+class Picker:
+    """The app behind HAProxy's question."""
+
+    def __init__(self, server: DeploymentHandle[Any], read: Reader) -> None:
+        """read: a request -> what the choice depends on."""
+        self._server = server
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            exchange = Exchange(scope, receive, send)
+            if exchange.path != _ROUTE or exchange.method != "POST":
+                await exchange.respond(404, b'{"error":"there is only POST /internal/route"}')
+                return
+            parts, more = [], True
+            while more:
+                part, more = await exchange.part()
+                parts.append(part)
+            await self._answer(exchange, b"".join(parts))
+
+    async def _answer(self, exchange: Exchange, body: bytes) -> None:
+        asked = Asked(self._ask(exchange.headers, body))
+        try:
+            async with self._server.choose_replica(_reserve=False, **{ASKED: asked}) as chosen:
+                replica = chosen._replica  # its full name and its port are not in the public part
+                endpoint = replica.backend_http_endpoint
+                name = replica.replica_id.to_full_id_str()
+        except (HotspanError, RayError, RayServeException) as error:
+            logger.warning("no_replica_chosen error=%s", type(error).__name__)
+            await exchange.respond(503, b'{"error":"no replica can take a request"}')
+            return
+        if endpoint is None:
+            await exchange.respond(503, b'{"error":"the replica listens nowhere: is HAProxy on?"}')
+            return
+        answer: dict[str, Any] = {"host": endpoint[0], "port": endpoint[1], "replica_id": name}
+        if asked.word is not None:
+            answer["request_headers"] = {HEADER: str(asked.word)}
+        await exchange.respond(200, orjson.dumps(answer))
+
+    def _ask(self, headers: Mapping[str, str], body: bytes) -> Ask:
+        """What the choice depends on; of a body that can't be read, how long it is."""
+        try:
+            parsed = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            return Ask((), len(body) // _BYTES_A_TOKEN, 1.0, session=session_key(headers, {}))
+        return self._read(_path(parsed), headers, parsed)
+
+
+def _path(body: Mapping[str, Any]) -> str:
+    """HAProxy hands over bodies without their paths; what is in one tells."""
+    if "messages" in body:
+        return "/v1/chat/completions"
+    return "/v1/completions" if "prompt" in body else "/invocations"
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer an application server's start and end."""
+    while True:
+        kind = (await receive())["type"].removeprefix("lifespan.")
+        await send({"type": f"lifespan.{kind}.complete"})
+        if kind == "shutdown":
+            return

@@ -1,0 +1,115 @@
+"""hotspan's policy as a request router of Ray Serve's."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from hotspan.core.types import MIB
+from hotspan.router.fleet import Fleet
+from hotspan.router.index import PrefixIndex
+from hotspan.router.ray.reports import Listener, Tickets, Word
+from hotspan.router.types import Ask, Strategy
+
+ASKED = "asked"
+"""The argument under which the picker hands a request over."""
+
+_AWAY_S = 5.0
+"""A replica that did not take a request is left alone for so long, or until Ray says who there is."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that is to be placed, and what the replica is to be told once it is."""
+
+    ask: Ask
+    word: Word | None = None
+
+
+class FleetRouter(RequestRouter):
+    """Puts each request where it costs least. One event loop's: that of Ray's router.
+
+    Calls that carry no request go to any replica.
+    """
+
+    def initialize_state(
+        self,
+        strategy: str = Strategy.AUTO,
+        index_mib: int = 256,
+        most_s: float = 300.0,
+        host: str | None = None,
+        **_: Any,
+    ) -> None:
+        """What `request_router_kwargs` says. most_s: of one request. host: where replicas reach this process."""
+        self.fleet = Fleet(strategy=Strategy(strategy), index=PrefixIndex(index_mib * MIB))
+        self.tickets = Tickets(self.fleet.clock, most_s, self._leave_alone)
+        self._host = host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._port = 0
+        self._listening: asyncio.Task[int] | None = None
+        self._away: dict[str, asyncio.TimerHandle] = {}
+        self._rng = random.Random()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray says who there is."""
+        names = {replica.replica_id.unique_id for replica in replicas}
+        for name in set(self.fleet.replicas) - names:
+            self._return(name)
+            self.fleet.remove(name)
+        for name in sorted(names - set(self.fleet.replicas)):
+            self.fleet.add(name)
+        super().update_replicas(replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replica for a request; its work is reserved there from here on."""
+        asked = self._asked(pending_request)
+        there = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if asked is None or not there:
+            return [self._rng.sample(candidate_replicas, len(candidate_replicas))]
+        port = await self._listen()
+        if all(name in self._away for name in there):
+            for name in there:
+                self._return(name)
+        decision = self.fleet.choose(asked.ask, among=there)
+        load = self.fleet.replicas[decision.name]
+        work_s = max(asked.ask.tokens - decision.cached_tokens, 0) / load.tokens_per_s + decision.load_s
+        number = self.tickets.open(self.fleet.dispatch(asked.ask, decision))
+        asked.word = Word(self._host, port, number, work_s)
+        return [[there[decision.name]]]
+
+    def _asked(self, pending: PendingRequest | None) -> Asked | None:
+        given: Mapping[str, Any] = {} if pending is None else pending.kwargs
+        # Not by its type: Ray copies this module to where it uses the class.
+        found: Asked | None = given.get(ASKED)
+        return found
+
+    async def _listen(self) -> int:
+        """The port that replicas report to."""
+        if self._port == 0:
+            if self._listening is None:
+                self._listening = asyncio.create_task(self._bind())
+            self._port = await asyncio.shield(self._listening)
+        return self._port
+
+    async def _bind(self) -> int:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: Listener(self.tickets), local_addr=(self._host, 0))
+        port: int = transport.get_extra_info("sockname")[1]
+        return port
+
+    def _leave_alone(self, name: str) -> None:
+        if name in self._away or name not in self.fleet.replicas:
+            return
+        self.fleet.set_up(name, False)
+        self._away[name] = asyncio.get_running_loop().call_later(_AWAY_S, self._return, name)
+
+    def _return(self, name: str) -> None:
+        timer = self._away.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+            self.fleet.set_up(name, True)

@@ -1,0 +1,135 @@
+"""The app of a replica's actor: hands requests to the server that the actor started, and says how they go."""
+
+import logging
+from collections import OrderedDict
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.types import GIB, MIB
+from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
+from hotspan.router.ray.reports import HEADER, Kind, Reporter, Word, parse_word
+from hotspan.router.upstream import BrokenError, UnreachedError, Upstream, forwarded
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_S = 2.0
+_READ_S = 600.0
+_HELD_BYTES = 4 * GIB
+
+
+class Waiting:
+    """How long what waits for its first byte will take, as the router sees it."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._work_s: OrderedDict[int, float] = OrderedDict()
+        self._since = 0.0
+
+    def begin(self, word: Word) -> None:
+        """A request came."""
+        if not self._work_s:
+            self._since = self._clock.monotonic()
+        self._work_s[word.number] = word.work_s
+
+    def end(self, word: Word) -> None:
+        """It has its first byte, or is over. Further calls do nothing."""
+        if self._work_s.pop(word.number, None) is not None:
+            self._since = self._clock.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Of all that waits, less what has passed since the last one began to answer; 0 if nothing waits."""
+        if not self._work_s:
+            return 0.0
+        first = next(iter(self._work_s.values()))
+        passed = min(self._clock.monotonic() - self._since, first)
+        return sum(self._work_s.values()) - passed
+
+
+class Relay:
+    """An ASGI app before one server."""
+
+    def __init__(self, url: str, reporter: Reporter, *, most_body: int = 64 * MIB) -> None:
+        """url: the server's."""
+        self.waiting = Waiting()
+        self._url = url
+        self._reporter = reporter
+        self._bodies = Bodies(most_body, _HELD_BYTES)
+        self._upstream: Upstream | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            exchange = Exchange(scope, receive, send)
+            word = parse_word(exchange.headers.get(HEADER, ""))
+            try:
+                await self._relay(exchange, word)
+            except ClientGone:
+                pass
+            except Refusal as refusal:
+                await exchange.refuse(refusal)
+
+    async def is_well(self, seconds: float) -> bool:
+        """Whether the server says in time that its engine lives."""
+        if self._upstream is None:
+            return True  # not asked for anything yet
+        try:
+            answer = await self._upstream.ask(self._url, "GET", "/health", [], within_s=seconds)
+        except UnreachedError:
+            return False
+        answer.close()
+        return answer.status == 200
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        async with Upstream(connect_timeout_s=_CONNECT_S, read_timeout_s=_READ_S) as self._upstream:
+            await self._reporter.start()
+            try:
+                while True:
+                    kind = (await receive())["type"].removeprefix("lifespan.")
+                    await send({"type": f"lifespan.{kind}.complete"})
+                    if kind == "shutdown":
+                        return
+            finally:
+                self._reporter.close()
+
+    async def _relay(self, exchange: Exchange, word: Word | None) -> None:
+        if word is not None:
+            self.waiting.begin(word)
+        kind = Kind.FAILED
+        try:
+            body = await self._bodies.read(exchange)
+            try:
+                async with exchange.watched():
+                    await self._pass_on(exchange, body, word)
+                kind = Kind.END
+            finally:
+                self._bodies.let_go(body)
+        finally:
+            if word is not None:
+                self.waiting.end(word)
+                self._reporter.tell(word, kind)
+
+    async def _pass_on(self, exchange: Exchange, body: bytes, word: Word | None) -> None:
+        if self._upstream is None:
+            raise Refusal(503, "the replica is starting: try again", retry_s=1)
+        headers = [(name, value) for name, value in forwarded(exchange) if name != HEADER]
+        try:
+            answer = await self._upstream.ask(self._url, exchange.method, exchange.target, headers, body)
+        except UnreachedError as error:
+            logger.warning("server_not_reached error=%s", error)
+            raise Refusal(503, "the replica's server does not answer: try again", retry_s=1) from error
+        try:
+            await exchange.begin(answer.status, answer.headers)
+            is_begun = False
+            while part := await answer.part():
+                if not is_begun and word is not None:
+                    self.waiting.end(word)
+                    self._reporter.tell(word, Kind.FIRST)
+                is_begun = True
+                await exchange.write(part)
+            await exchange.write(b"", is_last=True)
+        except BrokenError as error:
+            logger.warning("answer_broke_off error=%s", error)
+            raise RuntimeError("the replica's server broke off its answer") from error
+        finally:
+            answer.close()

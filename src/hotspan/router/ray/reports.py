@@ -1,0 +1,170 @@
+"""What a router and a replica say to each other beside Ray and HAProxy.
+
+    client -- POST --> HAProxy -- body --> picker: chooses, opens a ticket
+                          |    <-- replica, word --
+                          +-- POST, word --> replica -- datagram: first byte, end --> picker
+
+The answer never comes by the picker, so the replica tells it how the request goes. A datagram that is lost leaves work
+reserved until the ticket is too old; nothing waits for one. HAProxy takes the word's header from nobody else.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+from hotspan.core.clock import Clock
+from hotspan.router.fleet import Ticket
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-serve-router-hotspan"
+"""Ray's HAProxy drops what clients send under this prefix."""
+
+_MOST_BYTES = 512
+
+
+class Kind(StrEnum):
+    """What happened to a request."""
+
+    FIRST = "first"
+    END = "end"
+    FAILED = "failed"
+
+
+class Word(NamedTuple):
+    """What a replica is told of a request: where to report, under which number, and its work in seconds."""
+
+    host: str
+    port: int
+    number: int
+    work_s: float
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.port} {self.number:x} {self.work_s:.6g}"
+
+
+def parse_word(text: str) -> Word | None:
+    """The word of a header; None if it is none."""
+    try:
+        host, port, number, work_s = text.split()
+        word = Word(host, int(port), int(number, 16), float(work_s))
+    except ValueError:
+        return None
+    return word if 0 < word.port < 65536 and 0 <= word.work_s < 1e6 else None
+
+
+class Report(NamedTuple):
+    """A datagram: of which request, what, and who says so."""
+
+    number: int
+    kind: Kind
+    replica: str
+
+    def __bytes__(self) -> bytes:
+        return f"{self.number:x} {self.kind} {self.replica}".encode()
+
+
+def parse_report(data: bytes) -> Report | None:
+    """The report of a datagram; None if it is none."""
+    if len(data) > _MOST_BYTES:
+        return None
+    try:
+        number, kind, replica = data.decode().split(" ")
+        return Report(int(number, 16), Kind(kind), replica)
+    except ValueError:
+        return None
+
+
+class Tickets:
+    """Requests that were sent and of which nobody said that they ended.
+
+    Numbers can't be guessed, so that nobody else ends them. missed: who was chosen but did not get the request.
+    """
+
+    def __init__(self, clock: Clock, most_s: float, missed: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._most_s = most_s
+        self._missed = missed
+        self._open: OrderedDict[int, tuple[float, Ticket]] = OrderedDict()
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, ticket: Ticket) -> int:
+        """The number of a request that is sent now."""
+        self.expire()
+        number = secrets.randbits(64)
+        self._open[number] = (self._clock.monotonic(), ticket)
+        return number
+
+    def told(self, report: Report) -> None:
+        """A replica said something. Reports of what is over, or was never sent, count for nothing."""
+        found = self._open.get(report.number)
+        if found is None:
+            return
+        _, ticket = found
+        if report.replica != ticket.decision.name:
+            self._missed(ticket.decision.name)
+        if report.kind is Kind.FIRST and report.replica == ticket.decision.name:
+            ticket.first_byte()
+        elif report.kind is not Kind.FIRST:
+            del self._open[report.number]
+            ticket.end(failed=report.kind is Kind.FAILED)
+
+    def expire(self) -> None:
+        """End those that are older than any request may be."""
+        before = self._clock.monotonic() - self._most_s
+        while self._open:
+            number, (sent_s, ticket) = next(iter(self._open.items()))
+            if sent_s >= before:
+                break
+            del self._open[number]
+            ticket.end(failed=True)
+            self.expired += 1
+
+
+class Listener(asyncio.DatagramProtocol):
+    """Hands datagrams on."""
+
+    def __init__(self, tickets: Tickets) -> None:
+        self._tickets = tickets
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        report = parse_report(data)
+        if report is not None:
+            self._tickets.told(report)
+
+
+class Reporter:
+    """Sends datagrams, to nodes of the cluster only."""
+
+    def __init__(self, name: str, nodes: Callable[[], set[str]]) -> None:
+        """name: the replica's own. nodes: their addresses now."""
+        self._name = name
+        self._nodes = nodes
+        self._known: set[str] = set()
+        self._transport: asyncio.DatagramTransport | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("0.0.0.0", 0))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def tell(self, word: Word, kind: Kind) -> None:
+        """Send one; never blocks, and never fails."""
+        if self._transport is None or not self._is_node(word.host):
+            return
+        self._transport.sendto(bytes(Report(word.number, kind, self._name)), (word.host, word.port))
+
+    def _is_node(self, host: str) -> bool:
+        if host not in self._known:
+            self._known = self._nodes()
+        return host in self._known

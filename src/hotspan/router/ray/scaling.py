@@ -1,0 +1,39 @@
+"""How many replicas there should be: as many as keep the queue at so many seconds of work."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hotspan.core.errors import ConfigError
+
+QUEUE_SECONDS = "queue_seconds"
+
+_CALM = 0.5
+"""Below this share of the target there are too many."""
+
+
+class QueueSeconds:
+    """A policy of Ray's autoscaler, which applies bounds and delays itself."""
+
+    def __init__(self, target_s: float) -> None:
+        if not 0 < target_s < math.inf:
+            raise ConfigError(f"--target-queue-seconds is {target_s}; give a number above 0")
+        self._target_s = target_s
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """The wanted number, and nothing to remember. `context`: Ray's AutoscalingContext."""
+        found: Mapping[Any, float] = (context.aggregated_metrics or {}).get(QUEUE_SECONDS) or {}
+        return self.wanted(context.target_num_replicas, list(found.values())), {}
+
+    def wanted(self, count: int, queues_s: list[float]) -> int:
+        """How many, if there are `count`, whose queues are as long. Those that say nothing have none."""
+        if not queues_s:
+            return count
+        total_s = sum(queues_s)
+        needed = math.ceil(total_s / self._target_s)
+        if needed > count:
+            return needed
+        # Only so many fewer that those left would not be above the target at once.
+        if total_s < _CALM * self._target_s * count:
+            return max(math.ceil(total_s / (_CALM * self._target_s)), 1) if total_s else max(count - 1, 1)
+        return count

@@ -1,0 +1,56 @@
+"""What the router does with a path: one replica's work, every replica's business, or its own to answer."""
+
+import re
+from enum import Enum
+
+OWN = "/router"
+
+
+class Route(Enum):
+    """How a request is answered.
+
+    WORK:  by the best replica. ONE: by any replica. ALL: by every replica. The others by the router.
+    """
+
+    WORK = "work"
+    ONE = "one"
+    ALL = "all"
+    HEALTH = "health"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+
+_WORK = frozenset(
+    (
+        *("/invocations", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone"),
+        *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
+    )
+)
+_BY_NAME = re.compile(r"/predictions/[^/]+|/models/[^/]+/invoke")
+_STATELESS = re.compile(
+    r"/tokenize|/detokenize|/v1/messages/count_tokens"
+    r"|(/v1/(completions|chat/completions|responses|messages)|/cohere/v2/chat)/(render|derender)"
+)
+"""Posts that change nothing and compute next to nothing."""
+
+_EVERYBODYS = re.compile(r"/hotspan(/.*)?")
+"""Even to look at: what one replica says of its cache is not what there is."""
+
+
+def route_of(method: str, path: str) -> Route:
+    """What is done with a request. What is not known and may change something goes to all replicas, never to one."""
+    if path in _WORK or _BY_NAME.fullmatch(path):
+        return Route.WORK if method == "POST" else Route.ONE
+    if path in ("/ping", "/health"):
+        return Route.HEALTH
+    if path == "/metrics":
+        return Route.METRICS
+    if path == OWN or path.startswith(f"{OWN}/"):
+        return Route.ADMIN
+    if _EVERYBODYS.fullmatch(path):
+        return Route.ALL
+    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and _STATELESS.fullmatch(path)):
+        return Route.ONE
+    return Route.ALL

@@ -1,0 +1,260 @@
+"""The router's process: put together, bound, asked how its replicas are, served, drained."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
+from hotspan.router.admin import Admin
+from hotspan.router.carrier import Carrier
+from hotspan.router.feeds import Feeds
+from hotspan.router.figures import figures
+from hotspan.router.fleet import Fleet
+from hotspan.router.gateway import Gateway, Parts
+from hotspan.router.health import Vitals
+from hotspan.router.index import PrefixIndex
+from hotspan.router.measured import Measured
+from hotspan.router.metrics import Counts, Exposition
+from hotspan.router.places import Places
+from hotspan.router.session import session_key
+from hotspan.router.settings import RouterSettings
+from hotspan.router.stateful import StatefulSessions
+from hotspan.router.template import ChatTemplate
+from hotspan.router.tenants import TenantNames
+from hotspan.router.text import Prompts
+from hotspan.router.tokens import TokenTable
+from hotspan.router.tracing import Tracer, no_tracer, open_tracer
+from hotspan.router.upstream import Upstream
+from hotspan.router.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+CUT_S = 2
+"""Of the time to drain: for connections that are not over."""
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that runs."""
+
+    gateway: Gateway
+    fleet: Fleet
+    places: Places
+    watch: Watch
+    feeds: Feeds
+    measured: Measured
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    settings: RouterSettings,
+    *,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    tracer: Tracer = no_tracer,
+) -> AsyncIterator[Router]:
+    """A router whose replicas have been asked once how they are. Raises: ConfigError, as `TokenTable.load`."""
+    clock, rng = clock or SystemClock(), rng or random.Random()
+    async with Upstream(
+        connect_timeout_s=settings.connect_timeout_s, read_timeout_s=settings.read_timeout_s
+    ) as upstream:
+        router = _assembled(settings, upstream, clock, rng, tracer)
+        try:
+            await router.watch.begin()
+            router.feeds.begin()
+            router.measured.begin()
+            yield router
+        finally:
+            await router.measured.end()
+            await router.feeds.end()
+            await router.watch.end()
+
+
+def _assembled(
+    settings: RouterSettings, upstream: Upstream, clock: Clock, rng: random.Random, tracer: Tracer
+) -> Router:
+    """All parts, put together."""
+    replicas = {replica.url: replica for replica in settings.replicas}
+    tenants = TenantNames(settings.tenant_header, settings.keys)
+    prompts, table = _prompts(settings, tenants)
+    fleet = Fleet(strategy=settings.strategy, index=PrefixIndex(settings.index_bytes), clock=clock, rng=rng)
+    slots = {name: fleet.add(name) for name in replicas}
+    feeds = Feeds(settings.replicas, slots, fleet, prompts, table, rng)
+    vitals = {name: Vitals(settings.health, clock, rng) for name in replicas}
+    counts, sessions = Counts(), StatefulSessions(clock)
+    places = Places(
+        fleet,
+        replicas,
+        most_in_flight=settings.max_in_flight,
+        queue_size=settings.queue_size,
+        queue_timeout_s=settings.queue_timeout_s,
+        clock=clock,
+        on_take=lambda name: watch.took(name),
+    )
+    watch = Watch(vitals, places, upstream, settings.health, rng=rng)
+    carrier = Carrier(
+        settings,
+        prompts=prompts,
+        upstream=upstream,
+        places=places,
+        watch=watch,
+        sessions=sessions,
+        counts=counts,
+        tracer=tracer,
+        clock=clock,
+    )
+    exposition = Exposition(counts, [*figures(fleet, vitals, places, sessions, prompts), *feeds.figures()])
+    admin = Admin(settings.admin_token, replicas, fleet, vitals, places, watch)
+    parts = Parts(settings, prompts, tenants, upstream, places, carrier, counts, exposition, admin, clock)
+    return Router(Gateway(parts), fleet, places, watch, feeds, Measured(fleet, list(replicas), upstream))
+
+
+def run_router(settings: RouterSettings, connection: type[asyncio.Protocol] | None = None) -> None:
+    """Serve until a signal to stop, then let requests in flight end.
+
+    connection: what a client's connection is made of; uvicorn's own has no limits to slow clients.
+    Raises:     ConfigError with what to do, before the port answers.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    with contextlib.closing(_bound(settings.host, settings.port)) as listener:
+        import uvloop
+
+        uvloop.run(_serve(settings, listener, connection))
+
+
+async def _serve(settings: RouterSettings, listener: socket.socket, connection: type[asyncio.Protocol] | None) -> None:
+    tracer: Tracer = no_tracer
+    ends_tracer = _nothing
+    if settings.otlp_endpoint:
+        tracer, ends_tracer = open_tracer(settings.otlp_endpoint)
+    try:
+        async with opened(settings, tracer=tracer) as router:
+            _settle_memory()
+            server = _Server(uvicorn_config(router.gateway, connection), settings, router.gateway, listener)
+            await server.serve(sockets=[listener])
+    finally:
+        ends_tracer()
+
+
+def _settle_memory() -> None:
+    """Look for garbage seldom: requests leave hardly any cycles, and what lives as long as the process none."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def _nothing() -> None:
+    pass
+
+
+def uvicorn_config(app: Gateway, connection: type[asyncio.Protocol] | None) -> uvicorn.Config:
+    """What serves the router's app."""
+    return uvicorn.Config(
+        app,
+        http=connection or "httptools",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=CUT_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that drains on the first signal and cuts off on the second.
+
+    The port stays open while requests in flight go on, so that whoever comes is told to go elsewhere.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, settings: RouterSettings, gateway: Gateway, listener: socket.socket
+    ) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._gateway = gateway
+        self._listener = listener
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self._listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            number = len(self._settings.replicas)
+            print(f"hotspan routes to {number} replicas at http://{shown}:{port}", flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _STOPS:
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            yield
+        finally:
+            for number in _STOPS:
+                loop.remove_signal_handler(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        print(f"hotspan stops on {signal.Signals(number).name}: requests in flight go on to their end", flush=True)
+        self._gateway.drain()
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        if not await self._gateway.drained(max(self._settings.drain_s - CUT_S, 0)):
+            logger.warning("drain_overdue requests=%d: they are cut off", self._gateway.active)
+        self.should_exit = True
+
+
+def _prompts(settings: RouterSettings, tenants: TenantNames) -> tuple[Prompts, TokenTable | None]:
+    """What reads prompts, and the bytes of the model's tokens."""
+    table = template = None
+    if settings.model is not None:
+        table, template = TokenTable.load(settings.model), ChatTemplate.load(settings.model)
+    # Events do not say which name is the model's own; without them each name can have its own texts.
+    names = settings.model_names or (None if any(replica.events for replica in settings.replicas) else ())
+    prompts = Prompts(
+        names=names,
+        template=template,
+        table=table,
+        session_of=session_key,
+        session_key=settings.session_key or "",
+        tenant_of=tenants.at_replicas,
+    )
+    return prompts, table
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """The router's socket, not yet listening. Raises: ConfigError if the address can't be had."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OverflowError as error:
+        listener.close()
+        raise ConfigError(f"--port {port} is no port: give one from 1 to 65535") from error
+    except OSError as error:
+        listener.close()
+        what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"can't be had ({error.strerror})"
+        raise ConfigError(f"{host}:{port} {what}: give another --host or --port") from error
+    return listener

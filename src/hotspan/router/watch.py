@@ -1,0 +1,155 @@
+"""Asks replicas how they are, every few seconds and whenever a request fared badly there."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import orjson
+
+from hotspan.router.health import BreakerState, HealthSettings, HealthState, Vitals
+from hotspan.router.places import Places
+from hotspan.router.upstream import BrokenError, UnreachedError, Upstream
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 4096
+_SPREAD = 0.1
+"""Of the interval, by lot, so that several routers do not ask in step."""
+
+
+class Watch:
+    """Keeps the replicas' state, and tells `places` who may be given requests. One event loop's."""
+
+    def __init__(
+        self,
+        vitals: Mapping[str, Vitals],
+        places: Places,
+        upstream: Upstream,
+        settings: HealthSettings,
+        *,
+        rng: random.Random,
+    ) -> None:
+        self._vitals = vitals
+        self._places = places
+        self._upstream = upstream
+        self._settings = settings
+        self._rng = rng
+        self._asked = {name: asyncio.Event() for name in vitals}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Ask all for the first time, and go on asking."""
+        await asyncio.gather(*(self._check(name) for name in self._vitals))
+        self._tasks = [asyncio.create_task(self._watch(name)) for name in self._vitals]
+
+    async def end(self) -> None:
+        """Ask no more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def succeeded(self, name: str) -> None:
+        """A replica answered a request."""
+        breaker = self._vitals[name].breaker
+        was_closed = breaker.state is BreakerState.CLOSED
+        breaker.succeeded()
+        if not was_closed:
+            logger.info("breaker_closed replica=%s", name)
+            self.changed(name)
+
+    def failed(self, name: str, why: str) -> None:
+        """A request failed at a replica; it is asked how it is at once."""
+        breaker = self._vitals[name].breaker
+        opened = breaker.opened
+        breaker.failed()
+        if breaker.opened > opened:
+            logger.warning("breaker_opened replica=%s wait_s=%.1f why=%s", name, breaker.wait_s, why)
+        self.changed(name)
+        self._asked[name].set()
+
+    def gave_up(self, name: str) -> None:
+        """A request ended at a replica without saying anything of it."""
+        breaker = self._vitals[name].breaker
+        if breaker.state is not BreakerState.CLOSED:
+            breaker.gave_up()
+            self.changed(name)
+
+    def took(self, name: str) -> None:
+        """A request is sent to a replica."""
+        breaker = self._vitals[name].breaker
+        if breaker.state is not BreakerState.CLOSED:
+            breaker.took()
+            self.changed(name)
+
+    def drain(self, name: str, *, is_drained: bool) -> None:
+        """The operator wants no more requests there, or wants them again."""
+        self._vitals[name].is_drained = is_drained
+        logger.warning("replica_%s replica=%s by=operator", "drained" if is_drained else "resumed", name)
+        self.changed(name)
+
+    def changed(self, name: str) -> None:
+        """Something about a replica is different: see whether it may be given requests."""
+        vitals = self._vitals[name]
+        if vitals.breaker.state is BreakerState.OPEN and name not in self._timers:
+            wait_s = vitals.breaker.wait_s
+            self._timers[name] = asyncio.get_running_loop().call_later(wait_s + 0.001, self._again, name)
+        self._places.set_up(name, vitals.can_take)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _again(self, name: str) -> None:
+        del self._timers[name]
+        self.changed(name)
+
+    async def _watch(self, name: str) -> None:
+        interval_s, asked = self._settings.interval_s, self._asked[name]
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s * self._rng.uniform(1 - _SPREAD, 1 + _SPREAD)):
+                    await asked.wait()
+            asked.clear()
+            await self._check(name)
+            if self._vitals[name].health is HealthState.DOWN or asked.is_set():
+                # Asked at once by many failures: once is enough for a while.
+                await asyncio.sleep(min(interval_s, 0.1))
+
+    async def _check(self, name: str) -> None:
+        vitals = self._vitals[name]
+        before = vitals.health
+        is_well, is_draining, why = await self._ask(name)
+        vitals.checked(is_well=is_well, is_draining=is_draining)
+        if vitals.health is not before:
+            level = logging.INFO if vitals.health is HealthState.UP else logging.WARNING
+            logger.log(level, "replica_%s replica=%s why=%s", vitals.health.value, name, why)
+        self.changed(name)
+
+    async def _ask(self, name: str) -> tuple[bool, bool, str]:
+        """Whether it is well, whether it is draining, and what it said."""
+        settings = self._settings
+        answer = None
+        try:
+            answer = await self._upstream.ask(name, "GET", settings.path, [], within_s=settings.timeout_s)
+            if answer.status == HTTPStatus.OK:
+                await answer.whole(_MOST_BYTES)
+                return True, False, "200"
+            said = await answer.whole(_MOST_BYTES)
+            return False, _says_draining(said), str(answer.status)
+        except (UnreachedError, BrokenError) as error:
+            return False, False, str(error)
+        finally:
+            if answer is not None:
+                answer.close()
+
+
+def _says_draining(said: bytes) -> bool:
+    try:
+        found = orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and str(found.get("status", "")).lower() == "draining"

@@ -1,0 +1,84 @@
+"""`hotspan simulate`: tables, files and errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hotspan.cli.main import app
+from hotspan.simulate.routers import POLICIES
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Its exit status and what it says."""
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    return result.exit_code, result.output
+
+
+def test_it_shows_and_writes_everything(tmp_path: Path) -> None:
+    """Every strategy is in the table and the file, with the machine, the settings and each seed's figures."""
+    output = tmp_path / "out" / "routing.json"
+    status, text = run("--requests", "120", "--seeds", "2", "--json", str(output))
+    assert status == 0, text
+    data = json.loads(output.read_text())
+    assert data["kind"] == "routing" and data["machine"]["CPU"]
+    assert data["settings"]["replicas"] == 8 and data["settings"]["costs"]["prefill_tokens_per_s"] == 8000
+    assert data["traces"]["synthetic"]["published"]["requests"] == 3993
+    assert len(data["results"]) == 2 * len(POLICIES)
+    for result in data["results"]:
+        assert [each["seed"] for each in result["runs"]] == [1, 2]
+        assert result["ttft_s"]["p99"] >= result["ttft_s"]["p50"] > 0 and 0 <= result["hit_rate"] < 1
+        assert result["policy"] in text and result["trace"] in text
+
+
+def test_tiers_and_eviction_are_compared(tmp_path: Path) -> None:
+    """Each size and eviction that is named has rows of its own, and the page a plot of them, without a network."""
+    output, page = tmp_path / "routing.json", tmp_path / "routing.html"
+    sizes = [
+        "--gpu-tokens",
+        "50000",
+        "--gpu-tokens",
+        "100000",
+        "--ram-gib",
+        "20",
+        "--eviction",
+        "arc",
+        "--eviction",
+        "lru",
+    ]
+    what = ["--trace", "synthetic", "--strategy", "auto", "--strategy", "prefix-tree", "--requests", "150"]
+    status, text = run(*what, *sizes, "--json", str(output), "--report", str(page))
+    assert status == 0, text
+    results = json.loads(output.read_text())["results"]
+    combinations = {(each["policy"], each["sizes"]["gpu_tokens"], each["sizes"]["eviction"]) for each in results}
+    assert len(combinations) == len(results) == 8
+    html = page.read_text()
+    for title in ("Time to first token", "Found against waited", "The busiest replica", "Sizes of the tiers"):
+        assert title in html
+    assert 'src="http' not in html and "prefix-tree" in html
+
+
+def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
+    """A drawn trace that was written gives the figures of the drawn one."""
+    trace, drawn, again = tmp_path / "trace.jsonl", tmp_path / "drawn.json", tmp_path / "again.json"
+    what = ["--requests", "200", "--strategy", "kvaware"]
+    assert run("--trace", "conversation", *what, "--write-trace", str(trace))[0] == 0
+    assert run("--trace", "conversation", *what, "--json", str(drawn))[0] == 0
+    assert run("--trace", str(trace), *what, "--json", str(again))[0] == 0
+    results = [json.loads(path.read_text())["results"][0] for path in (drawn, again)]
+    assert results[0]["hit_rate"] == results[1]["hit_rate"] and results[0]["ttft_s"] == results[1]["ttft_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trace", "nowhere.jsonl"], "give one of conversation, synthetic, toolagent, or a file"),
+        (["--strategy", "fastest"], "there is no strategy 'fastest'; there are auto, session"),
+        (["--eviction", "fifo"], "there is no eviction 'fifo'; there are arc, lru"),
+    ],
+)
+def test_what_can_not_be_is_said(arguments: list[str], message: str) -> None:
+    """A wrong name ends with status 2 and a sentence that says what there is."""
+    status, text = run("--requests", "10", *arguments)
+    assert status == 2 and message in " ".join(text.split())

@@ -1,0 +1,84 @@
+"""`hotspan deploy ray` as far as it goes without a cluster."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from hotspan.cli.main import app
+from hotspan.core.errors import ConfigError
+
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
+
+from ray.serve.schema import ServeDeploySchema
+
+from hotspan.router.ray.application import Plan, application, build
+from hotspan.router.ray.scaling import QueueSeconds
+
+
+def deploy(*words: str) -> Result:
+    return CliRunner().invoke(app, ["deploy", "ray", *words], env={"HOTSPAN_INSECURE": "", "HOTSPAN_TENANTS": ""})
+
+
+def test_what_is_printed_is_what_serve_takes() -> None:
+    """--dry-run prints a config file that Ray's own schema takes, whose arguments build the same application."""
+    words = ["--replicas", "3", "--autoscale", "2:8", "--target-queue-seconds", "1.5", "--gpus", "0"]
+    done = deploy("org/name", *words, "--dry-run", "--", "--insecure", "--max-model-len", "4096")
+    assert done.exit_code == 0, done.output
+    found = ServeDeploySchema(**yaml.safe_load(done.output))
+    [given] = found.applications
+    assert given.route_prefix == "/" and given.import_path == "hotspan.router.ray.application:build"
+    assert given.args["words"] == ["org/name", "--insecure", "--max-model-len", "4096"]
+    build(given.args)
+    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in done.output
+
+
+def test_replicas_are_as_planned() -> None:
+    """Numbers, GPUs, the request router and the autoscaler's policy reach Ray's configuration."""
+    made: Any = application(Plan(words=("m",), replicas=3, least=2, most=8, target_queue_s=1.5, gpus=2))
+    replica = made._bound_deployment
+    assert replica.ray_actor_options["num_gpus"] == 2
+    config = replica._deployment_config
+    assert config.request_router_config.request_router_class.endswith("FleetRouter")
+    scaling = config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 3, 8)
+    assert scaling.policy.policy_kwargs == {"target_s": 1.5}
+    assert scaling.policy.get_policy().__qualname__ == QueueSeconds.__qualname__
+    assert application(Plan(words=("m",), replicas=3))._bound_deployment.num_replicas == 3
+    assert made._ingress_request_router is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["m"], "--tenants"),
+        (["m", "--", "--insecure", "--port", "80"], "--port"),
+        (["m", "--autoscale", "8", "--", "--insecure"], "MIN:MAX"),
+        (["m", "--autoscale", "4:2", "--", "--insecure"], "MIN <= MAX"),
+        (["m", "--strategy", "fast", "--dry-run", "--", "--insecure"], "prefixaware"),
+        (["m", "--replicas", "0", "--dry-run", "--", "--insecure"], "--replicas"),
+        (["m", "--target-queue-seconds", "0", "--dry-run", "--", "--insecure"], "--target-queue-seconds"),
+    ],
+)
+def test_what_can_not_work_is_refused(words: list[str], said: str) -> None:
+    """Exit status 2 and a sentence with what to give instead, before anything is started."""
+    done = deploy(*words)
+    assert done.exit_code == 2 and said in done.output.replace("\n", " ")
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray Serve is missing, the answer is the line that installs it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name.startswith("ray") else find(name, *rest)
+    )
+    done = deploy("m", "--", "--insecure")
+    assert done.exit_code == 2 and "pip install 'hotspan[ray]'" in done.output
+
+
+def test_unknown_arguments_are_named() -> None:
+    """A config file with an argument that there is not is refused by name."""
+    with pytest.raises(ConfigError, match="replica_count"):
+        build({"words": ["m"], "replica_count": 2})

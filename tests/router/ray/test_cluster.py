@@ -1,0 +1,233 @@
+"""Two real replicas on a Ray of this machine, as `hotspan deploy ray` starts them, reached through HAProxy."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hotspan.demo.model import make_demo_model
+from tests.server.conftest import ENGINE, free_port
+
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+START_S, STOP_S = 240.0, 60.0
+SESSIONS = 4
+
+
+@dataclass
+class Cluster:
+    """A running `hotspan deploy ray`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    model: str
+    log: Path
+
+    def chat(self, session: str, text: str, **more: Any) -> dict[str, Any]:
+        """One answer. Raises: HTTPError."""
+        with self.open(session, text, **more) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def open(self, session: str, text: str, **more: Any) -> Any:
+        body = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+        headers = {"content-type": "application/json", "x-session-id": session}
+        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60)
+
+    def servers(self) -> dict[int, psutil.Process]:
+        """The replicas' servers, by the ports that only their actors know."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if words[1:4] == ["-m", "hotspan", "serve"]:
+                    found[int(words[words.index("--port") + 1])] = process
+        return found
+
+    def counts(self) -> dict[int, float]:
+        """How many requests each server has answered."""
+        counts = {}
+        for port in self.servers():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+            counts[port] = sum(float(n) for n in re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", text, re.M))
+        return counts
+
+    def actor_of(self, port: int) -> psutil.Process:
+        """The actor whose server listens there: its parent's parent."""
+        actor = self.servers()[port].parent()
+        while actor is not None and not actor.cmdline()[0].startswith("ray::ServeReplica"):
+            actor = actor.parent()
+        assert actor is not None
+        return actor
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path
+    port, log = free_port(), tmp_path_factory.mktemp("ray") / "log"
+    # Sockets have short names.
+    place = Path(f"/tmp/hotspan-ray-{os.getpid()}")
+    place.mkdir()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_", "RAY_"))}
+    environment |= {
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{place}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{place}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(place),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{place}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # For load balancers that learn slowly; a test has none.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+    }
+    options = ["--replicas", "2", "--gpus", "0", "--cpus", "1", "--port", str(port)]
+    command = [sys.executable, "-m", "hotspan", "deploy", "ray", str(model), *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--", "--insecure", "--ram-gib", "0.25", *ENGINE],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    found = Cluster(process, port, str(model), log)
+    try:
+        deadline = time.monotonic() + START_S
+        while f"hotspan is ready on http://0.0.0.0:{port}" not in log.read_text(errors="replace"):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-5000:]
+            time.sleep(0.2)
+        yield found
+    finally:
+        started = [process] if process.poll() is not None else [*psutil.Process(process.pid).children(recursive=True)]
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        for each in (process, *started):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                each.kill()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def text_of(session: int, turns: int) -> str:
+    return " ".join(f"s{session}t{turn}w{word}" for turn in range(turns) for word in range(40))
+
+
+def test_sessions_hit_their_caches(cluster: Cluster) -> None:
+    """Sessions that begin at once are spread over both replicas, and each goes on where it is cached."""
+    before = cluster.counts()
+    assert len(before) == 2
+
+    def talk(session: int, turns: int) -> dict[str, Any]:
+        usage: dict[str, Any] = cluster.chat(f"session-{session}", text_of(session, turns))["usage"]
+        return usage
+
+    with ThreadPoolExecutor(SESSIONS) as pool:
+        last = list(pool.map(lambda session: talk(session, 2), range(SESSIONS)))
+    begun = cluster.counts()
+    assert min(begun[port] - before[port] for port in before) >= 1, "one replica has all sessions"
+    for turns in (3, 4):
+        for session in range(SESSIONS):
+            usage = talk(session, turns)
+            # Blocks are of 128 tokens, and an earlier round's last one has the template's end in it.
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= last[session]["prompt_tokens"] - 2 * 128
+            last[session] = usage
+    after = cluster.counts()
+    assert sum(after.values()) - sum(before.values()) == 3 * SESSIONS
+
+
+def test_a_session_has_one_replica(cluster: Cluster) -> None:
+    """Requests of one session, one after another, all reach the server that has its text."""
+    before = cluster.counts()
+    for _ in range(5):
+        cluster.chat("alone", text_of(100, 4))
+    after = cluster.counts()
+    assert sorted(after[port] - before[port] for port in before) == [0, 5]
+
+
+def test_streams_flow(cluster: Cluster) -> None:
+    """Tokens of a stream come one by one while others are still computed, to the end."""
+    arrived: list[float] = []
+    with cluster.open("stream", "hello", stream=True, max_tokens=64, ignore_eos=True) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer:
+            if line.startswith(b"data: "):
+                arrived.append(time.monotonic())
+                last = line
+    assert last == b"data: [DONE]\n" and len(arrived) > 32
+    assert arrived[-1] - arrived[0] > 0.5 * 32 * 0.001, "it came in one piece"
+    assert len({round(each, 3) for each in arrived}) > 8
+
+
+def test_ends_are_reported(cluster: Cluster) -> None:
+    """Clients that hang up and requests that are refused leave the replicas as usable as before."""
+    for _ in range(20):
+        answer = cluster.open("gone", "hello", stream=True, max_tokens=500, ignore_eos=True)
+        answer.readline()
+        answer.close()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        cluster.chat("wrong", "hello", max_tokens=-1)
+    assert caught.value.code == 400
+    began = time.monotonic()
+    cluster.chat("after", "hello")
+    assert time.monotonic() - began < 20
+
+
+def test_a_replica_dies(cluster: Cluster) -> None:
+    """A replica that is killed fails no request that had not begun to answer, and its sessions go on elsewhere."""
+    before = cluster.counts()
+    cluster.chat("victim", text_of(200, 2))
+    [port] = [each for each, count in cluster.counts().items() if count > before[each]]
+    actor, server = cluster.actor_of(port), cluster.servers()[port]
+    answers: list[dict[str, Any]] = []
+
+    def ask(number: int) -> None:
+        answers.append(cluster.chat("victim", text_of(200, 2), max_tokens=200, ignore_eos=True))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    actor.kill()
+    for thread in threads:
+        thread.join(90)
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [200] * 4
+    for _ in range(3):
+        cluster.chat("victim", text_of(200, 2))
+    assert cluster.chat("victim", text_of(200, 2))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    deadline = time.monotonic() + 30
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the server outlived its actor"
+        time.sleep(0.1)
+
+
+def test_it_ends_on_a_signal(cluster: Cluster) -> None:
+    """SIGTERM takes the application back and leaves no process behind; the last of these tests."""
+    started = psutil.Process(cluster.process.pid).children(recursive=True)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.process.wait(STOP_S) == 0
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert not left

@@ -1,0 +1,156 @@
+"""hotspan's policy as Ray Serve's request router, with replicas that are only names."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from hotspan.router.types import Ask
+from hotspan.testing.clock import SimulatedClock
+
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
+
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID
+from ray.serve.request_router import PendingRequest
+
+from hotspan.router.ray.policy import ASKED, Asked, FleetRouter
+from hotspan.router.ray.reports import Kind, Report
+
+
+class Id(NamedTuple):
+    """As much of Ray's ReplicaID."""
+
+    unique_id: str
+
+
+class Named:
+    """As much of Ray's RunningReplica as the router looks at."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = Id(name)
+        self.max_ongoing_requests = 100
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+def ask(*keys: int, tokens: int = 10_000, session: bytes = b"") -> Ask:
+    return Ask(keys, tokens, tokens / max(len(keys), 1), session=session)
+
+
+@pytest.fixture
+async def router() -> Any:
+    made = FleetRouter(DeploymentID("replica", "app"), DeploymentHandleSource.REPLICA)
+    made.initialize_state(host="127.0.0.1", most_s=60)
+    made.update_replicas([Named("one"), Named("two")])
+    return made
+
+
+async def place(router: Any, asked: Asked | None) -> list[str]:
+    pending = PendingRequest([], {} if asked is None else {ASKED: asked}, metadata=SimpleNamespace())
+    ranks = await router.choose_replicas(router._replicas_list, pending)
+    return [replica.replica_id.unique_id for replica in ranks[0]]
+
+
+async def report(asked: Asked, kind: Kind, replica: str) -> None:
+    """Send a report the way that a replica does, and wait until it was read."""
+    assert asked.word is not None
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(
+        asyncio.DatagramProtocol, remote_addr=(asked.word.host, asked.word.port)
+    )
+    transport.sendto(bytes(Report(asked.word.number, kind, replica)))
+    await asyncio.sleep(0.05)
+    transport.close()
+
+
+async def test_a_prompt_goes_where_it_is(router: Any) -> None:
+    """A long prompt that one replica has seen goes there again, though another has nothing to do."""
+    keys = tuple(range(1, 80))
+    first = Asked(ask(*keys))
+    [home] = await place(router, first)
+    await report(first, Kind.FIRST, home)
+    await report(first, Kind.END, home)
+    for _ in range(5):
+        again = Asked(ask(*keys))
+        assert await place(router, again) == [home]
+        assert again.word is not None and again.word.work_s < first.word.work_s / 10  # type: ignore[union-attr]
+        await report(again, Kind.END, home)
+
+
+async def test_work_is_reserved_until_it_is_reported(router: Any) -> None:
+    """Requests without a common prefix alternate while none has ended, and what has ended counts for nothing."""
+    asked = [Asked(ask(n, tokens=50_000)) for n in range(1, 5)]
+    placed = [(await place(router, each))[0] for each in asked]
+    assert sorted(placed) == ["one", "one", "two", "two"] and placed[0] != placed[1]
+    for each, name in zip(asked, placed, strict=True):
+        await report(each, Kind.FIRST, name)
+        await report(each, Kind.END, name)
+    assert len(router.tickets) == 0
+    assert all(load.in_flight == 0 for load in router.fleet.replicas.values())
+
+
+async def test_who_did_not_get_it_is_left_alone(router: Any) -> None:
+    """When another replica says that it took a request, the chosen one gets none for a while."""
+    asked = Asked(ask(1))
+    [chosen] = await place(router, asked)
+    other = {"one": "two", "two": "one"}[chosen]
+    await report(asked, Kind.END, other)
+    assert {(await place(router, Asked(ask(n))))[0] for n in range(2, 20)} == {other}
+    router._return(chosen)
+    assert {(await place(router, Asked(ask(n))))[0] for n in range(20, 60)} == {"one", "two"}
+
+
+async def test_with_all_left_alone_one_is_tried(router: Any) -> None:
+    """No request waits because every replica failed to take one lately."""
+    for name in ("one", "two"):
+        router._leave_alone(name)
+    assert (await place(router, Asked(ask(1))))[0] in ("one", "two")
+
+
+async def test_replicas_come_and_go(router: Any) -> None:
+    """What Ray says there is can be chosen, and what is gone is not; reports about it do no harm."""
+    asked = [Asked(ask(n)) for n in range(8)]
+    placed = [(await place(router, each))[0] for each in asked]
+    router.update_replicas([Named("two"), Named("three")])
+    assert set(router.fleet.replicas) == {"two", "three"}
+    for each, name in zip(asked, placed, strict=True):
+        await report(each, Kind.END, name)
+    assert {(await place(router, Asked(ask(n))))[0] for n in range(8, 40)} == {"two", "three"}
+    router.fleet.check()
+
+
+async def test_a_session_stays(router: Any) -> None:
+    """Under `session` all requests of a session go to one replica, also after another was added and lost."""
+    made = FleetRouter(DeploymentID("replica", "app"), DeploymentHandleSource.REPLICA)
+    made.initialize_state(strategy="session", host="127.0.0.1")
+    made.update_replicas([Named("one"), Named("two")])
+    [home] = await place(made, Asked(ask(1, session=b"s")))
+    assert {(await place(made, Asked(ask(n, session=b"s"))))[0] for n in range(20)} == {home}
+    made.update_replicas([Named(home)])
+    assert await place(made, Asked(ask(1, session=b"s"))) == [home]
+
+
+async def test_other_calls_go_anywhere(router: Any) -> None:
+    """A call without a request has all replicas to choose from, and reserves nothing."""
+    assert sorted(await place(router, None)) == ["one", "two"]
+    assert len(router.tickets) == 0
+
+
+async def test_nobody_says_that_it_ended(router: Any) -> None:
+    """Work that no replica reports on is given up once no request can be so old."""
+    clock = SimulatedClock()
+    router.tickets._clock = clock
+    asked = Asked(ask(1))
+    await place(router, asked)
+    clock.advance(61)
+    await place(router, Asked(ask(2)))
+    assert len(router.tickets) == 1 and router.tickets.expired == 1
+
+
+async def test_its_type_does_not_count(router: Any) -> None:
+    """Ray copies the router's module to where it uses it: a request is known by what it has, not by its class."""
+    asked: Any = SimpleNamespace(ask=ask(1), word=None)
+    assert len(await place(router, asked)) == 1
+    assert asked.word.port > 0

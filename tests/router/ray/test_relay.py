@@ -1,0 +1,187 @@
+"""What a replica's actor does with a request: hands it on as it is, and reports how it goes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from hotspan.router.ray.relay import Relay
+from hotspan.router.ray.reports import HEADER, Kind, Report, Word, parse_report
+
+
+class Heard(asyncio.DatagramProtocol):
+    """What was reported."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        report = parse_report(data)
+        assert report is not None
+        self.reports.append(report)
+
+
+class Behind:
+    """A server, and what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, str], bytes]] = []
+        self.go_on = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.got.append((request.path_qs, dict(request.headers), await request.read()))
+        if request.path == "/health":
+            return web.Response()
+        if request.path == "/refuse":
+            return web.json_response({"error": "no"}, status=429, headers={"Retry-After": "3"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        if request.path == "/break":
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        await self.go_on.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.fixture
+async def behind() -> Behind:
+    return Behind()
+
+
+@pytest.fixture
+async def relay(behind: Behind) -> AsyncIterator[Relay]:
+    from hotspan.router.ray.reports import Reporter
+
+    server = web.Application()
+    server.router.add_route("*", "/{path:.*}", behind.answer)
+    runner = web.AppRunner(server, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made = Relay(f"http://127.0.0.1:{runner.addresses[0][1]}", Reporter("me", lambda: {"127.0.0.1"}))
+    asked: asyncio.Queue[Any] = asyncio.Queue()
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    life = asyncio.create_task(made({"type": "lifespan"}, asked.get, said.put))
+    await asked.put({"type": "lifespan.startup"})
+    assert (await said.get())["type"] == "lifespan.startup.complete"
+    yield made
+    await asked.put({"type": "lifespan.shutdown"})
+    await life
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def heard() -> AsyncIterator[tuple[Heard, int]]:
+    transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(Heard, local_addr=("127.0.0.1", 0))
+    yield protocol, transport.get_extra_info("sockname")[1]
+    transport.close()
+
+
+class Client:
+    """One request in raw ASGI."""
+
+    def __init__(self, path: str, word: Word | None, body: bytes = b"{}") -> None:
+        headers = [(b"content-length", b"%d" % len(body)), (b"authorization", b"Bearer k")]
+        if word is not None:
+            headers.append((HEADER.encode(), str(word).encode()))
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"a=1",
+            "headers": headers,
+            "client": ("10.0.0.9", 1),
+            "scheme": "http",
+        }
+        self.gone = asyncio.Event()
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._body: bytes | None = body
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    def run(self, relay: Relay) -> "asyncio.Task[None]":
+        return asyncio.create_task(relay(self.scope, self.receive, self.sent.put))
+
+
+async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
+    """Its first part reaches the client while the server still works; both its first byte and its end are reported."""
+    protocol, port = heard
+    client = Client("/v1/completions", Word("127.0.0.1", port, 7, 2.0))
+    task = client.run(relay)
+    assert (await client.sent.get())["status"] == 200
+    assert (await client.sent.get())["body"] == b"data: 1\n\n"
+    await asyncio.sleep(0.05)
+    assert protocol.reports == [Report(7, Kind.FIRST, "me")] and relay.waiting.seconds == 0
+    behind.go_on.set()
+    await task
+    await asyncio.sleep(0.05)
+    assert protocol.reports == [Report(7, Kind.FIRST, "me"), Report(7, Kind.END, "me")]
+    [(path, headers, body)] = behind.got
+    assert (path, body) == ("/v1/completions?a=1", b"{}")
+    headers = {name.lower(): value for name, value in headers.items()}
+    assert headers["authorization"] == "Bearer k" and HEADER not in headers
+    assert "10.0.0.9" in headers["x-forwarded-for"]
+
+
+async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int]) -> None:
+    """A refusal of the server's is the client's, headers included, and ends the request."""
+    protocol, port = heard
+    client = Client("/refuse", Word("127.0.0.1", port, 7, 2.0))
+    await client.run(relay)
+    head = await client.sent.get()
+    assert head["status"] == 429 and (b"Retry-After", b"3") in head["headers"]
+    await asyncio.sleep(0.05)
+    assert protocol.reports[-1] == Report(7, Kind.END, "me")
+
+
+async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
+    """The server's request ends with the client's, and counts as failed."""
+    protocol, port = heard
+    client = Client("/v1/completions", Word("127.0.0.1", port, 7, 2.0))
+    task = client.run(relay)
+    await client.sent.get()
+    await client.sent.get()
+    client.gone.set()
+    await asyncio.wait_for(task, 5)
+    await asyncio.sleep(0.05)
+    assert protocol.reports[-1] == Report(7, Kind.FAILED, "me")
+
+
+async def test_an_answer_that_breaks_off(relay: Relay, heard: tuple[Heard, int]) -> None:
+    """What the server cut off is cut off for the client too, and not ended as if it were whole."""
+    protocol, port = heard
+    client = Client("/break", Word("127.0.0.1", port, 7, 2.0))
+    with pytest.raises(RuntimeError):
+        await client.run(relay)
+    sent = [client.sent.get_nowait() for _ in range(client.sent.qsize())]
+    assert all(message.get("more_body", True) for message in sent)
+    await asyncio.sleep(0.05)
+    assert protocol.reports[-1] == Report(7, Kind.FAILED, "me")
+
+
+async def test_only_nodes_are_told(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
+    """A word that names somebody else than a node makes no datagram, and the request is served all the same."""
+    protocol, port = heard
+    behind.go_on.set()
+    client = Client("/v1/completions", Word("127.0.0.2", port, 7, 2.0))
+    await client.run(relay)
+    await asyncio.sleep(0.05)
+    assert not protocol.reports and (await client.sent.get())["status"] == 200
+
+
+async def test_it_is_well_as_long_as_the_server_is(relay: Relay) -> None:
+    """Health is the server's own answer; one that can't be reached is not well."""
+    assert await relay.is_well(2.0)
+    relay._url = "http://127.0.0.1:9"
+    assert not await relay.is_well(0.5)

@@ -1,0 +1,158 @@
+"""A router on a real socket, before small replicas that do as they are told."""
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import uvicorn
+from aiohttp import web
+
+from hotspan.router.health import HealthSettings
+from hotspan.router.run import Router, opened, uvicorn_config
+from hotspan.router.settings import Replica, RouterSettings
+from hotspan.server.connections import connection_class
+from hotspan.server.settings import HttpSettings
+
+Answering = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+
+QUICK = HealthSettings(interval_s=0.05, timeout_s=0.5, downs=1, open_s=0.1)
+
+
+async def say_ok(request: web.Request, body: bytes) -> web.StreamResponse:
+    """A short answer, with usage."""
+    usage = {"prompt_tokens": max(len(body) // 4, 1), "completion_tokens": 7}
+    return web.json_response({"bytes": len(body), "usage": usage})
+
+
+async def die(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Hang up before the head of an answer."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def say(status: int, text: str = "no") -> Answering:
+    """Always the same."""
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(status=status, text=text)
+
+    return answer
+
+
+@dataclass
+class Fake:
+    """A replica. asked: method, path, headers and body of each request but health checks."""
+
+    url: str = ""
+    answer: Answering = say_ok
+    ping: tuple[int, dict[str, Any]] = (200, {"status": "Healthy"})
+    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    metrics: str = ""
+    open: int = 0
+    hung_up: int = 0
+
+    @property
+    def works(self) -> int:
+        """Requests that it got."""
+        return len(self.asked)
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/ping":
+            return web.json_response(self.ping[1], status=self.ping[0])
+        if request.path == "/metrics":
+            return web.Response(status=200 if self.metrics else 404, text=self.metrics)
+        body = await request.content.read()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append((request.method, request.raw_path, headers, body))
+        self.open += 1
+        try:
+            return await self.answer(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.hung_up += 1
+            raise
+        finally:
+            self.open -= 1
+
+
+@contextlib.asynccontextmanager
+async def replicas(*answers: Answering) -> AsyncIterator[list[Fake]]:
+    """Replicas on ports of their own."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for answer in answers:
+            fake = Fake(answer=answer)
+            server = web.Server(fake, handler_cancellation=True, access_log=None)
+            runner = web.ServerRunner(server, shutdown_timeout=0.1)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            found.append(fake)
+        yield found
+
+
+@dataclass
+class Routed:
+    """A router that runs, and a client of it."""
+
+    url: str
+    router: Router
+    client: aiohttp.ClientSession
+    server: uvicorn.Server
+
+    def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
+        """A request; a context manager of aiohttp's."""
+        return self.client.post(self.url + path, json={"prompt": "hello"} if body is None else body, **more)
+
+    async def status(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> int:
+        """The status of an answer that is read to its end."""
+        async with self.post(body, path, **more) as answer:
+            await answer.read()
+            return int(answer.status)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if it is not there. Several add up."""
+        async with self.client.get(self.url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        total = 0.0
+        for line in lines:
+            plain, _, value = line.rpartition(" ")
+            known = plain.partition("{")[0] == f"hotspan_router_{name}"
+            if known and all(f'{key}="{wanted}"' in plain for key, wanted in labels.items()):
+                total += float(value)
+        return total
+
+
+@contextlib.asynccontextmanager
+async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Routed]:
+    """A router before them; `groups` by URL."""
+    named = groups or {}
+    behind = options.pop("behind", None) or tuple(Replica(fake.url, named.get(fake.url, "")) for fake in fakes)
+    settings = RouterSettings(**{"replicas": behind, "health": QUICK, "retry_reserve": 50, **options})
+    async with opened(settings, rng=random.Random(1)) as router:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            server = uvicorn.Server(uvicorn_config(router.gateway, connection_class(HttpSettings())))
+            server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as client:
+                yield Routed(url, router, client, server)
+            server.should_exit = server.force_exit = True
+            await task
+
+
+async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Return once it is so. Raises: TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)

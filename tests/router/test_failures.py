@@ -1,0 +1,378 @@
+"""What becomes of requests when replicas fail: tried again before the first byte, kept away from what is ill."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+
+from hotspan.router.health import HealthSettings
+from hotspan.router.settings import Replica
+
+from .rig import QUICK, Answering, Routed, die, replicas, routed, say, say_ok, until
+
+
+async def dies_early(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Sends the head of a stream, and dies before its first byte."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await asyncio.sleep(0.02)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+@pytest.mark.parametrize("bad", [die, dies_early, say(502), say(503), say(504)])
+async def test_what_fails_before_the_first_byte_goes_elsewhere(bad: Answering) -> None:
+    """A replica that dies before its head or its first byte, or says 502, 503 or 504, costs no client its answer."""
+    async with replicas(bad, say_ok) as (ill, well), routed([ill, well], is_exposing=True) as at:
+        for _ in range(10):
+            async with at.post() as answer:
+                assert answer.status == 200 and answer.headers["x-hotspan-replica"] == well.url
+        assert 0 < ill.works < 10 and well.works == 10
+        assert await at.metric("retries_total") == ill.works
+        assert at.router.places.busy == 0
+
+
+async def test_replicas_that_are_not_there_are_left_alone() -> None:
+    """A replica that refuses connections is out after the first question, and no request goes there."""
+    async with replicas(say_ok) as (well,):
+        gone = Replica("http://127.0.0.1:9")
+        async with routed([well], behind=(gone, Replica(well.url))) as at:
+            assert [await at.status() for _ in range(5)] == [200] * 5
+            assert await at.metric("retries_total") == 0
+            assert await at.metric("replica_can_take", replica=gone.url) == 0
+
+
+async def test_attempts_end() -> None:
+    """A request is tried three times, each at another replica, and then told what the last one said."""
+    async with replicas(*[say(503, "full")] * 5) as fakes, routed(fakes) as at:
+        async with at.post() as answer:
+            assert (answer.status, await answer.text()) == (503, "full")
+        assert sorted(fake.works for fake in fakes) == [0, 0, 1, 1, 1]
+
+
+async def test_all_dead_is_a_bad_gateway() -> None:
+    """Where nobody answers, the client is told 502 in OpenAI's shape, with when to try again."""
+    async with replicas(die, die) as fakes, routed(fakes) as at, at.post() as answer:
+        assert answer.status == 502 and answer.headers["retry-after"] == "1"
+        assert (await answer.json())["error"]["code"] == 502
+
+
+async def test_retries_have_a_budget() -> None:
+    """When half of the replicas fail for long, retries stay within their share and reserve: load does not double."""
+    settings = HealthSettings(interval_s=60, failures=10_000)
+    budget = {"retry_share": 0.1, "retry_reserve": 5}
+    async with replicas(say(503), say_ok) as fakes, routed(fakes, health=settings, **budget) as at:
+        statuses = [await at.status() for _ in range(100)]
+        retries = await at.metric("retries_total")
+        assert 5 <= retries <= 5 + 0.1 * 100 + 2
+        assert statuses.count(503) == fakes[0].works - retries
+        assert await at.metric("retries_refused_total") == statuses.count(503) > 0
+
+
+async def test_the_breaker_opens_and_closes_again() -> None:
+    """After three failures in a row a replica gets nothing until one request tries it, and all once that went well."""
+    async with replicas(die, say_ok) as (ill, well), routed([ill, well]) as at:
+        await until_opened(at, ill.url)
+        before = ill.works
+        assert before == 3
+        ill.answer = say_ok
+        assert await at.metric("breaker_state", replica=ill.url, state="closed") == 0
+        await asyncio.sleep(0.2)
+        for _ in range(20):
+            assert await at.status() == 200
+        assert ill.works > before and await at.metric("breaker_state", replica=ill.url, state="closed") == 1
+
+
+async def until_opened(at: Routed, url: str) -> None:
+    for _ in range(100):
+        assert await at.status() == 200
+        if await at.metric("breaker_opened_total", replica=url):
+            return
+    raise AssertionError("the breaker never opened")
+
+
+async def test_killing_one_in_mid_run_fails_nobody() -> None:
+    """A replica that dies with 40 requests before their first byte: all are answered by the other."""
+    dead = asyncio.Event()
+
+    async def slow(request: web.Request, body: bytes) -> web.StreamResponse:
+        await dead.wait()
+        return await die(request, body)
+
+    async with replicas(slow, say_ok) as (ill, well), routed([ill, well]) as at:
+        tasks = [asyncio.create_task(at.status({"prompt": f"{n}"})) for n in range(80)]
+        await until(lambda: ill.open >= 20)
+        dead.set()
+        assert set(await asyncio.gather(*tasks)) == {200}
+        assert at.router.places.busy == 0
+
+
+async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
+    """A replica that took the request and says nothing in time is a 504: it may be computing still."""
+
+    async def silent(request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(5)
+        return web.Response()
+
+    async with replicas(silent, silent) as fakes, routed(fakes, read_timeout_s=0.2) as at:
+        assert await at.status() == 504
+        assert sum(fake.works for fake in fakes) == 1
+
+
+async def test_a_replica_that_drains_gets_nothing_new() -> None:
+    """One that says it is draining keeps what it has in work, and gets no more; when it is back it is used again."""
+    goes = asyncio.Event()
+
+    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+        await goes.wait()
+        return await say_ok(request, body)
+
+    async with replicas(waits, say_ok) as (old, new), routed([old, new]) as at:
+        tasks = [asyncio.create_task(at.status()) for _ in range(10)]
+        await until(lambda: old.open > 0)
+        old.ping = (503, {"status": "Draining"})
+        await until(lambda: old.url not in at.router.places.up)
+        await until(lambda: old.works + new.works == 10)
+        had = old.works
+        assert await at.metric("replica_health", replica=old.url, state="draining") == 1
+        assert [await at.status() for _ in range(5)] == [200] * 5
+        goes.set()
+        assert set(await asyncio.gather(*tasks)) == {200}
+        assert old.works == had
+        old.ping = (200, {"status": "Healthy"})
+        await until(lambda: old.url in at.router.places.up)
+
+
+async def test_the_operator_drains() -> None:
+    """POST /router/replicas/drain takes one out, resume takes it back; what asks for another site is refused."""
+    async with replicas(say_ok, say_ok) as (one, two), routed([one, two]) as at:
+        drain, resume = "/router/replicas/drain", "/router/replicas/resume"
+        assert await at.status({"replica": one.url}, drain) == 200
+        assert [await at.status() for _ in range(6)] == [200] * 6
+        assert (one.works, two.works) == (0, 6)
+        async with at.client.get(at.url + "/router/replicas") as answer:
+            shown = {row["replica"]: row for row in (await answer.json())["replicas"]}
+        assert shown[one.url]["is_drained"] and not shown[two.url]["is_drained"]
+        assert await at.status({"replica": one.url}, resume) == 200
+        for _ in range(20):
+            await at.status()
+        assert one.works > 0
+        assert await at.status({"replica": "http://nobody"}, drain) == 404
+        assert await at.status({}, drain) == 400
+        async with at.client.post(at.url + drain, data=b'{"replica": "x"}') as answer:
+            assert answer.status == 415
+        assert await at.status({"replica": one.url}, drain, headers={"x-forwarded-for": "10.0.0.1"}) == 403
+
+
+async def test_administration_takes_a_token() -> None:
+    """With a token, the router's own routes and /metrics answer nobody without it."""
+    async with replicas(say_ok) as (fake,), routed([fake], admin_token="t" * 20) as at:
+        right, wrong = {"authorization": "Bearer " + "t" * 20}, {"authorization": "Bearer nope"}
+        for path in ("/router/replicas", "/metrics"):
+            for headers, status in ((right, 200), (wrong, 401), ({}, 401)):
+                async with at.client.get(at.url + path, headers=headers) as answer:
+                    assert answer.status == status
+
+
+async def test_the_router_drains_itself() -> None:
+    """Told to stop, it refuses new work with 503, says so at /ping, and ends when the last request has."""
+    goes = asyncio.Event()
+
+    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+        await goes.wait()
+        return await say_ok(request, body)
+
+    async with replicas(waits) as (fake,), routed([fake]) as at:
+        task = asyncio.create_task(at.status())
+        await until(lambda: fake.open == 1)
+        gateway = at.router.gateway
+        gateway.drain()
+        assert await at.status() == 503
+        async with at.client.get(at.url + "/ping") as answer:
+            assert answer.status == 503 and await answer.json() == {"status": "Draining"}
+        assert not await gateway.drained(0.05)
+        goes.set()
+        assert await gateway.drained(5) and await task == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/hotspan/cache/clear"),
+        ("POST", "/hotspan/cache/invalidate"),
+        ("POST", "/adapters"),
+        ("DELETE", "/adapters/law"),
+        ("POST", "/models/m/adapters/law/update"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/reset_prefix_cache"),
+        ("PUT", "/whatever/comes"),
+        ("GET", "/hotspan/cache"),
+    ],
+)
+async def test_what_all_must_hear_reaches_all(method: str, path: str) -> None:
+    """Invalidations, adapters and whatever else may change something go to every replica, with the client's rights."""
+    async with replicas(say_ok, say_ok, say_ok) as fakes, routed(fakes) as at:
+        headers = {"authorization": "Bearer admin"}
+        async with at.client.request(method, at.url + path, json={"tenant": "a"}, headers=headers) as answer:
+            said = await answer.json()
+        assert answer.status == 200 and said["is_complete"]
+        assert [row["replica"] for row in said["replicas"]] == [fake.url for fake in fakes]
+        for fake in fakes:
+            ((got, _, sent, body),) = fake.asked
+            assert (got, sent["authorization"], body) == (method, "Bearer admin", b'{"tenant": "a"}')
+
+
+async def test_a_fan_out_that_missed_one_says_so() -> None:
+    """If one replica fails or is down, the answer is no 2xx, names it, and still says what the others did."""
+    async with replicas(say_ok, say(500, "broken"), die) as fakes, routed(fakes) as at:
+        async with at.post({}, "/hotspan/cache/clear") as answer:
+            said = await answer.json()
+        assert answer.status == 502 and not said["is_complete"]
+        assert [row["status"] for row in said["replicas"]] == [200, 500, 503]
+        assert fakes[1].url in said["error"]["message"] and fakes[0].url not in said["error"]["message"]
+    async with replicas(say(401), say(401)) as fakes, routed(fakes) as at:
+        assert await at.status({}, "/hotspan/cache/clear") == 401
+
+
+async def test_sessions_stay_where_they_were_made() -> None:
+    """NEW_SESSION goes anywhere; its id, and CLOSE, go to the replica that made it, and headers pass both ways."""
+
+    async def sessions(request: web.Request, body: bytes) -> web.StreamResponse:
+        named = request.headers.get("x-amzn-sagemaker-session-id")
+        if named == "NEW_SESSION":
+            new = f"s-{request.url.port}-{len(body)}; Expires=2099-01-01T00:00:00Z"
+            return web.Response(
+                headers={"X-Amzn-SageMaker-Session-Id": new, "X-Amzn-SageMaker-New-Session-Id": new}, text="{}"
+            )
+        closed = {"X-Amzn-SageMaker-Closed-Session-Id": named or ""} if b"CLOSE" in body else {}
+        return web.Response(headers=closed, text="{}")
+
+    async with replicas(*[sessions] * 4) as fakes, routed(fakes) as at:
+        for number in range(8):
+            start = {"requestType": "NEW_SESSION", "n": "x" * number}
+            async with at.post(start, "/invocations", headers={"x-amzn-sagemaker-session-id": "NEW_SESSION"}) as answer:
+                name = answer.headers["X-Amzn-SageMaker-Session-Id"].partition(";")[0]
+                assert "Expires=" in answer.headers["X-Amzn-SageMaker-New-Session-Id"]
+            home = next(fake for fake in fakes if fake.url.endswith(name.split("-")[1]))
+            before = home.works
+            for body in ({"prompt": "a"}, {"prompt": "completely different"}, {"requestType": "CLOSE"}):
+                async with at.post(body, "/invocations", headers={"x-amzn-sagemaker-session-id": name}) as answer:
+                    assert answer.status == 200
+            assert answer.headers["X-Amzn-SageMaker-Closed-Session-Id"] == name
+            assert home.works == before + 3
+        assert await at.metric("stateful_sessions") == 0
+
+
+async def test_sessions_of_a_dead_replica_go_elsewhere() -> None:
+    """A session whose replica died is taken to another one, and counted as lost."""
+
+    async def opens(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(headers={"X-Amzn-SageMaker-New-Session-Id": "s1"}, text="{}")
+
+    async with replicas(opens, opens) as fakes, routed(fakes) as at:
+        assert await at.status({}, "/invocations", headers={"x-amzn-sagemaker-session-id": "NEW_SESSION"}) == 200
+        home, other = sorted(fakes, key=lambda fake: -fake.works)
+        home.answer, other.answer = die, say_ok
+        assert await at.status({}, "/invocations", headers={"x-amzn-sagemaker-session-id": "s1"}) == 200
+        assert home.works == 2 and await at.metric("lost_sessions_total") == 1
+
+
+async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
+    """Of 300 sessions about a tenth goes to the canary, each always; when it is down they go to the others."""
+    options = {"shares": {"canary": 0.1}, "is_exposing": True}
+    async with replicas(*[say_ok] * 3) as fakes, routed(fakes, {fakes[0].url: "canary"}, **options) as at:
+        new = fakes[0]
+
+        async def where(name: int) -> bool:
+            async with at.post(headers={"x-session-id": f"s{name}"}) as answer:
+                assert answer.status == 200
+                return answer.headers["x-hotspan-replica"] == new.url
+
+        first = [await where(name) for name in range(300)]
+        assert 12 < sum(first) < 55
+        assert [await where(name) for name in range(300)] == first
+        new.ping = (500, {})
+        await until(lambda: new.url not in at.router.places.up)
+        assert not any([await where(name) for name in range(100)])
+        assert await at.metric("split_fallbacks_total") == sum(first[:100])
+
+
+async def test_waiting_requests_are_served_by_turns() -> None:
+    """While one tenant has 40 requests waiting, another one's request is not behind them."""
+
+    async def slow(request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return await say_ok(request, body)
+
+    async with replicas(slow) as (fake,), routed([fake], max_in_flight=1, queue_size=100) as at:
+        crowd = [asyncio.create_task(at.status(headers={"authorization": "Bearer a"})) for _ in range(40)]
+        await until(lambda: len(at.router.places.queue) > 30)
+        began = time.monotonic()
+        assert await at.status(headers={"authorization": "Bearer b"}) == 200
+        assert time.monotonic() - began < 0.25
+        assert sum(not task.done() for task in crowd) > 20
+        assert set(await asyncio.gather(*crowd)) == {200}
+        assert len(at.router.places.queue) == 0
+        async with at.client.get(at.url + "/metrics") as answer:
+            assert "Bearer" not in await answer.text()
+
+
+async def test_the_queue_has_an_end() -> None:
+    """Who finds the queue full is told 429, who waits for too long 503, both with when to try again."""
+    goes = asyncio.Event()
+
+    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+        await goes.wait()
+        return await say_ok(request, body)
+
+    async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=2, queue_timeout_s=0.3) as at:
+        tasks = [asyncio.create_task(at.status()) for _ in range(3)]
+        await until(lambda: len(at.router.places.queue) == 2)
+        async with at.post() as answer:
+            assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
+        assert sorted(await asyncio.gather(*tasks[1:], return_exceptions=True)) == [503, 503]
+        goes.set()
+        assert await tasks[0] == 200
+        assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 2)
+
+
+async def test_waiting_ends_with_the_client() -> None:
+    """A client that hangs up while it waits leaves the queue and takes no place."""
+    goes = asyncio.Event()
+
+    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+        await goes.wait()
+        return await say_ok(request, body)
+
+    async with replicas(waits) as (fake,), routed([fake], max_in_flight=1) as at:
+        first = asyncio.create_task(at.status())
+        await until(lambda: fake.open == 1)
+        second = asyncio.create_task(at.status())
+        await until(lambda: len(at.router.places.queue) == 1)
+        second.cancel()
+        await until(lambda: len(at.router.places.queue) == 0)
+        goes.set()
+        assert await first == 200 and await at.status() == 200
+        assert fake.works == 2
+
+
+async def test_waiting_ends_when_all_are_gone() -> None:
+    """Requests that wait are answered 503 as soon as no replica is up, and not after the time to wait."""
+    async with replicas(say_ok) as (fake,), routed([fake], max_in_flight=1, health=QUICK) as at:
+        hold = asyncio.Event()
+
+        async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+            await hold.wait()
+            return await say_ok(request, body)
+
+        fake.answer = waits
+        first = asyncio.create_task(at.status())
+        await until(lambda: fake.open == 1)
+        second = asyncio.create_task(at.status())
+        await until(lambda: len(at.router.places.queue) == 1)
+        fake.ping = (500, {})
+        assert await asyncio.wait_for(second, 3) == 503
+        hold.set()
+        assert await first == 200

@@ -1,0 +1,307 @@
+"""The router on real sockets: what goes through it, byte for byte and header for header."""
+
+import asyncio
+import gzip
+import json
+import time
+from itertools import pairwise
+
+import aiohttp
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from .rig import Routed, replicas, routed, say, say_ok, until
+
+
+async def test_bodies_and_heads_go_through() -> None:
+    """A replica gets the body and the client's headers as they were sent, and where it came from; hops keep theirs."""
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        raw = b'{"prompt":  "h\\u00e9llo",\n "x": 1}'
+        headers = {
+            "content-type": "application/json",
+            "authorization": "Bearer k",
+            "x-amzn-sagemaker-adapter-identifier": "law",
+            "x-forwarded-for": "10.9.8.7",
+            "te": "trailers",
+            "proxy-authorization": "Basic x",
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "x-request-id": "mine-1",
+        }
+        async with at.client.post(
+            URL(at.url + "/v1/completions?a=%2F&b=1", encoded=True), data=raw, headers=headers
+        ) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-request-id"] == "mine-1"
+            assert "x-hotspan-replica" not in answer.headers
+        ((method, path, got, body),) = fake.asked
+        assert (method, path, body) == ("POST", "/v1/completions?a=%2F&b=1", raw)
+        assert got["authorization"] == "Bearer k" and got["x-amzn-sagemaker-adapter-identifier"] == "law"
+        assert got["x-forwarded-for"] == "10.9.8.7, 127.0.0.1" and got["x-forwarded-proto"] == "http"
+        assert got["x-forwarded-host"] == at.url.removeprefix("http://") and got["x-request-id"] == "mine-1"
+        assert got["traceparent"] == headers["traceparent"]
+        assert "te" not in got and "proxy-authorization" not in got
+        assert got["host"] == fake.url.removeprefix("http://")
+
+
+async def test_an_id_is_made_where_none_was_sent() -> None:
+    """A request without an id gets one, which replica and client both see."""
+    async with replicas(say_ok) as (fake,), routed([fake]) as at, at.post() as answer:
+        assert answer.headers["x-request-id"] == fake.asked[0][2]["x-request-id"] != ""
+
+
+async def test_a_stream_is_not_held_back() -> None:
+    """Every chunk of a stream arrives before the next is made, and the bytes are the same, whatever they are."""
+    chunks = [b'data: {"n": %d}\n\n' % n for n in range(8)] + [
+        b"data: h\xc3",
+        b"\xa9\n\n",
+        b"\x00\xff half",
+        b"data: [DONE]\n\n",
+    ]
+    ready = asyncio.Event()
+
+    async def stream(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-of-replica": "1"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await asyncio.wait_for(ready.wait(), 5)
+            ready.clear()
+        return response
+
+    async with replicas(stream) as (fake,), routed([fake]) as at, at.post({"prompt": "x", "stream": True}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream" and answer.headers["x-of-replica"] == "1"
+        for chunk in chunks:
+            assert await answer.content.readany() == chunk  # the next one is not made before this one was read
+            ready.set()
+        assert await answer.content.readany() == b""
+
+
+async def test_compressed_answers_stay_so() -> None:
+    """The router neither packs nor unpacks what a replica sends."""
+    packed = gzip.compress(b"text" * 100)
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(body=packed, headers={"content-encoding": "gzip"})
+
+    async with replicas(answer) as (fake,), routed([fake]) as at, at.post() as got:
+        assert await got.read() == packed and got.headers["content-encoding"] == "gzip"
+
+
+async def test_large_prompts_go_through_whole() -> None:
+    """220 KB and 3 MB of prompt arrive as they were sent; what is over the limit is refused with 413."""
+    async with replicas(say_ok) as (fake,), routed([fake], max_request_bytes=4_000_000) as at:
+        for size in (220_000, 3_000_000):
+            body = json.dumps({"prompt": "word " * (size // 5)}).encode()
+            async with at.client.post(at.url + "/v1/completions", data=body) as answer:
+                assert answer.status == 200
+            assert fake.asked[-1][3] == body
+        async with at.client.post(at.url + "/v1/completions", data=b"x" * 4_000_001) as answer:
+            assert answer.status == 413
+        assert fake.works == 2
+
+
+async def test_statuses_of_clients_and_of_failed_requests_are_handed_on() -> None:
+    """400, 404, 429 and 500 come from the replica as they are, once: nothing is tried again."""
+    for status in (400, 404, 429, 500):
+        async with replicas(say(status, "why"), say(status, "why")) as fakes, routed(fakes) as at:
+            async with at.post() as answer:
+                assert (answer.status, await answer.text()) == (status, "why")
+            assert sum(fake.works for fake in fakes) == 1
+
+
+async def test_answers_without_a_body_end() -> None:
+    """An empty answer, one to HEAD, a 204 and a 304 end at once, and the connection is good for the next request."""
+
+    async def empty(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(status=int(request.query.get("status", "200")))
+
+    async with replicas(empty) as (fake,), routed([fake]) as at, asyncio.timeout(5):
+        for method, status in (("POST", 200), ("GET", 200), ("HEAD", 200), ("GET", 204), ("GET", 304), ("POST", 400)):
+            async with at.client.request(method, f"{at.url}/v1/completions?status={status}") as answer:
+                assert (answer.status, await answer.read()) == (status, b"")
+        assert await at.metric("requests_total", outcome="failed") == 0
+
+
+async def test_hang_up_reaches_the_replica() -> None:
+    """A client that goes away, before the first byte or within a stream, ends the request at its replica."""
+
+    async def slow(request: web.Request, body: bytes) -> web.StreamResponse:
+        if b"stream" not in body:
+            await asyncio.sleep(30)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: x\n\n")
+            await asyncio.sleep(0.01)
+
+    async with replicas(slow) as (fake,), routed([fake]) as at:
+        with pytest.raises(TimeoutError):
+            await at.status(timeout=aiohttp.ClientTimeout(total=0.2))
+        await until(lambda: fake.hung_up == 1)
+        answer = await at.post({"stream": True, "prompt": "x"})
+        assert await answer.content.readany()
+        answer.close()
+        await until(lambda: fake.hung_up == 2 and fake.open == 0)
+        assert at.router.places.busy == 0
+        assert await at.metric("requests_total", outcome="gone") == 2
+        assert await at.metric("breaker_opened_total") == 0
+
+
+async def test_broken_streams_do_not_look_whole() -> None:
+    """An answer that breaks off after its first byte ends the client's abruptly, and is not tried elsewhere."""
+
+    async def breaks(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: half\n\n")
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with replicas(breaks, breaks) as fakes, routed(fakes) as at:
+        async with at.post() as answer:
+            assert answer.status == 200
+            assert await answer.content.readany() == b"data: half\n\n"
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.content.readany()
+        assert sum(fake.works for fake in fakes) == 1
+        assert await at.metric("broken_answers_total") == 1
+
+
+async def test_own_answers() -> None:
+    """/ping and /health say whether a replica is up, /v1/models comes from one, metrics are the router's own."""
+
+    async def models(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async with replicas(models, models) as fakes, routed(fakes) as at:
+        for path in ("/ping", "/health"):
+            async with at.client.get(at.url + path) as answer:
+                assert answer.status == 200 and await answer.json() == {"status": "Healthy"}
+        async with at.client.get(at.url + "/v1/models") as answer:
+            assert (await answer.json())["data"][0]["id"] == "m"
+        assert sum(fake.works for fake in fakes) == 1
+        for fake in fakes:
+            fake.ping = (500, {})
+        await until(lambda: not at.router.places.up)
+        async with at.client.get(at.url + "/ping") as answer:
+            assert answer.status == 503
+        async with at.post() as answer:
+            assert answer.status == 503 and answer.headers["retry-after"] == "1"
+            assert (await answer.json())["error"]["code"] == 503
+
+
+async def test_exposed_answers_name_their_replica() -> None:
+    """With --expose, and only then, an answer says where it comes from and what was expected to be cached."""
+    async with replicas(say_ok) as (fake,), routed([fake], is_exposing=True) as at:
+        for expected in (False, True):
+            async with at.post({"prompt": "a long text " * 500}) as answer:
+                assert answer.headers["x-hotspan-replica"] == fake.url
+                assert (int(answer.headers["x-hotspan-cached-tokens"]) > 1000) is expected
+
+
+async def test_two_hundred_at_once() -> None:
+    """200 streams at a time each get their own bytes, and nothing is left afterwards."""
+
+    async def echo(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        name = json.loads(body)["prompt"].encode()
+        for number in range(5):
+            await response.write(b"data: %b %d\n\n" % (name, number))
+            await asyncio.sleep(0.01)
+        return response
+
+    async def one(at: Routed, number: int) -> None:
+        async with at.post({"prompt": f"p{number}", "stream": True}) as answer:
+            assert await answer.read() == b"".join(b"data: p%d %d\n\n" % (number, part) for part in range(5))
+
+    async with replicas(echo, echo, echo) as fakes, routed(fakes) as at:
+        await asyncio.gather(*(one(at, number) for number in range(200)))
+        assert at.router.places.busy == 0 and at.router.gateway.active == 0
+        assert all(load.in_flight == 0 for load in at.router.fleet.replicas.values())
+        assert all(fake.works > 20 for fake in fakes)  # nobody herds
+
+
+async def test_usage_is_learnt() -> None:
+    """The router learns bytes per token from the end of answers, without touching them."""
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({"usage": {"prompt_tokens": len(body) // 8, "completion_tokens": 5}})
+
+    async with replicas(answer) as (fake,), routed([fake]) as at:
+        before = await at.metric("bytes_per_token")
+        for number in range(20):
+            assert await at.status({"prompt": f"{number} " + "words " * 1000}) == 200
+        assert before == 4 and 4.5 < await at.metric("bytes_per_token") < 8
+
+
+async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that stops coming is answered 408 and takes no place at a replica."""
+    monkeypatch.setattr("hotspan.router.exchange.STALL_S", 0.1)
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        began = time.monotonic()
+        assert b" 408 " in await reader.readline()
+        assert time.monotonic() - began < 2 and fake.works == 0
+        writer.close()
+
+
+async def test_keys_are_checked_here_where_they_are_given() -> None:
+    """With keys, a request without one is a 401 that reaches no replica; health stays open, the key is handed on."""
+    import hashlib
+
+    keys = {hashlib.sha256(b"sk-1").digest(): ""}
+    async with replicas(say_ok) as (fake,), routed([fake], keys=keys) as at:
+        assert await at.status() == 401
+        assert await at.status(headers={"authorization": "Bearer sk-2"}) == 401
+        assert fake.works == 0
+        assert await at.status(headers={"authorization": "Bearer sk-1"}) == 200
+        assert await at.status(headers={"x-api-key": "sk-1"}) == 200
+        assert fake.asked[0][2]["authorization"] == "Bearer sk-1"
+        async with at.client.get(at.url + "/ping") as answer:
+            assert answer.status == 200
+        async with at.client.get(at.url + "/hotspan/cache") as answer:
+            assert answer.status == 401
+
+
+async def test_conversations_stay_together() -> None:
+    """Under `session` every round of a chat goes to one replica, and chats spread over all of them."""
+    from hotspan.router.types import Strategy
+
+    async with (
+        replicas(say_ok, say_ok, say_ok) as fakes,
+        routed(fakes, strategy=Strategy.SESSION, is_exposing=True) as at,
+    ):
+        used = set()
+        for chat in range(24):
+            homes = set()
+            for _ in range(3):
+                async with at.post(headers={"x-session-id": f"chat-{chat}"}) as answer:
+                    homes.add(answer.headers["x-hotspan-replica"])
+            assert len(homes) == 1
+            used |= homes
+        assert len(used) == 3
+
+
+async def test_pipelined_time_adds_up() -> None:
+    """Chunks that are spaced 20 ms apart arrive so: the router adds no batching of its own."""
+
+    async def ticks(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(10):
+            await response.write(b"data: x\n\n")
+            await asyncio.sleep(0.02)
+        return response
+
+    async with replicas(ticks) as (fake,), routed([fake]) as at, at.post({"stream": True, "prompt": "x"}) as answer:
+        times = []
+        while await answer.content.readany():
+            times.append(time.monotonic())
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert len(times) == 10 and sorted(gaps)[len(gaps) // 2] > 0.012

@@ -1,0 +1,151 @@
+"""Breakers, health and the retries' budget, on a simulated clock."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotspan.router.health import Breaker, BreakerState, HealthSettings, HealthState, RetryBudget, Vitals
+from hotspan.testing.clock import SimulatedClock
+
+SETTINGS = HealthSettings(failures=3, open_s=1.0, most_open_s=8.0, downs=2, ups=2)
+
+
+def breaker() -> tuple[Breaker, SimulatedClock]:
+    clock = SimulatedClock()
+    return Breaker(SETTINGS, clock, random.Random(1)), clock
+
+
+def test_three_failures_in_a_row_open_it() -> None:
+    """Failures with a success between do not add up; three in a row do."""
+    one, _ = breaker()
+    for _ in range(5):
+        one.failed()
+        one.failed()
+        one.succeeded()
+    assert one.can_take and one.opened == 0
+    for _ in range(3):
+        one.failed()
+    assert one.state is BreakerState.OPEN and not one.can_take and one.opened == 1
+
+
+def test_half_open_lets_one_try() -> None:
+    """After its time one request may try it, and no second one until the first is over; success closes it."""
+    one, clock = breaker()
+    for _ in range(3):
+        one.failed()
+    clock.advance(one.wait_s)
+    assert one.state is BreakerState.HALF_OPEN and one.can_take
+    one.took()
+    assert not one.can_take
+    one.gave_up()
+    assert one.can_take
+    one.took()
+    one.succeeded()
+    assert one.state is BreakerState.CLOSED and one.can_take
+
+
+def test_each_trial_that_fails_doubles_the_wait() -> None:
+    """1, 2, 4, 8, 8 s, each with up to a tenth more; after a success it begins with 1 s again."""
+    one, clock = breaker()
+    for _ in range(3):
+        one.failed()
+    for expected_s in (1, 2, 4, 8, 8):
+        assert expected_s <= one.wait_s <= 1.1 * expected_s
+        clock.advance(one.wait_s)
+        one.took()
+        one.failed()
+    clock.advance(one.wait_s)
+    one.succeeded()
+    for _ in range(3):
+        one.failed()
+    assert one.wait_s <= 1.1
+
+
+def test_late_failures_do_not_lengthen_it() -> None:
+    """Requests that were under way when it opened, and fail too, change nothing."""
+    one, _ = breaker()
+    for _ in range(3):
+        one.failed()
+    wait_s = one.wait_s
+    for _ in range(50):
+        one.failed()
+    assert one.wait_s == wait_s and one.opened == 1
+
+
+@given(st.lists(st.sampled_from(["fail", "succeed", "take", "give up", "wait"]), max_size=60))
+def test_a_replica_can_always_come_back(steps: list[str]) -> None:
+    """Whatever happened, some time later a request may try it, and its success closes the breaker."""
+    one, clock = breaker()
+    for step in steps:
+        if step == "wait":
+            clock.advance(0.7)
+        else:
+            {"fail": one.failed, "succeed": one.succeeded, "take": one.took, "give up": one.gave_up}[step]()
+    one.gave_up()
+    clock.advance(10)
+    assert one.can_take
+    one.took()
+    one.succeeded()
+    assert one.state is BreakerState.CLOSED
+
+
+def test_health_takes_several_answers() -> None:
+    """The first answer counts at once; later ones need two in a row to change it, either way."""
+    one = Vitals(SETTINGS, SimulatedClock(), random.Random(1))
+    assert one.health is HealthState.UNKNOWN and not one.can_take
+    one.checked(is_well=True)
+    assert one.can_take
+    seen = []
+    for is_well in (False, True, False, False, True, False, True, True):
+        one.checked(is_well=is_well)
+        seen.append(one.health is HealthState.UP)
+    assert seen == [True, True, True, False, False, False, False, True]
+
+
+def test_draining_holds_at_once() -> None:
+    """A replica that says it is draining gets nothing more, and is back with its first good answer."""
+    one = Vitals(SETTINGS, SimulatedClock(), random.Random(1))
+    one.checked(is_well=True)
+    one.checked(is_well=False, is_draining=True)
+    assert one.health is HealthState.DRAINING and not one.can_take
+    one.checked(is_well=True)
+    assert one.can_take
+    one.is_drained = True
+    assert not one.can_take
+
+
+def test_a_replica_that_came_back_is_tried_at_once() -> None:
+    """Down and up again, it need not wait for what its breaker had left; the first request still tries it alone."""
+    clock = SimulatedClock()
+    one = Vitals(SETTINGS, clock, random.Random(1))
+    one.checked(is_well=True)
+    for _ in range(3):
+        one.breaker.failed()
+    for is_well in (False, False, True, True):
+        one.checked(is_well=is_well)
+    assert one.breaker.state is BreakerState.HALF_OPEN and one.can_take
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=300), st.integers(0, 20))
+def test_retries_stay_within_their_budget(steps: list[tuple[float, bool]], reserve: int) -> None:
+    """In any run: retries <= reserve + a tenth of the requests + what a minute refills, and never below nothing."""
+    clock = SimulatedClock()
+    budget = RetryBudget(0.1, reserve, clock)
+    requests = retries = 0
+    began_s = clock.monotonic()
+    for wait_s, is_request in steps:
+        clock.advance(wait_s)
+        if is_request:
+            requests += 1
+            budget.asked()
+        else:
+            retries += budget.spend()
+        allowed = reserve + 0.1 * requests + (clock.monotonic() - began_s) * max(reserve, 1) / 60
+        assert retries <= allowed + 1e-6 and budget.left >= -1e-9
+
+
+def test_no_budget_no_retry() -> None:
+    """With share and reserve 0 nothing is tried again until the reserve's minimum has filled up."""
+    budget = RetryBudget(0.0, 0, SimulatedClock())
+    assert not budget.spend()

@@ -1,0 +1,184 @@
+"""`hotspan route`: what it takes, what it refuses, and how it ends."""
+
+import hashlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hotspan.cli.main import app
+from hotspan.core.errors import ConfigError
+from hotspan.router.routes import Route, route_of
+from hotspan.router.settings import Replica, RouterSettings, parse_replica, parse_shares
+from hotspan.router.types import Strategy
+
+URL = "http://10.0.0.1:8080"
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[RouterSettings | None, str]:
+    """What a command line starts the router with, or what it says instead."""
+    found: list[RouterSettings] = []
+    monkeypatch.setattr("hotspan.router.run.run_router", lambda settings, connection: found.append(settings))
+    result = CliRunner().invoke(app, ["route", *words])
+    return (found[0] if found else None), result.output
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas, groups, shares and numbers arrive as they were typed."""
+    words = ("--replica", URL, "--replica", "new=10.0.0.2:8080,events=tcp://10.0.0.2:5557", "--split", "new=5%")
+    got, said = settings_of(monkeypatch, *words, "--strategy", "prefixaware", "--max-in-flight", "7", "--expose")
+    assert got is not None, said
+    assert got.replicas == (Replica(URL), Replica("http://10.0.0.2:8080", "new", "tcp://10.0.0.2:5557"))
+    assert got.shares == {"new": 0.05} and got.strategy is Strategy.PREFIXAWARE
+    assert got.max_in_flight == 7 and got.is_exposing
+
+
+def test_the_file_is_below_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A YAML file gives what was not typed, with - or _ in names, and one text for a list of one."""
+    file = tmp_path / "route.yaml"
+    file.write_text(f"replica: {URL}\nqueue-size: 5\nqueue_timeout_s: 2\nstrategy: session\nexpose: true\n")
+    got, said = settings_of(monkeypatch, "--config", str(file), "--queue-size", "9")
+    assert got is not None, said
+    assert (got.replicas, got.queue_size, got.queue_timeout_s) == ((Replica(URL),), 9, 2.0)
+    assert got.strategy is Strategy.SESSION and got.is_exposing
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("replica: http://a:1\nstrategie: auto\n", "did you mean strategy?"),
+        ("replica: http://a:1\nqueue_size: many\n", "a whole number"),
+        ("replica:\n  a: 1\n", "a list of texts"),
+        ("replica: http://a:1\nqueue_size: 1\nqueue_size: 2\n", "twice"),
+    ],
+)
+def test_files_that_are_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, wanted: str) -> None:
+    """An unknown name, a wrong type or a name written twice is an error that names the line and the remedy."""
+    file = tmp_path / "route.yaml"
+    file.write_text(text)
+    got, said = settings_of(monkeypatch, "--config", str(file))
+    assert got is None and wanted in " ".join(said.split()) and "route.yaml:" in said.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ((), "give --replica URL"),
+        (("--replica", "ftp://x"), "is no URL of a server"),
+        (("--replica", URL + "/v1"), "scheme, host and port alone"),
+        (("--replica", URL, "--replica", URL), "given twice"),
+        (("--replica", URL, "--strategy", "prefix-aware"), "did you mean prefixaware?"),
+        (("--replica", URL, "--split", "new=10%"), "no replica is in that group"),
+        (("--replica", f"new={URL}", "--split", "new=10%"), "no replica takes the rest"),
+        (("--replica", f"new={URL}", "--split", "new=110%"), "its share of the sessions"),
+        (("--replica", URL, "--max-in-flight", "0"), "above 0"),
+        (("--replica", f"{URL},event=tcp://x:1"), "come events= and replay="),
+        (("--replica", URL, "--host", "0.0.0.0"), "lets other machines in"),
+        (("--replica", URL, "--health-path", "ping"), "give a path"),
+    ],
+)
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], wanted: str) -> None:
+    """What can't work ends with one sentence that says what to write."""
+    got, said = settings_of(monkeypatch, *words)
+    assert got is None and wanted in " ".join(said.split())
+
+
+def test_other_machines_need_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beyond loopback, keys of a private file or --insecure are needed; keys are held as digests and not shown."""
+    file = tmp_path / "keys"
+    digest = hashlib.sha256(b"sk-two").hexdigest()
+    file.write_text(f"# clients\nsk-one\nsha256:{digest}\n")
+    words = ("--replica", URL, "--host", "0.0.0.0", "--api-keys-file", str(file))
+    file.chmod(0o644)
+    got, said = settings_of(monkeypatch, *words)
+    assert got is None and "chmod 600" in " ".join(said.split())
+    file.chmod(0o600)
+    got, said = settings_of(monkeypatch, *words)
+    assert got is not None, said
+    assert set(got.keys) == {hashlib.sha256(key).digest() for key in (b"sk-one", b"sk-two")}
+    assert "sk-one" not in repr(got)
+    assert settings_of(monkeypatch, "--replica", URL, "--host", "0.0.0.0", "--insecure")[0] is not None
+
+
+def test_replicas_and_shares_are_parsed() -> None:
+    """Scheme and case are settled, IPv6 works, and shares may be parts or percent."""
+    assert parse_replica("Host:80").url == "http://host:80"
+    assert parse_replica("https://[::1]:9/").url == "https://[::1]:9"
+    assert parse_shares(["a=10%", "b=0.25"]) == {"a": 0.1, "b": 0.25}
+    for wrong in ("=http://a:1", "a/b=http://a:1", "http://a:99999", "http://u:p@a:1", ""):
+        with pytest.raises(ConfigError):
+            parse_replica(wrong)
+
+
+def test_unknown_writes_go_to_all() -> None:
+    """What computes goes to one replica, what only reads to any, and any other method to all of them."""
+    assert route_of("POST", "/v1/chat/completions") is route_of("POST", "/models/m/invoke") is Route.WORK
+    assert route_of("GET", "/v1/models") is route_of("POST", "/tokenize") is Route.ONE
+    for path in ("/adapters", "/models/m/adapters", "//v1/completions", "/v1/completions/../x", "/sleep", "/"):
+        assert route_of("POST", path) is route_of("DELETE", path) is Route.ALL
+    assert route_of("GET", "/hotspan/cache") is Route.ALL
+    assert route_of("POST", "/router/replicas/drain") is Route.ADMIN
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A replica that takes a while."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._say(b'{"status":"Healthy"}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(1.0)
+        self._say(b"done")
+
+    def _say(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+def test_sigterm_lets_requests_end() -> None:
+    """The process says where it listens; told to stop it refuses new work, ends what runs, and exits with 0."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    command = [sys.executable, "-m", "hotspan", "route", "--replica", f"127.0.0.1:{server.server_port}", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stdout is not None
+        found = re.search(r":(\d+)$", process.stdout.readline().strip())
+        assert found is not None
+        port, statuses = int(found[1]), []
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("POST", "/v1/completions", b'{"prompt": "x"}')
+            statuses.append(connection.getresponse().status)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.4)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        ask()
+        asking.join(10)
+        assert statuses == [503, 200]
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        server.shutdown()
