@@ -84,6 +84,12 @@ chat: install  ## Conversations that RAM can't hold: RAM alone against RAM and L
 interference: install  ## What tiers at full rate cost other requests, beside an equal memcpy (about 8 minutes)
 	@$(BIN)/python -m benchmarks.interference --output benchmarks/results/interference.json
 
+.PHONY: routing router-overhead
+routing: install  ## The router's policies over traces, simulated (about 3 minutes)
+	@$(BIN)/python -m benchmarks.routing --output benchmarks/results/routing.json
+router-overhead: install  ## What the router adds to a request (about 5 minutes; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.router_overhead --output benchmarks/results/router-overhead.json
+
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault slow slow-l2 model simulate fuzz replicas identity soak timing

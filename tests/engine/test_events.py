@@ -22,6 +22,7 @@ class Told:
     def __init__(self) -> None:
         self.held: dict[str, set[int]] = {"CPU": set(), "DISK": set(), "L2": set()}
         self.texts: dict[int, list[int]] = {}
+        self.salts: dict[int, object] = {}
         self.gpu = 0
 
     def publish(self, batch: Any) -> None:
@@ -39,6 +40,7 @@ class Told:
                     assert event.block_size == CHUNK == len(event.token_ids)
                     before = [] if event.parent_block_hash is None else self.texts[event.parent_block_hash]
                     self.texts[name] = [*before, *event.token_ids]
+                    (self.salts[name],) = event.extra_keys
 
     def shutdown(self) -> None:
         """There is nothing to end."""
@@ -119,6 +121,14 @@ def test_after_a_restart_it_is_told_with_the_first_request(tiny_model: Path, tmp
             follow(engine)
             assert tuple(text[:1280]) in {tuple(known) for known in engine.told.texts.values()}
             assert engine.told.held == truth(engine) and len(engine.told.held["DISK"]) >= 5
+
+
+def test_a_salt_is_told_with_the_first_chunk(engine: Rig) -> None:
+    """As the engine tells it of its own blocks: what else a name depends on stands beside it."""
+    engine.ask(engine.text(1, 1024), salt="tenant-a")
+    follow(engine)
+    by_length = {len(text): engine.told.salts[name] for name, text in engine.told.texts.items()}
+    assert by_length[CHUNK] == ("tenant-a",) and by_length[2 * CHUNK] is None
 
 
 def test_nothing_is_noted_where_nobody_asked(tiny_model: Path) -> None:

@@ -1,29 +1,36 @@
-"""Two replicas at once: on one node over its daemon, on two nodes over Redis, and one that was killed and came back."""
+"""Two replicas at once: on a node over its daemon and behind a router, on two nodes over Redis, and one is killed.
+
+The tests of the node share its replicas, and the last of them kills one.
+"""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from hotspan.bench.prose import prose
 from tests.daemon.rig import DaemonProcess
 from tests.tiers.stores.servers import INSTALL_REDIS
 
-from .conftest import Server, serving
+from .conftest import Server, free_port, serving
 
 pytestmark = pytest.mark.engine
 
 TEXTS = [prose(seed, 1500) for seed in range(4)]
 CHUNK = 256
+EXACT = re.compile(r'^hotspan_router_events_state\{reason="",replica=[^}]*\} (\S+)$', re.MULTILINE)
 POST = """
 import sys, urllib.request
 request = urllib.request.Request(sys.argv[1], sys.stdin.buffer.read(), {"content-type": "application/json"})
@@ -47,37 +54,225 @@ def share(asked: Sequence[tuple[str, int, int]]) -> float:
     return sum(cached for *_, cached in asked) / sum(tokens // CHUNK * CHUNK for _, tokens, _ in asked)
 
 
+@dataclass
+class Found:
+    """An answer. replica: who gave it. expected: tokens that the router took for cached there. cached: that were."""
+
+    prompt: str
+    answer: str
+    tokens: int
+    cached: int
+    replica: str
+    expected: int
+
+
+@dataclass
+class Stream:
+    """What came of a streamed answer."""
+
+    texts: list[str]
+    is_whole: bool
+
+
+class Router:
+    """A running `hotspan route`."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url = url
+        self.model = model
+
+    def ask(self, prompt: str, tokens: int = 4) -> Found:
+        """An answer to a text, streamed, as chats are."""
+        texts, said = [], {}
+        with self._asked(prompt, tokens) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    said = json.loads(line[6:])
+                    texts += [choice["text"] for choice in said["choices"]]
+            replica = answer.headers.get("x-hotspan-replica", "")
+            expected = int(answer.headers.get("x-hotspan-cached-tokens", 0))
+        cached = (said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Found(prompt, "".join(texts), said["usage"]["prompt_tokens"], cached, replica, expected)
+
+    def stream(self, prompt: str, tokens: int) -> Stream:
+        """What comes of one until its end or until it breaks off."""
+        got = Stream([], False)
+        try:
+            with self._asked(prompt, tokens) as answer:
+                for line in answer.iter_lines():
+                    got.is_whole |= line == "data: [DONE]"
+                    if line.startswith("data: {"):
+                        got.texts += [choice["text"] for choice in json.loads(line[6:])["choices"]]
+        except httpx.TransportError:
+            assert not got.is_whole
+        return got
+
+    @contextmanager
+    def _asked(self, prompt: str, tokens: int) -> Iterator[httpx.Response]:
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=90) as answer:
+            assert answer.status_code == 200, answer.read()
+            yield answer
+
+    def wait_until_exact(self, replicas: int, seconds: float = 20) -> None:
+        """Until the router knows from that many replicas' events what they hold."""
+        deadline = time.monotonic() + seconds
+        while sum(map(float, EXACT.findall(httpx.get(self.url + "/metrics").text))) < replicas:
+            assert time.monotonic() < deadline, httpx.get(self.url + "/metrics").text
+            time.sleep(0.1)
+
+
+@contextmanager
+def routing(model: Path, replicas: Sequence[str], log: Path) -> Iterator[Router]:
+    """`hotspan route` before replicas that it reads the events of."""
+    port = free_port()
+    words = [word for replica in replicas for word in ("--replica", replica)]
+    command = [sys.executable, "-m", "hotspan", "route", *words, "--port", str(port), "--expose"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--model", str(model), "--model-name", str(model)], stdout=output, stderr=subprocess.STDOUT
+        )
+    router = Router(f"http://127.0.0.1:{port}", str(model))
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with suppress(httpx.TransportError):
+                if httpx.get(router.url + "/ping").status_code == 200:
+                    break
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield router
+    finally:
+        process.terminate()
+        process.wait(40)
+
+
+def events(endpoint: str, replay: str) -> str:
+    """What makes an engine publish its KV events."""
+    return json.dumps(
+        {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "replay_endpoint": replay}
+    )
+
+
+def chat(at: Server | Router, seeds: Iterable[int], turns: int = 4) -> list[Found]:
+    """Chats that go on side by side, each turn with all that was said before; answers turn by turn."""
+    to = at if isinstance(at, Router) else Router(at.url, at.model)
+    found: list[Found] = []
+    talks = {seed: prose(seed, 500) for seed in seeds}
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(turns):
+            answers = dict(zip(talks, pool.map(lambda text: to.ask(text, 16), talks.values()), strict=True))
+            found += answers.values()
+            talks = {seed: one.prompt + one.answer + prose(1000 * turn + seed, 120) for seed, one in answers.items()}
+    return found
+
+
+def hit_rate(found: Sequence[Found]) -> float:
+    """Of the prompts' tokens, how many were cached."""
+    return sum(one.cached for one in found) / sum(one.tokens for one in found)
+
+
 def kill(server: Server) -> None:
     """As a node's failure does: every process of the replica at once."""
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait(30)
 
 
-def test_two_replicas_of_a_node_share_its_daemon(tiny_model: Path, tmp_path: Path) -> None:
-    """What either computes the other loads, both at once; one is killed, the other goes on; it comes back warm."""
-    daemon = DaemonProcess(size_gib=0.25)
+@dataclass
+class Node:
+    """Two replicas on one node with its daemon, and a router before them that follows their KV events."""
+
+    one: Server
+    two: Server
+    router: Router
+    start: Callable[[str], AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="module")
+def node(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    path = tmp_path_factory.mktemp("node")
+    daemon = DaemonProcess(size_gib=1.0)
     daemon.start()
     url = f"sagemaker-hyperpod://127.0.0.1:{daemon.port}"
     options = ("--ram-gib", "0.1", "--l2", url, "--l2-option", f"shared_memory_name={daemon.name}")
+
+    def start(name: str, *more: str) -> AbstractContextManager[Server]:
+        return serving(tiny_model, path / name, *options, *more, ready=False)
+
     try:
-        with ExitStack() as stack, ThreadPoolExecutor() as pool:
-            one = stack.enter_context(serving(tiny_model, tmp_path / "one", *options, ready=False))
-            two = stack.enter_context(serving(tiny_model, tmp_path / "two", *options, ready=False))
+        with ExitStack() as stack:
+            ends = [(f"ipc://{path}/{name}.events", f"ipc://{path}/{name}.replay") for name in ("one", "two")]
+            one, two = (
+                stack.enter_context(start(name, "--kv-events-config", events(*end)))
+                for name, end in zip(("one", "two"), ends, strict=True)
+            )
             one.wait_until_ready()
             two.wait_until_ready()
-            first = list(pool.map(lambda n: ask((one, two)[n % 2], TEXTS[n]), range(4)))
-            time.sleep(2)
-            second = list(pool.map(lambda n: ask((two, one)[n % 2], TEXTS[n]), range(4)))
-            assert [text for text, *_ in first] == [text for text, *_ in second]
-            assert share(first) == 0 and share(second) >= 0.5
-            kill(one)
-            assert ask(two, TEXTS[0])[0] == first[0][0]
-            again = stack.enter_context(serving(tiny_model, tmp_path / "again", *options))
-            warm = [ask(again, text) for text in TEXTS]
-            assert [text for text, *_ in warm] == [text for text, *_ in first]
-            assert share(warm) >= 0.5
+            replicas = [
+                f"{server.url},events={endpoint},replay={replay}"
+                for server, (endpoint, replay) in zip((one, two), ends, strict=True)
+            ]
+            yield Node(one, two, stack.enter_context(routing(tiny_model, replicas, path / "router")), start)
     finally:
         daemon.close()
+
+
+def test_two_replicas_of_a_node_share_its_daemon(node: Node) -> None:
+    """What either computes the other loads, both at once."""
+    one, two = node.one, node.two
+    with ThreadPoolExecutor() as pool:
+        first = list(pool.map(lambda n: ask((one, two)[n % 2], TEXTS[n]), range(4)))
+        time.sleep(2)
+        second = list(pool.map(lambda n: ask((two, one)[n % 2], TEXTS[n]), range(4)))
+    assert [text for text, *_ in first] == [text for text, *_ in second]
+    assert share(first) == 0 and share(second) >= 0.5
+
+
+def test_the_router_knows_what_a_replica_computed_for_others(node: Node) -> None:
+    """Asked past the router, a replica says what it holds now, and the router sends there who asks for it."""
+    node.router.wait_until_exact(2)
+    chosen = []
+    for seed in range(40, 46):
+        text, server = prose(seed, 1500), (node.one, node.two)[seed % 2]
+        ask(server, text)
+        time.sleep(0.5)
+        found = node.router.ask(text + " And then?")
+        assert found.expected >= 1024 and found.cached >= 1024
+        chosen.append(found.replica == server.url)
+    assert all(chosen)
+
+
+def test_chats_hit_behind_the_router_as_at_one_replica(node: Node) -> None:
+    """Rounds of many chats, spread over two replicas, find nine tenths of what one replica with all of them finds."""
+    alone = chat(node.one, range(100, 108))
+    routed = chat(node.router, range(200, 208))
+    assert {found.replica for found in routed} == {node.one.url, node.two.url}
+    assert hit_rate(alone) > 0.5
+    assert hit_rate(routed) >= 0.9 * hit_rate(alone)
+
+
+def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) -> None:
+    """Who had no byte yet is answered by the other replica; chats go on warm there; a new process is warm, too."""
+    talk = chat(node.router, range(300, 306), turns=2)
+    time.sleep(2)
+    before = [ask(node.two, text)[0] for text in TEXTS]
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(node.router.stream, prose(seed, 1300), 64) for seed in range(400, 412)]
+        time.sleep(0.4)
+        kill(node.one)
+        streams = [future.result() for future in asked]
+    assert all(stream.is_whole or stream.texts for stream in streams)
+    assert sum(stream.is_whole for stream in streams) >= 6
+    moved = [found for found in talk[-6:] if found.replica == node.one.url]
+    assert moved
+    for found in moved:
+        again = node.router.ask(found.prompt + " And then?")
+        assert again.replica == node.two.url and again.cached >= 0.5 * (found.tokens // CHUNK * CHUNK)
+    with node.start("again") as third:
+        third.wait_until_ready()
+        warm = [ask(third, text) for text in TEXTS]
+    assert [text for text, *_ in warm] == before and share(warm) >= 0.5
 
 
 @pytest.fixture

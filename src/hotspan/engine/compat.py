@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_offload.base import (
@@ -42,6 +43,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import Request
 
 from hotspan.core.errors import EngineError
 
@@ -73,6 +75,7 @@ __all__ = [
     "build_offloading_config",
     "check_engine",
     "engine_version",
+    "extra_keys",
     "get_offload_block_hash",
     "get_offload_group_idx",
     "make_offload_key",
@@ -114,6 +117,13 @@ def offer_utility(name: str, function: Callable[..., Any]) -> None:
     vLLM looks utility methods up by name on its core; a Future is answered when it is done.
     """
     setattr(EngineCore, name, function)
+
+
+def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:
+    """What else than its tokens names a block of a request, as the engine's events say it of each of theirs."""
+    found, _ = kv_cache_utils.generate_block_hash_extra_keys(request, start, stop, 0)
+    said: list[tuple[Any, ...] | None] | None = kv_cache_utils.to_event_extra_keys([found])
+    return said
 
 
 def block_hasher(vllm_config: VllmConfig, hash_tokens: int) -> Callable[..., Any]:

@@ -8,13 +8,13 @@ chunks each step: a router that knows it some seconds late chooses a little wors
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
 
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.engine.compat import extra_keys
 from hotspan.engine.requests import ChunkGroup, RequestState
 
 _MEDIA = {Tier.RAM: "CPU", Tier.DISK: "DISK", Tier.L2: "L2"}
@@ -57,7 +57,7 @@ class ChunkEvents:
                 self._events.clear()
             return is_done
 
-        pool.reset_prefix_cache = reset_prefix_cache
+        pool.reset_prefix_cache = reset_prefix_cache  # type: ignore[method-assign]
 
     def take(self) -> list[KVCacheEvent]:
         """What happened since the last call, in order."""
@@ -84,9 +84,8 @@ class ChunkEvents:
             if known is None:
                 self._turns.append(chunk.key)
             self._media[chunk.key] = media
-            tokens = self._tokens(state, chunk)
             for tier in _in_order(media):
-                self._events.append(self._stored(chunk.key, tier, chunk.parent, tokens, state.adapter))
+                self._events.append(self._described(state, chunk, tier))
         return bool(media)
 
     def _look(self, key: ChunkKey) -> None:
@@ -96,25 +95,30 @@ class ChunkEvents:
             return
         now = self._media[key] = self._cache.where(key)
         for tier in _in_order(now - before):
-            self._events.append(self._stored(key, tier, None, (), None))
+            self._events.append(self._stored(key, tier))
         for tier in _in_order(before - now):
             self._events.append(BlockRemoved([_name(key)], _MEDIA[tier]))
 
-    def _tokens(self, state: RequestState, chunk: Chunk) -> Sequence[int]:
-        size = self._group.tokens
-        return state.request.all_token_ids[chunk.index * size : (chunk.index + 1) * size]
+    def _described(self, state: RequestState, chunk: Chunk, tier: Tier) -> BlockStored:
+        """A chunk that readers do not know: with its text, and what else its name depends on."""
+        start = chunk.index * self._group.tokens
+        stop = start + self._group.tokens
+        stored = self._stored(chunk.key, tier)
+        stored.parent_block_hash = None if chunk.parent is None else _name(chunk.parent)
+        stored.token_ids = list(state.request.all_token_ids[start:stop])
+        stored.lora_name = state.adapter
+        stored.extra_keys = extra_keys(state.request, start, stop)
+        return stored
 
-    def _stored(
-        self, key: ChunkKey, tier: Tier, parent: ChunkKey | None, tokens: Sequence[int], adapter: str | None
-    ) -> BlockStored:
+    def _stored(self, key: ChunkKey, tier: Tier) -> BlockStored:
         return BlockStored(
             block_hashes=[_name(key)],
-            parent_block_hash=None if parent is None else _name(parent),
-            token_ids=list(tokens),
+            parent_block_hash=None,
+            token_ids=[],
             block_size=self._group.tokens,
             lora_id=None,
             medium=_MEDIA[tier],
-            lora_name=adapter,
+            lora_name=None,
         )
 
 

@@ -20,7 +20,7 @@ from hotspan.router.settings import RouterSettings
 from hotspan.router.split import REST, Split
 from hotspan.router.stateful import CLOSED_HEADER, HEADER, NEW_HEADER, StatefulSessions
 from hotspan.router.tracing import Span, Tracer
-from hotspan.router.types import Ask
+from hotspan.router.types import PIECE_BYTES, Ask
 from hotspan.router.upstream import Answer, BrokenError, UnreachedError, Upstream, forwarded
 from hotspan.router.watch import Watch
 
@@ -212,8 +212,8 @@ class Carrier:
         tail = last[-_TAIL:] if len(last) >= _TAIL else (before + last)[-_TAIL:]
         answered = _number(tail, _ANSWERED)
         if answered is not None and ask.keys:
-            prompts = self._prompts
-            prompts.learn(ask.tokens * prompts.bytes_per_token, _number(tail, _PROMPT) or 0, answered)
+            size = ask.tokens * PIECE_BYTES / ask.piece_tokens
+            self._prompts.learn(size, _number(tail, _PROMPT) or 0, answered)
         return answered
 
     def _head(self, exchange: Exchange, place: Place, answer: Answer) -> RawHeaders:

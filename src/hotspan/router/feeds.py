@@ -26,6 +26,9 @@ _COUNTED = {
     "restarts": "Times that a replica began anew.",
     "garbled": "Messages that could not be read.",
     "failures": "Connections to a replica's events that ended.",
+    "duplicates": "Messages that had come before.",
+    "ignored_blocks": "Blocks of events in media or KV cache groups that are not followed.",
+    "dropped_blocks": "Blocks forgotten, or not taken, for want of memory.",
     "unknown_blocks": "Blocks of events without a known place in a text.",
 }
 

@@ -230,7 +230,13 @@ def _prompts(settings: RouterSettings, tenants: TenantNames) -> tuple[Prompts, T
     """What reads prompts, and the bytes of the model's tokens."""
     table = template = None
     if settings.model is not None:
-        table, template = TokenTable.load(settings.model), ChatTemplate.load(settings.model)
+        template = ChatTemplate.load(settings.model)
+        try:
+            table = TokenTable.load(settings.model)
+        except ConfigError as error:
+            if any(replica.events for replica in settings.replicas):
+                raise
+            logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
     # Events do not say which name is the model's own; without them each name can have its own texts.
     names = settings.model_names or (None if any(replica.events for replica in settings.replicas) else ())
     prompts = Prompts(
