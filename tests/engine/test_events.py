@@ -13,7 +13,7 @@ from hotspan.core.types import Tier
 
 from .rig import CHUNK, Rig, rig
 
-CHUNK_BYTES = 4 << 20
+pytestmark = pytest.mark.engine
 
 
 class Told:
