@@ -11,6 +11,8 @@ PYTHON ?= python3
 ENGINE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 # Seconds that the whole test run may take (one test: see `timeout` in pyproject.toml).
 TEST_SECONDS ?= 1800
+# Tests without an engine that run at a time.
+WORKERS ?= 2
 
 TORCH := 2.13.0
 # The one that belongs to it: without a pin pip downloads every newer one first, only to find that it doesn't fit.
@@ -150,13 +152,16 @@ helm: install
 	@$(BIN)/python tests/deploy/install_helm.py
 
 test: lint servers helm  ## Everything that a change must pass
+# Engines take all cores, so they come one after the other; what needs none runs side by side.
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
-	@$(BOUNDED) $(BIN)/python -m pytest -m "not slow" --durations=15
+	@$(BOUNDED) bash -c 'failed=0; \
+	  $(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
+	  $(BIN)/python -m pytest -m "not slow and engine" --durations=15 || failed=1; exit $$failed'
 
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
-# Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 4 GB and 20 minutes the first time).
+# Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 10 GB, and 20 minutes the first time).
 RANGE_TESTS := $(addprefix tests/engine/test_,compat.py identity.py disk.py events.py forgetting.py) tests/server/test_serve.py
 .PHONY: test-vllm-range
 test-vllm-range: install servers  ## The engine's tests with the oldest vLLM and the newest for CPUs, and the sources of all

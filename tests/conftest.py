@@ -3,6 +3,11 @@
 import logging
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair, which others use, too.
+settings.register_profile("hotspan", deadline=None)
+settings.load_profile("hotspan")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -101,7 +102,8 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         await dead.wait()
         return await die(request, body)
 
-    async with replicas(slow, say_ok) as (ill, well), routed([ill, well]) as at:
+    patient = replace(QUICK, timeout_s=10.0)  # one that answers late while it dies is not taken for dead, too
+    async with replicas(slow, say_ok) as (ill, well), routed([ill, well], health=patient) as at:
         tasks = [asyncio.create_task(at.status({"prompt": f"{n}"})) for n in range(80)]
         await until(lambda: ill.open >= 20)
         dead.set()

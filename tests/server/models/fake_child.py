@@ -23,7 +23,7 @@ from hotspan.server.models.assignment import assigned
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import current_principal
 
-NAME = sys.argv[1]
+NAME = sys.argv[-1]
 PART = b"x" * 65536
 
 METRICS = """\

@@ -114,12 +114,12 @@ class FileStore:
             self._room.begin(directory)
             try:
                 is_ours = self._files.publish(path, [preamble, *frame], turn)
+                if is_ours:  # before a sweep sees it: as old as its last use
+                    with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
+                        self._room.touch(fd, record, is_new=True)
             finally:
                 if self._room.end(directory, size if is_ours else 0):
                     self._sweep_soon()
-            if is_ours:
-                with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
-                    self._room.touch(fd, record, is_new=True)
             return is_ours
 
         try:
