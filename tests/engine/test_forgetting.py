@@ -108,6 +108,19 @@ def test_a_hit_in_the_engines_own_cache_leaves_its_tag(engine: Rig) -> None:
     assert cached_below(engine, prompt) == 0
 
 
+def test_a_request_that_has_just_ended_leaves_nothing(engine: Rig) -> None:
+    """Its last chunks may be stored in the step after its end; an invalidation in between finds it, and keeps none."""
+    prompt = engine.text(160, 3 * CHUNK)
+    engine.start("160001", prompt, 1, tags=["ended"])
+    while "160001" not in engine.step():
+        pass
+    assert engine.administer(do="invalidate", tags=["ended"])["requests_in_flight"] == 1
+    engine.settle()
+    assert engine.ask(prompt, 1).cached == 0
+    engine.step()
+    assert not engine.core.scheduler.connector.manager._states
+
+
 def test_a_running_request_leaves_nothing(engine: Rig) -> None:
     """A request that runs goes on to its end; neither what it had computed nor what it computes later is ever found."""
     prompt = engine.text(60, 3000)

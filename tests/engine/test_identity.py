@@ -62,6 +62,19 @@ def test_decoded_tokens_are_kept(ram: Rig) -> None:
     check(ram)
 
 
+def test_the_last_token_of_an_answer_is_not_kept(ram: Rig) -> None:
+    """A chunk that ends with an answer's last token, whose KV nobody computed, is no hit for the next turn."""
+    prompt = ram.text(9, 500)
+    answer = ram.ask(prompt, 4 * CHUNK - 500)
+    ram.settle()
+    ram.forget_gpu()
+    turn = prompt + answer.tokens + ram.text(6, 40)
+    hit = ram.ask(turn, 8)
+    assert hit.cached == 3 * CHUNK
+    assert ram.ask(turn, 8, salt="recomputed").tokens == hit.tokens
+    check(ram)
+
+
 def test_whole_prompt_hit_computes_the_last_token(ram: Rig) -> None:
     """A prompt of whole chunks only is a hit too, and still gives the right first token."""
     prompt = ram.text(7, 4 * CHUNK)
@@ -140,6 +153,23 @@ def test_abort_in_the_middle_of_a_load(ram: Rig) -> None:
     check(ram)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_abort_in_the_middle_of_a_prompt(ram: Rig, steps: int) -> None:
+    """Of a request that is aborted, what it had computed is kept, and nothing else."""
+    prompt = ram.text(54 + steps, 3000)
+    ram.start(f"5{steps}", prompt, 8)
+    ram.step(steps)
+    (request,) = ram.core.scheduler.requests.values()
+    ram.llm.llm_engine.abort_request([request.request_id], internal=True)
+    assert not ram.core.scheduler.requests
+    ram.settle()
+    ram.forget_gpu()
+    hit = ram.ask(prompt, 8)
+    assert hit.cached <= steps * 1024
+    assert ram.ask(prompt, 8, salt="recomputed").tokens == hit.tokens
+    check(ram)
+
+
 def test_reset_forgets_every_tier(ram: Rig) -> None:
     """The engine's reset with its connector leaves no hit anywhere, and new stores work after it."""
     prompt = ram.text(60, 1000)
@@ -161,7 +191,7 @@ def test_reset_beside_copies_in_flight(ram: Rig) -> None:
     engine.add_request(
         "reset", {"prompt_token_ids": ram.text(70, 1500)}, SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     )
-    while not connector.scheduler._jobs:
+    while not connector.connector_scheduler._jobs:
         engine.step()
     engine.reset_prefix_cache(True, True)
     assert connector._stale

@@ -207,10 +207,10 @@ def test_each_route_stands_once() -> None:
 def real_app(tiny_model: Path) -> Any:
     """vLLM's app with every route that it can have: all tasks, development mode, runtime adapters, fault tolerance."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.app import build_app
     from vllm.tasks import GENERATION_TASKS, POOLING_TASKS
 
     from hotspan.engine.arguments import parse_engine_arguments
+    from hotspan.engine.entrypoints import build_app
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")

@@ -208,7 +208,7 @@ class EngineAdapters:
 
     def publish(self, names: Callable[[], Iterable[str]]) -> None:
         """Let /v1/models and answers say the adapters' registered names, loaded or not. Mutates: the app's models."""
-        from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList, ModelPermission
+        from hotspan.engine.entrypoints import ModelCard, ModelList, ModelPermission
 
         models, model_name = self._models, self._models.model_name
 

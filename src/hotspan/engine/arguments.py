@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.model_source import is_remote
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
+from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.plan.memory import available_memory
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")

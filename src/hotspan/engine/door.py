@@ -16,13 +16,13 @@ from functools import wraps
 from typing import Any
 
 from fastapi import FastAPI
-from vllm.entrypoints.serve import create_error_response
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.directives import Directives, parse_directives
 from hotspan.engine.admission import SERVER_DIRECTIVES
+from hotspan.engine.entrypoints import create_error_response
 
 _PARAMS = "kv_transfer_params"
 _CREATES = {

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.utils.hashing import sha256_cbor
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import namespace_digest
-from hotspan.engine.compat import engine_version
+from hotspan.engine.compat import engine_version, hash_seed, kv_layout
 from hotspan.engine.fingerprint import model_digest
 
 
@@ -38,7 +36,7 @@ def namespace_fields(
         "quantization": str(model.quantization),
         "load_format": f"{vllm_config.load_config.load_format}/{model.seed}",
         "kv_dtype": str(cache.cache_dtype),
-        "kv_layout": str(getattr(kv_cache_config, "kv_cache_layout", None) or cache.kv_cache_layout),
+        "kv_layout": kv_layout(vllm_config, kv_cache_config),
         "kv_groups": _groups(kv_cache_config),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
@@ -79,7 +77,7 @@ def _hash_chain(algorithm: str) -> str:
             f"prefix_caching_hash_algo is {algorithm} and hotspan's keys need sha256_cbor: "
             "give --prefix-caching-hash-algo sha256_cbor"
         )
-    return f"{algorithm}:{kv_cache_utils.resolve_none_hash_seed(sha256_cbor)}"
+    return f"{algorithm}:{hash_seed()}"
 
 
 def _groups(kv_cache_config: KVCacheConfig) -> str:

@@ -15,15 +15,15 @@ from typing import Any
 from fastapi import FastAPI
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.app import build_app
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
+from hotspan.engine.compat import ask_cores
 from hotspan.engine.door import Door
+from hotspan.engine.entrypoints import build_app, init_app_state
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Engine:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return list(await self.client.engine_core.call_utility_all_async("hotspan", dict(command)))
+                return await ask_cores(self.client.engine_core, "hotspan", dict(command))
         except TimeoutError:
             raise
         except Exception as error:  # the engine's answer is of no type

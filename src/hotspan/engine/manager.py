@@ -23,6 +23,8 @@ from hotspan.engine.compat import (
     ReqContext,
     RequestOffloadingContext,
     get_offload_group_idx,
+    keep_state,
+    kept_state,
 )
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CostMetrics, report
@@ -44,6 +46,7 @@ class HotspanManager(OffloadingManager):
         self._cache: TieredCache | None = None
         self._arriving: dict[str, RequestState] = {}
         self._states: dict[str, RequestState] = {}
+        self._ended: list[RequestState] = []
         self._follower: LogFollower | None = None
         self.steps: StepWatch | None = None
         self.events: ChunkEvents | None = None
@@ -154,6 +157,17 @@ class HotspanManager(OffloadingManager):
         """What is known of a request that has not ended."""
         return self._states.get(request_id)
 
+    def forget_ended(self) -> None:
+        """A step is built: nothing more is stored of the requests that had ended before.
+
+        vLLM 0.26 says that a request has ended before it stores its last chunks, which an invalidation in between must
+        find.
+        """
+        for state in self._ended:
+            if self._states.get(state.request.request_id) is state:
+                del self._states[state.request.request_id]
+        self._ended.clear()
+
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""
         if self.cache.is_moving:
@@ -164,27 +178,28 @@ class HotspanManager(OffloadingManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         state = self._arriving.pop(req_context.req_id, None)
         if state is not None:
-            req_context.set_state(state)
+            keep_state(req_context, state)
             self._states[req_context.req_id] = state
             self.cache.ask(state.all_chunks(), state.reader)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        state = self._states.pop(req_context.req_id, None)
+        state = self._states.get(req_context.req_id)
         if state is not None:
             self.cache.release(state.reader)
+            self._ended.append(state)
         if self.steps is not None:
             self.steps.forget(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        state = req_context.get_state(RequestState)
+        state = kept_state(req_context, RequestState)
         chunk = state.chunk(key) if state is not None else None
         if state is None or chunk is None:
             return LookupResult.MISS
         return _RESULTS[self.cache.lookup(chunk, state.reader)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
-        state = req_context.get_state(RequestState)
+        state = kept_state(req_context, RequestState)
         chunk = state.chunk(key) if state is not None else None
         if state is None or chunk is None:
             return CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -211,7 +226,7 @@ class HotspanManager(OffloadingManager):
             self.cache.cost.observe_copy(size, seconds)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
-        state = req_context.get_state(RequestState)
+        state = kept_state(req_context, RequestState)
         if state is None or not state.may_store:
             return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
         named = {chunk.key: key for key in keys if (chunk := state.chunk(key)) is not None}
@@ -248,7 +263,7 @@ class HotspanManager(OffloadingManager):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _state(self, req_context: ReqContext) -> RequestState:
-        state = req_context.get_state(RequestState)
+        state = kept_state(req_context, RequestState)
         if state is None:
             raise RuntimeError(f"request {req_context.req_id} was never admitted")
         return state
