@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-import uvloop
 from starlette.types import ASGIApp
 
 from hotspan.config.admin_token import VARIABLE
@@ -103,7 +102,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
                 options = fetched(options, surroundings)
         check_files(options, surroundings)
         try:
-            uvloop.run(_serve(options, listeners, own_options, policy, error_file))
+            asyncio.run(_serve(options, listeners, own_options, policy, error_file))
         except HotspanError as error:
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause

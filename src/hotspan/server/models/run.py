@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
-import uvloop
 from rich.console import Console
 
 from hotspan.config.admin_token import VARIABLE
@@ -102,7 +101,7 @@ def run_store(
         def gate(front: StoreFront) -> Gate:
             return Gate(front, access, credentials, options.admin_port)
 
-        uvloop.run(_serve(prepared, options, listeners, gate))
+        asyncio.run(_serve(prepared, options, listeners, gate))
 
 
 def prepare(
