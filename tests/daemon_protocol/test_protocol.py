@@ -229,6 +229,7 @@ class TestLease:
         value = value_of("slow", 2 * MIB)
         with raw(endpoint.port) as writer, raw(endpoint.port) as reader:
             writer.sendall(put_head(client, "slow", len(value)) + value[:MIB])
+            assert eventually(lambda: is_being_written(client, "slow"))
             reader.sendall(lease_head(client, "slow", 10_000))
             assert not readable(reader, 0.4)
             writer.sendall(value[MIB:-1])
