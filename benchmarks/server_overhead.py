@@ -171,7 +171,11 @@ class Client:
     def _ask(self, server: str, path: str, body: dict[str, Any], mark: bytes) -> tuple[float, float]:
         connection = self._connections[server]
         began = time.perf_counter()
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        try:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        except ConnectionError:  # the other routes' first answers took longer than a server keeps a connection
+            connection.close()
+            return self._ask(server, path, body, mark)
         reply = connection.getresponse()
         arrivals = [time.perf_counter() for line in reply if line.startswith(mark)]
         # Tokens that wait for each other, or for the rest of a character, come as one event.
