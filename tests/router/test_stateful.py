@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.router.stateful import NEW, StatefulSessions
+from hotspan.router.session import NEW_SESSION
+from hotspan.router.stateful import StatefulSessions
 from hotspan.testing.clock import SimulatedClock
 
 
@@ -35,7 +36,7 @@ def test_closing_and_losing_forget_it() -> None:
 def test_the_table_has_an_end(heard: list[tuple[str, str]]) -> None:
     """Whatever replicas say, at most so many sessions are kept, and NEW_SESSION is never one of them."""
     sessions = StatefulSessions(SimulatedClock(), most=5)
-    for name, attributes in [*heard, (NEW, "")]:
+    for name, attributes in [*heard, (NEW_SESSION, "")]:
         sessions.heard("r", f"{name};{attributes}", "")
         assert len(sessions) <= 5
-    assert sessions.home(NEW) is None and sessions.home("") is None and sessions.home(None) is None
+    assert sessions.home(NEW_SESSION) is None and sessions.home("") is None and sessions.home(None) is None

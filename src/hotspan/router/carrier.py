@@ -16,9 +16,10 @@ from hotspan.router.health import RetryBudget
 from hotspan.router.metrics import Counts
 from hotspan.router.places import Place, Places
 from hotspan.router.queue import Where
+from hotspan.router.session import STATEFUL_HEADER
 from hotspan.router.settings import RouterSettings
 from hotspan.router.split import REST, Split
-from hotspan.router.stateful import CLOSED_HEADER, HEADER, NEW_HEADER, StatefulSessions
+from hotspan.router.stateful import CLOSED_HEADER, NEW_HEADER, StatefulSessions
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
 from hotspan.router.upstream import Answer, BrokenError, UnreachedError, Upstream, forwarded
@@ -29,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 class Reader(Protocol):
     """Reads prompts (text.py)."""
-
-    @property
-    def bytes_per_token(self) -> float: ...
 
     def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask: ...
 
@@ -174,7 +172,7 @@ class Carrier:
 
     def _unbind(self, request: _Request) -> None:
         """A session's replica is gone: the request goes elsewhere, where the session may be taken on."""
-        self._sessions.lose(request.exchange.headers[HEADER])
+        self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
         request.home = request.where = None
 
     async def _relay(self, request: _Request, place: Place, answer: Answer, part: bytes) -> None:
@@ -183,8 +181,8 @@ class Carrier:
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
         self._counts.first_byte_s.add(self._clock.monotonic() - request.began_s)
-        if HEADER in exchange.headers:
-            new = answer.header(NEW_HEADER) or answer.header(HEADER)
+        if STATEFUL_HEADER in exchange.headers:
+            new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
             self._sessions.heard(place.name, new, answer.header(CLOSED_HEADER))
         length = answer.header("content-length")
         left = int(length) if length.isdigit() else -1
@@ -231,7 +229,7 @@ class Carrier:
 
     def _aim(self, request: _Request) -> None:
         """Say where a request may go: its session's replica, or its group of the split."""
-        named, sessions = request.exchange.headers.get(HEADER), self._sessions
+        named, sessions = request.exchange.headers.get(STATEFUL_HEADER), self._sessions
         home = sessions.home(named)
         if home is not None and named is not None:
             if home in self._places.up:

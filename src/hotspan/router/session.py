@@ -14,7 +14,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from hotspan.core.errors import ConfigError
 
 NEW_SESSION = "NEW_SESSION"
-SESSION_HEADERS = ("x-amzn-sagemaker-session-id", "x-session-id", "x-correlation-id")
+STATEFUL_HEADER = "x-amzn-sagemaker-session-id"
+SESSION_HEADERS = (STATEFUL_HEADER, "x-session-id", "x-correlation-id")
 SESSION_FIELDS = ("session_id", "prompt_cache_key")
 FIRST_BYTES = 4096
 """Of a plain prompt's beginning, which stands for its system prompt and first message."""

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 
 from hotspan.core.clock import Clock
+from hotspan.router.session import NEW_SESSION
 
-HEADER = "x-amzn-sagemaker-session-id"
 NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id"
-NEW = "NEW_SESSION"
 
 _LASTS_S = 1200.0
 """A session whose answer says no time."""
@@ -36,7 +35,7 @@ class StatefulSessions:
 
     def home(self, name: str | None) -> str | None:
         """The replica of a session; None if it is not known here, or over."""
-        if not name or name == NEW or name not in self._homes:
+        if not name or name == NEW_SESSION or name not in self._homes:
             return None
         replica, ends_s = self._homes[name]
         if ends_s <= self._clock.unix():
