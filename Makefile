@@ -152,14 +152,11 @@ helm: install
 	@$(BIN)/python tests/deploy/install_helm.py
 
 test: lint servers helm  ## Everything that a change must pass
-# Engines take all cores, so they come one after the other; what needs none runs side by side. What fails is asked once
-# more, alone: bounds in seconds are kept by the product, not by a machine that others load. What fails twice has failed.
+# Engines take all cores, so they come one after the other; what needs none runs side by side.
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) bash -c 'failed=0; \
-	  run() { $(BIN)/python -m pytest "$$@" --durations=15 \
-	    || { printf "\n==> %s\n" "what failed, once more and alone"; $(BIN)/python -m pytest --lf --lfnf=none; }; }; \
-	  run -m "not slow and not engine" -n $(WORKERS) --dist loadscope || failed=1; \
-	  run -m "not slow and engine" || failed=1; exit $$failed'
+	  $(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
+	  $(BIN)/python -m pytest -m "not slow and engine" --durations=15 || failed=1; exit $$failed'
 
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
