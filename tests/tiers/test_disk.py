@@ -194,6 +194,26 @@ def test_terms_outlive_the_process(path: Path) -> None:
         assert tier.usage().chunks == 0
 
 
+def test_a_tag_joined_while_the_log_is_written(path: Path) -> None:
+    """A chunk outlived an invalidation of a tag that it got before that was durable: it is there after a restart."""
+    queues = InlineQueues()
+    tag = tag_labels(["z"])
+    with opened(path, queue=queues.queue) as tier:
+        assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE))
+        queues.run()
+        tier.finished()
+        tier.invalidate(Scope(labels=tag), lambda done: None)
+        tier.join(CHUNKS[0].key, Terms(labels=tag))
+        queues.run()
+        tier.finished()
+        queues.run()
+        copy(path, path.parent / "killed")
+    with opened(path.parent / "killed") as tier:
+        assert tier.lookup(CHUNKS[0].key) and tier.terms(CHUNKS[0].key).labels >= tag
+        invalidate(tier, Scope(labels=tag))
+        assert not tier.lookup(CHUNKS[0].key)
+
+
 def test_what_expired_meanwhile_is_not_there(path: Path) -> None:
     """A chunk whose time ran out while no process was there is not found, nor what stood on it, and takes no slot."""
     clock = SimulatedClock()

@@ -86,6 +86,7 @@ class Journal:
         self._lock = threading.Lock()
         self._is_queued = self._is_lost = False
         self._is_empty = True
+        self._writing = 0  # notes that are being written now
         self._number = self._durable = self._end = self._live_bytes = 0
         self._fds = [files.open(path, os.O_RDWR | os.O_CREAT)]
         try:
@@ -101,6 +102,12 @@ class Journal:
         with self._lock:
             self._pending[name] = data
         self._flush_soon()
+
+    @property
+    def unwritten(self) -> int:
+        """How many notes the process's end would lose."""
+        with self._lock:
+            return len(self._pending) + self._writing
 
     def settle(self, tell: Callable[[bool], None]) -> None:
         """Say, on the journal's thread, whether all that was put so far can't come back otherwise after a crash."""
@@ -145,7 +152,10 @@ class Journal:
             pending, self._pending = self._pending, {}
             waiting, self._waiting = self._waiting, []
             self._is_queued = False
+            self._writing = len(pending)
         is_durable = self._write(pending, is_awaited=bool(waiting)) if not self._is_lost else self._empty()
+        with self._lock:
+            self._writing = 0
         for tell in waiting:
             tell(is_durable)
 

@@ -213,7 +213,7 @@ class Daemon:
             disk_objects=len(self._disk) if self._disk is not None else 0,
             disk_used_bytes=self._disk.used_bytes if self._disk is not None else 0,
             disk_capacity_bytes=self._disk.capacity_bytes if self._disk is not None else 0,
-            disk_unsaved=self._pool.unsaved,
+            disk_unsaved=self._pool.unsaved + (self._journal.unwritten if self._journal is not None else 0),
             disk_is_up=int(self._disk is not None and self._disk.is_up),
             door_clients=len(self._door.clients),
             http_connections=len(self._connections),

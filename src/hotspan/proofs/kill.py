@@ -25,6 +25,9 @@ CLAIM = "after a kill -9 the directory opens, has what was acknowledged 1 s befo
 _LANES = 4
 """Directories that are used in turns: plain and sealed, large enough and too small."""
 
+_REST_EVERY, _REST_S = 45, 1.5
+"""Every so many-th life rests for so long before it is killed: the others end long before anything is a second old."""
+
 _HUNG_S = 30.0
 _SURVIVAL = 0.99
 _MOST_OPEN_S = 0.5
@@ -143,14 +146,15 @@ def _cycle(lane: _Lane, tally: _Tally) -> None:
             lane.rng.randint(chunks // 3, chunks // 2) if lane.book.is_small else chunks + lane.rng.randint(24, 64)
         )
     threads, child_seed = lane.rng.randint(1, 6), lane.rng.getrandbits(64)
-    is_early = lane.rng.random() < 0.15
-    delay_s = lane.rng.uniform(0, 0.025) if is_early else lane.rng.uniform(0, 0.035)
     lane.lives += 1
     tally.cycles += 1
+    rests = tally.cycles % _REST_EVERY == 0
+    is_early = lane.rng.random() < 0.15 and not rests
+    delay_s = lane.rng.uniform(0, 0.025) if is_early else lane.rng.uniform(0, 0.035) + _REST_S * rests
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(lane, threads, random.Random(child_seed), reading, writing)
+        _child(lane, threads, random.Random(child_seed), rests, reading, writing)
     os.close(writing)
     try:
         _listen(lane, pid, reading, is_early, delay_s, tally)
@@ -158,11 +162,11 @@ def _cycle(lane: _Lane, tally: _Tally) -> None:
         os.close(reading)
 
 
-def _child(lane: _Lane, threads: int, rng: random.Random, reading: int, writing: int) -> None:
+def _child(lane: _Lane, threads: int, rng: random.Random, rests: bool, reading: int, writing: int) -> None:
     """The other side of the fork; never returns."""
     try:
         os.close(reading)
-        Worker(lane.path, lane.book, lane.slots, threads, lane.case << 20 | lane.lives, rng, writing).live()
+        Worker(lane.path, lane.book, lane.slots, threads, lane.case << 20 | lane.lives, rng, writing, rests).live()
     except BaseException as error:
         os.write(writing, json.dumps(["broken", f"{type(error).__name__}: {error}"]).encode() + b"\n")
     finally:

@@ -1,5 +1,6 @@
 """The process that is killed: opens a directory, looks at all that is in it, and works until the end comes."""
 
+import itertools
 import json
 import os
 import random
@@ -22,13 +23,15 @@ from hotspan.tiers.table import DiskTable, read_geometry
 NAMESPACE = bytes(range(32))
 _BUFFERS = 16
 _LABELS = (1, 2, 3, 4, 5, 6)
+_BEFORE_REST = 200
+"""How often one that rests acts before that."""
 
 
 @dataclass(slots=True)
 class Worker:
     """One life of the process, with what it knows from those before.
 
-    writer: which process it is, for its keys. tell: to the parent; may be called from any thread.
+    writer: which process it is, for its keys. rests: it only does so much, and what it stored grows old until the kill.
     """
 
     path: Path
@@ -38,6 +41,7 @@ class Worker:
     writer: int
     rng: random.Random
     pipe: int
+    rests: bool = False
     free: list[memoryview] = field(default_factory=list)
     flying: dict[ChunkKey, tuple[Stored, memoryview]] = field(default_factory=dict)
     operations: int = 0
@@ -73,11 +77,14 @@ class Worker:
             (0.06, self._forget),
         ]
         weights = [weight for weight, _ in actions]
-        while True:
+        for _ in itertools.repeat(None, _BEFORE_REST) if self.rests else itertools.repeat(None):
             self.rng.choices([action for _, action in actions], weights)[0]()
             self._finish()
             if len(self.free) < _BUFFERS // 2 or not self.tier.can_store():
                 self.tier.wait(0.002)
+        while True:
+            self._finish()
+            self.tier.wait(0.002)
 
     def _look(self) -> None:
         """Load all chunks there are, and say which they are."""

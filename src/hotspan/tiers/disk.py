@@ -120,6 +120,7 @@ class DiskTier:
         self._suspects: deque[tuple[int, ChunkKey]] = deque()
         self._flushing = False
         self._unlogged: set[int] = set()  # generations whose invalidations are on their way to the log
+        self._joined_early: set[ChunkKey] = set()  # who was joined meanwhile: to be stamped once the log has them
         scratch = HEADER_BYTES + (staging_bytes(payload_bytes) if self._keys is not None else 0)
         self._queue = options.queue("disk", options.threads, scratch)
         self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
@@ -193,6 +194,10 @@ class DiskTier:
             slot, key = self._suspects.popleft()
             if (entry := self._entries.get(key)) is not None and entry.slot == slot:
                 self._doom(entry)
+        if self._joined_early and not self._unlogged:
+            for key in self._joined_early & self._entries.keys():
+                self._stamp(self._entries[key], self.terms(key))
+            self._joined_early.clear()
         now = self._clock.monotonic()
         if now - self._purged_s >= _PURGE_S:
             self._purged_s = now
@@ -219,13 +224,9 @@ class DiskTier:
         joined = record.terms.joined(terms)
         if joined is not record.terms:
             # It outlived all that was invalidated so far: a label that it gets now must not count as one it had then.
-            joined = replace(joined, generation=self._generation)
-            self._table.put(entry.slot, record._replace(terms=joined))
-            entry.expires_s = joined.expires_s
-            if entry.writing:
-                entry.joined = True
-            else:
-                self._submit_record(entry.slot)
+            self._stamp(entry, joined)
+            if self._unlogged:
+                self._joined_early.add(key)
 
     def discard(self, key: ChunkKey) -> None:
         entry = self._entries.get(key)
@@ -410,11 +411,21 @@ class DiskTier:
     def _submit_record(self, slot: int) -> None:
         self._queue.submit(lambda scratch: self._write_record(slot), lambda: None, urgent=False)
 
+    def _stamp(self, entry: _Entry, terms: Terms) -> None:
+        """Give a chunk new terms, as of now."""
+        record = self._table.record(entry.slot)
+        self._table.put(entry.slot, record._replace(terms=replace(terms, generation=self._generation)))
+        entry.expires_s = terms.expires_s
+        if entry.writing:
+            entry.joined = True
+        else:
+            self._submit_record(entry.slot)
+
     # -- the I/O threads: touch only what they were given -----------------------------------------------------------
     # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
 
     def _store(self, entry: _Entry, record: Record, scratch: memoryview, payload: memoryview) -> None:
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         fault: Fault | None = None
         identity = FrameIdentity(
             record.key, self._namespace, record.stamp, record.terms.generation, record.terms.expires_s
@@ -434,7 +445,7 @@ class DiskTier:
         self._end(entry, False, fault, len(payload), started)
 
     def _load(self, entry: _Entry, stamp: int, scratch: memoryview, into: memoryview) -> None:
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         fault: Fault | None = None
         identity = FrameIdentity(entry.key, self._namespace, stamp)
         at, now_s = self._at(entry.slot), self._clock.unix()
@@ -461,7 +472,7 @@ class DiskTier:
         self._landed.set()
 
     def _drop(self, entry: _Entry, is_load: bool) -> None:
-        self._end(entry, is_load, Fault.DROPPED, 0, time.perf_counter())
+        self._end(entry, is_load, Fault.DROPPED, 0, self._clock.monotonic())
 
     def _write_record(self, slot: int) -> None:
         try:
@@ -511,7 +522,7 @@ class DiskTier:
         durable(done)
 
     def _end(self, entry: _Entry, is_load: bool, fault: Fault | None, size: int, started: float) -> None:
-        transfer = Transfer(entry.key, is_load, fault, size, time.perf_counter() - started)
+        transfer = Transfer(entry.key, is_load, fault, size, self._clock.monotonic() - started)
         self._done.append(_Done(entry.slot, entry, transfer))
         self._landed.set()
 

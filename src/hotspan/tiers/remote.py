@@ -352,7 +352,7 @@ class RemoteTier:
         self._report(partial(self._answered, chunks, tenant, unknown, version, found if has_answered else None))
 
     def _put(self, record: Record, scratch: memoryview, payload: memoryview) -> None:
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         fault: Fault | None = None
         identity = FrameIdentity(
             record.key, self._namespace, record.stamp, record.terms.generation, record.terms.expires_s
@@ -371,7 +371,7 @@ class RemoteTier:
         except OSError as error:
             fault = Fault.DROPPED if error.errno in _NO_ROOM else Fault.IO
             logger.warning("l2_store_failed error=%s", str(error))
-        self._report(partial(self._stored, record, found, fault, time.perf_counter() - started))
+        self._report(partial(self._stored, record, found, fault, self._clock.monotonic() - started))
 
     def _is_there(self, record: Record) -> bool:
         """Whether an object of that chunk is there, and may be read; one that may not is deleted."""
@@ -400,7 +400,7 @@ class RemoteTier:
         self._store.mark({record.key: marks_of(record.terms, 0)})
 
     def _get(self, found: Found, scratch: memoryview, into: memoryview) -> None:
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         record = found.record
         identity = FrameIdentity(record.key, self._namespace, record.stamp)
         header, now_s = scratch[:HEADER_BYTES], self._clock.unix()
@@ -421,7 +421,7 @@ class RemoteTier:
         if wrong is not None:
             fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
             logger.warning("l2_frame_refused fault=%s", wrong.value)
-        self._report(partial(self._loaded, record, fault, time.perf_counter() - started))
+        self._report(partial(self._loaded, record, fault, self._clock.monotonic() - started))
 
     def _write_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
         written: Mapping[ChunkKey, Terms] = marks
