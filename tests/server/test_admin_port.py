@@ -16,10 +16,11 @@ import uvicorn
 
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
+from hotspan.core.listen import bind
 from hotspan.server.connections import connection_class
 from hotspan.server.hardening import tls_options
 from hotspan.server.loading import answering_while_loading
-from hotspan.server.options import ServeOptions, bind, bind_admin
+from hotspan.server.options import ServeOptions, bind_admin
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.server.settings import HttpSettings

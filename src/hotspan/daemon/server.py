@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import resource
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.core.listen import address_errors, bind
 from hotspan.core.types import GIB
 from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
@@ -88,7 +88,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
     started_s = time.monotonic()
     with (
         _signals() as stopping,
-        contextlib.closing(_bind(options.host, options.port)) as listener,
+        contextlib.closing(bind(options.host, options.port)) as listener,
         contextlib.ExitStack() as opened,
     ):
         host, port = listener.getsockname()[:2]
@@ -125,7 +125,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
             def ready() -> None:
                 print(ready_line.format(time.monotonic() - started_s), flush=True)
 
-            with _address_explained(options.host, port):  # another daemon may have begun at the same time
+            with address_errors(options.host, port):  # another daemon may have begun at the same time
                 listener.listen(_BACKLOG)
             _raise_file_limit()
             opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
@@ -255,31 +255,6 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """The socket of the control plane, which refuses clients until it listens."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with _address_explained(host, port):
-            listener.bind((host, port))
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-@contextlib.contextmanager
-def _address_explained(host: str, port: int) -> Iterator[None]:
-    """Turn what the kernel says of an address into a ConfigError."""
-    try:
-        yield
-    except OverflowError as error:
-        raise ConfigError(f"--port {port} is no port: give one from 1 to 65535") from error
-    except OSError as error:
-        what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"can't be had ({error.strerror})"
-        raise ConfigError(f"{host}:{port} {what}: give another --host or --port") from error
 
 
 def _is_exposed(listener: socket.socket) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import random
@@ -16,6 +15,7 @@ import uvicorn
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.core.listen import bind
 from hotspan.router.admin import Admin
 from hotspan.router.carrier import Carrier
 from hotspan.router.feeds import Feeds
@@ -130,7 +130,7 @@ def run_router(settings: RouterSettings, connection: type[asyncio.Protocol] | No
     Raises:     ConfigError with what to do, before the port answers.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    with contextlib.closing(_bound(settings.host, settings.port)) as listener:
+    with contextlib.closing(bind(settings.host, settings.port)) as listener:
         import uvloop
 
         uvloop.run(_serve(settings, listener, connection))
@@ -248,19 +248,3 @@ def _prompts(settings: RouterSettings, tenants: TenantNames) -> tuple[Prompts, T
         tenant_of=tenants.at_replicas,
     )
     return prompts, table
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """The router's socket, not yet listening. Raises: ConfigError if the address can't be had."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OverflowError as error:
-        listener.close()
-        raise ConfigError(f"--port {port} is no port: give one from 1 to 65535") from error
-    except OSError as error:
-        listener.close()
-        what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"can't be had ({error.strerror})"
-        raise ConfigError(f"{host}:{port} {what}: give another --host or --port") from error
-    return listener

@@ -1,6 +1,5 @@
 """What `hotspan serve` was asked for, and the checks that need no engine."""
 
-import errno
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
+from hotspan.core.listen import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.server.settings import HttpSettings
 from hotspan.tiers.directory import check_directory
@@ -87,31 +87,6 @@ def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding:
         predict_timeout_s=server.predict_timeout_s,
     )
     return settings if sessions is None else replace(settings, session_s=sessions.expiry_s)
-
-
-def bind(host: str, port: int, role: str = "") -> socket.socket:
-    """The server's socket, not yet listening, so that a taken port is an error at once and not after the model loaded.
-
-    role:   what the names of its options begin with.
-    Raises: ConfigError if the address can't be had.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OverflowError as error:
-        listener.close()
-        raise ConfigError(f"--{role}port {port} is no port: give one from 1 to 65535") from error
-    except OSError as error:
-        listener.close()
-        reason = {
-            errno.EADDRINUSE: f"is taken by another process: stop it, or give another --{role}port",
-            errno.EACCES: f"needs privileges: give a --{role}port above 1023",
-            errno.EADDRNOTAVAIL: f"is no address of this machine: give another --{role}host",
-        }.get(error.errno or 0, f"can't be had ({error.strerror}): give another --{role}host or --{role}port")
-        raise ConfigError(f"{host}:{port} {reason}") from error
-    return listener
 
 
 def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:

@@ -23,6 +23,7 @@ from hotspan.config.environment import environment
 from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
@@ -41,7 +42,6 @@ from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.models.link import Link
 from hotspan.server.options import (
     ServeOptions,
-    bind,
     bind_admin,
     check_exposure,
     check_tiers,

@@ -7,8 +7,8 @@ import urllib.request
 
 import pytest
 
+from hotspan.core.listen import bind
 from hotspan.server.loading import answering_while_loading
-from hotspan.server.options import bind
 
 from .fake_engine import FakeEngine
 from .serving import front

@@ -30,7 +30,7 @@ class QueueSeconds:
         if not queues_s:
             return count
         total_s = sum(queues_s)
-        needed = math.ceil(total_s / self._target_s)
+        needed = math.ceil(total_s / self._target_s * (1 - 1e-10))  # what rounding adds asks for nobody
         if needed > count:
             return needed
         # Only so many fewer that those left would not be above the target at once.

@@ -21,6 +21,7 @@ from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
+from hotspan.core.listen import bind
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
 from hotspan.server.admin_token import admin_token
@@ -36,7 +37,7 @@ from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.models.shares import Share, shares
-from hotspan.server.options import ServeOptions, bind, bind_admin, check_exposure, http_settings
+from hotspan.server.options import ServeOptions, bind_admin, check_exposure, http_settings
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.server.run import raise_file_limit, show_log
