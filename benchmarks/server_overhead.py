@@ -22,7 +22,6 @@ import json
 import multiprocessing
 import os
 import random
-import socket
 import sys
 import tempfile
 import time
@@ -40,6 +39,7 @@ from starlette.routing import Route
 from hotspan.bench.machine import machine_facts
 from hotspan.config.settings import cache_settings
 from hotspan.config.tenants import Tenants
+from hotspan.core.listen import bind
 from hotspan.demo.model import make_demo_model
 from hotspan.server.connections import connection_class
 from hotspan.server.front import Front
@@ -72,8 +72,7 @@ def gated(app: Any, settings: HttpSettings) -> Gate:
 @contextlib.asynccontextmanager
 async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
     """An app on a port of this event loop."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with contextlib.closing(bind("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", **options))
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         task = asyncio.create_task(server.serve(sockets=[listener]))

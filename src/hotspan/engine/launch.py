@@ -46,16 +46,17 @@ class Engine:
     async def warm(self, chunk_tokens: int) -> int:
         """Run the compute and the load path once, so that no user pays for first calls; returns the tokens loaded.
 
-        The prompt is fixed and salted, so that after a restart it comes back from disk like everything else.
+        The prompt is fixed and salted, so that after a restart it comes back from disk like everything else. Tokens by
+        lot and log probabilities are asked for last, of one answer and of two: their kernels are compiled at first use.
         """
         most = self.client.model_config.max_model_len - 2
         prompt = TokensPrompt(prompt_token_ids=[1 + n % 64 for n in range(min(2 * chunk_tokens + 16, most))])
         prompt["cache_salt"] = _WARM_SALT
+        greedy = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        drawn = [SamplingParams(max_tokens=2, temperature=1, ignore_eos=True, logprobs=1, n=n) for n in (1, 2)]
         cached = 0
-        for turn in range(3):
-            async for output in self.client.generate(
-                prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), f"hotspan-warm-{turn}"
-            ):
+        for turn, sampling in enumerate([greedy, greedy, *drawn]):
+            async for output in self.client.generate(prompt, sampling, f"hotspan-warm-{turn}"):
                 cached = output.num_cached_tokens or 0
             await self.client.reset_prefix_cache()
         return cached
