@@ -55,7 +55,7 @@ class RequestState:
     load_began_s: float = 0.0
     told: int = 0
     _hashes_done: int = 0
-    _last: dict[int, ChunkKey] = field(default_factory=dict)
+    _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 
     def chunk(self, key: OffloadKey) -> Chunk | None:
         """The chunk of one engine key; None when nothing of this request may be cached."""
@@ -106,8 +106,8 @@ class RequestState:
         return list(found.values())
 
     def chain(self, group: int) -> list[Chunk]:
-        """Those of one group."""
-        return [chunk for key, chunk in self.chunks.items() if get_offload_group_idx(key) == group]
+        """Those of one group that were derived so far, in order; not to be changed."""
+        return self._chains.get(group, [])
 
     @property
     def adapter(self) -> str | None:
@@ -124,10 +124,12 @@ class RequestState:
         hashes = self.request.block_hashes
         for group in self.groups:
             step = group.hashes_per_chunk
+            chain = self._chains.setdefault(group.index, [])
             for end in range((self._hashes_done // step + 1) * step, len(hashes) + 1, step):
                 engine_hash = bytes(hashes[end - 1])
                 key = keyer.key(engine_hash, group.index)
-                parent = self._last.get(group.index) if group.is_chain else None
-                self.chunks[make_offload_key(engine_hash, group.index)] = Chunk(key, parent, end // step - 1)
-                self._last[group.index] = key
+                parent = chain[-1].key if group.is_chain and chain else None
+                chunk = Chunk(key, parent, end // step - 1)
+                self.chunks[make_offload_key(engine_hash, group.index)] = chunk
+                chain.append(chunk)
         self._hashes_done = len(hashes)
