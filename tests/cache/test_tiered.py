@@ -380,6 +380,32 @@ def test_what_is_stored_is_persisted_in_order() -> None:
         assert not rig.cache.is_persisting
 
 
+def test_what_waits_for_a_tier_stays_while_another_may_go() -> None:
+    """A chunk that is below already makes room before an older one that still waits for its turn there."""
+    with Rig(ram=3, disk=8, store_depth=1) as rig:
+        written, waiting, newest = (chain(name, 1) for name in "abc")
+        rig.put_below(written)
+        rig.store(chain("first", 1))  # takes the tier's only place
+        rig.store(waiting)
+        rig.promote(written, Reader())
+        rig.store(newest)
+        assert rig.in_ram(waiting[0].key) and rig.in_ram(newest[0].key)
+        assert not rig.cache.take_stats().stores_late
+
+
+def test_what_leaves_before_it_is_written_is_counted() -> None:
+    """A tier that is too slow: RAM goes on to take what is new, the oldest that waits goes, and nobody forgets it."""
+    with Rig(ram=4, disk=64, store_depth=1) as rig:
+        chunks = [chain(f"text {n}", 1)[0] for n in range(40)]
+        for chunk in chunks:
+            assert rig.store([chunk])
+        for _ in chunks:
+            rig.land()
+        lost = sum(not rig.cache.where(chunk.key) for chunk in chunks)
+        assert lost > 0 and rig.cache.take_stats().stores_late == {Tier.DISK: lost}
+        assert not rig.cache.is_persisting
+
+
 def test_a_refusal_is_not_an_offer_repeated() -> None:
     """A full tier is offered a chunk once a touch, also while it is busy: the second offer means a second use."""
     with Rig(ram=4, disk=1) as rig:

@@ -102,6 +102,15 @@ class Below:
             for controller in self._controllers:
                 controller.offer(key)
 
+    def waits(self, key: ChunkKey) -> bool:
+        """Whether a chunk is to be given to a tier that does not have it."""
+        return any(controller.waits(key) for controller in self._controllers)
+
+    def left(self, key: ChunkKey) -> None:
+        """A chunk went from RAM for room: what waited for it is counted."""
+        for controller in self._controllers:
+            controller.left(key)
+
     def forget(self, key: ChunkKey) -> None:
         """A chunk of RAM is not to be written any more."""
         for controller in self._controllers:

@@ -32,6 +32,16 @@ class StoreController:
         if not self.holds(key):
             self._offered[key] = None
 
+    def waits(self, key: ChunkKey) -> bool:
+        """Whether a chunk is to be given to the tier."""
+        return key in self._offered
+
+    def left(self, key: ChunkKey) -> None:
+        """A chunk went from RAM for room."""
+        if key in self._offered:
+            del self._offered[key]
+            self._stats.stores_late[self._below.tier] += 1
+
     def forget(self, key: ChunkKey) -> None:
         """A chunk is not to be written any more."""
         self._offered.pop(key, None)

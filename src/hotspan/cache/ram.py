@@ -1,7 +1,8 @@
 """The RAM tier: which chunk is in which slot of the slab, and which goes when there is no slot left."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 from hotspan.cache.entry import Entry, State
 from hotspan.core.terms import Scope, Terms
@@ -10,6 +11,25 @@ from hotspan.tiers.base import TierUsage
 from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
+
+_PASSED_OVER = 16
+"""Leaves at most that stay, though their turn has come, because they wait for a tier below."""
+
+
+class KeptBelow(Protocol):
+    """What RAM has to know of the tiers below before a chunk goes."""
+
+    def holds(self, key: ChunkKey) -> bool:
+        """Whether a tier has a chunk, or is being given it."""
+        ...
+
+    def waits(self, key: ChunkKey) -> bool:
+        """Whether a chunk is to be given to a tier that does not have it."""
+        ...
+
+    def left(self, key: ChunkKey) -> None:
+        """A chunk went from RAM for room."""
+        ...
 
 
 class RamTier:
@@ -26,21 +46,20 @@ class RamTier:
         self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
 
-    def add(self, chunk: Chunk, terms: Terms, state: State, is_kept_below: Callable[[ChunkKey], bool]) -> Entry | None:
+    def add(self, chunk: Chunk, terms: Terms, state: State, below: KeptBelow) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
 
-        A chunk's own parent makes room for it only if `is_kept_below`.
+        A chunk's own parent makes room for it only if it is kept below.
         """
         if self._free and self._lru.may_add(terms.tenant):
             slot = self._free.pop()
         else:
-            victim = self._lru.victim(
-                terms.tenant, lambda key: self._may_go(key) and (key != chunk.parent or is_kept_below(key))
-            )
+            victim = self._victim(chunk, terms.tenant, below)
             if victim is None:
                 return None
             slot = self._take(self.entries[victim], evicted=True)
             self.evictions += 1
+            below.left(victim)
         entry = Entry(chunk, slot, state, terms)
         self.entries[chunk.key] = entry
         self._lru.add(chunk.key, chunk.parent, terms.tenant)
@@ -90,6 +109,25 @@ class RamTier:
             raise AssertionError("the eviction order knows other chunks than RAM holds")
         if any(entry.pins < 0 for entry in self.entries.values()):
             raise AssertionError("a chunk was unpinned more often than pinned")
+
+    def _victim(self, chunk: Chunk, tenant: int, below: KeptBelow) -> ChunkKey | None:
+        """The leaf whose turn has come; one that waits for a tier below only if those next in turn do so, too."""
+        passed_over = 0
+
+        def may_go(key: ChunkKey) -> bool:
+            nonlocal passed_over
+            if not self._may_go(key) or (key == chunk.parent and not below.holds(key)):
+                return False
+            if passed_over < _PASSED_OVER and below.waits(key):
+                passed_over += 1
+                return False
+            return True
+
+        victim = self._lru.victim(tenant, may_go)
+        if victim is None and passed_over:
+            passed_over = _PASSED_OVER
+            victim = self._lru.victim(tenant, may_go)
+        return victim
 
     def _take(self, entry: Entry, *, evicted: bool) -> int:
         del self.entries[entry.chunk.key]

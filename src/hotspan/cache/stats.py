@@ -10,7 +10,8 @@ from hotspan.core.types import Tier
 class CacheStats:
     """Counts since the last `take`.
 
-    Hit tokens, bytes and seconds, evictions and refusals are by tier; faults by (tier, fault).
+    Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
+    (tier, fault).
     """
 
     lookup_tokens: int = 0
@@ -22,6 +23,7 @@ class CacheStats:
     faults: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     evictions: Counter[Tier] = field(default_factory=Counter)
     stores_refused: Counter[Tier] = field(default_factory=Counter)
+    stores_late: Counter[Tier] = field(default_factory=Counter)
     expired: Counter[Tier] = field(default_factory=Counter)
     invalidated: Counter[Tier] = field(default_factory=Counter)
     cuts: int = 0

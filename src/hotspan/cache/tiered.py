@@ -345,7 +345,7 @@ class TieredCache:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
-        entry = self.ram.add(chunk, terms, state, self._below.holds)
+        entry = self.ram.add(chunk, terms, state, self._below)
         if entry is not None:
             self._note_expiry(entry)
         return entry

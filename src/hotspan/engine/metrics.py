@@ -33,6 +33,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     "hotspan_cache_evictions": OffloadingCounterMetadata("Chunks evicted for room, by tier.", _TIER),
     "hotspan_cache_stores_refused": OffloadingCounterMetadata("Chunks that a tier did not take.", _TIER),
+    "hotspan_cache_stores_late": OffloadingCounterMetadata("Chunks that left RAM before a tier took them.", _TIER),
     "hotspan_cache_invalidated": OffloadingCounterMetadata("Chunks that their owner took back, by tier.", _TIER),
     "hotspan_cache_expired": OffloadingCounterMetadata("Chunks whose time was over, by tier.", _TIER),
     "hotspan_cache_tier_up": OffloadingGaugeMetadata("1 while a tier takes part, 0 while it is given up.", _TIER),
@@ -92,6 +93,7 @@ def report(
         "hotspan_cache_store_bytes": counts.store_bytes,
         "hotspan_cache_evictions": counts.evictions,
         "hotspan_cache_stores_refused": counts.stores_refused,
+        "hotspan_cache_stores_late": counts.stores_late,
         "hotspan_cache_invalidated": counts.invalidated,
         "hotspan_cache_expired": counts.expired,
     }
