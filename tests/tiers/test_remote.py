@@ -463,12 +463,13 @@ def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: M
     assert b.load(chunks[0].key) == content(chunks[0].key, SIZE)
 
 
-def test_a_full_store_is_no_fault(make: Callable[..., Replica], server: MemoryServer) -> None:
-    """A store without room takes no chunk, and is not taken for a broken one."""
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY])
+def test_a_store_that_says_no_is_no_fault(make: Callable[..., Replica], server: MemoryServer, number: int) -> None:
+    """A store without room, or that refuses for another reason, takes no chunk, and is not taken for a broken one."""
 
     def fail(method: str) -> None:
         if method == "put":
-            raise OSError(errno.ENOSPC, "full")
+            raise OSError(number, "no")
 
     server.before = fail
     a, (chunk,) = make("a"), chain("text", 1)

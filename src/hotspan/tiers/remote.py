@@ -41,8 +41,8 @@ from hotspan.tiers.view import is_of, readable
 logger = logging.getLogger(__name__)
 
 _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
-_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-"""A store that is full is well."""
+_REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY)
+"""A store that is full, or says no for another reason, is well."""
 
 _MOST_KNOWN = 1 << 16
 _MOST_MARKS = 1 << 16
@@ -369,7 +369,7 @@ class RemoteTier:
             else:
                 found = self._put_new(record, [header, seal_frame(scratch, payload, identity, sealing)])
         except OSError as error:
-            fault = Fault.DROPPED if error.errno in _NO_ROOM else Fault.IO
+            fault = Fault.DROPPED if error.errno in _REFUSED else Fault.IO
             logger.warning("l2_store_failed error=%s", str(error))
         self._report(partial(self._stored, record, found, fault, self._clock.monotonic() - started))
 

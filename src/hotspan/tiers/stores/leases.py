@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_RELEASES = 64
 _WARN_EVERY_S = 60.0
+_ERRNO = {413: errno.EFBIG, 507: errno.ENOSPC}
 _MISSES = (404, 409, 504)
 
 
@@ -97,7 +98,8 @@ class SharedSegment:
 class HyperpodDaemon:
     """One node's daemon. Methods block, each for the settings' `timeout_s` at most; threads may share it.
 
-    Raises: OSError from every method when the daemon can't be reached, or speaks something else.
+    Raises: OSError from every method when the daemon can't be reached, or speaks something else; with ENOSPC, EFBIG or
+            EBUSY when it answers that it does not take a value: it is well then.
     """
 
     def __init__(self, host: str, port: int, settings: HyperpodSettings, clock: Clock) -> None:
@@ -131,7 +133,7 @@ class HyperpodDaemon:
         answers = [_said(answer) for answer in self._pool.ask_all(requests, deadline)]
         for status, _ in answers:
             if status not in (200, 409):
-                raise OSError(f"{self._name} answered {status} to a put")
+                raise OSError(_ERRNO.get(status, errno.EBUSY), f"{self._name} answered {status} to a put")
         return [status == 200 for status, _ in answers]
 
     def lease_all(self, names: Sequence[str], deadline: Deadline, *, hold: bool = False) -> list[Lease | None]:

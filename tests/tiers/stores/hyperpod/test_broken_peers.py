@@ -1,6 +1,7 @@
 """Whatever a peer answers, or does not, is a miss or an OSError in time."""
 
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -21,7 +22,7 @@ from hotspan.tiers.stores.connections import Connection
 from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.peer import Handler, Peer
-from tests.tiers.stores.hyperpod.broken_answers import ANSWERS, TWISTS, sends, until_gone
+from tests.tiers.stores.hyperpod.broken_answers import ANSWERS, TWISTS, sends, status, until_gone
 from tests.tiers.stores.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, at_last, eventually, found_in, missed, there
 
 
@@ -133,6 +134,19 @@ class TestBrokenPeers:
                 one.put(store)
         peer.instead.clear()
         assert one.put(store)
+
+    @pytest.mark.parametrize(
+        ("code", "number"), [(507, errno.ENOSPC), (413, errno.EFBIG), (500, errno.EBUSY), (429, errno.EBUSY)]
+    )
+    def test_a_refusal_is_told_from_a_fault(self, peer: Peer, store: HyperpodStore, code: int, number: int) -> None:
+        """A daemon that answers is well, whatever it answers: a full one is read on."""
+        kept, other = Object(), Object()
+        assert kept.put(store)
+        peer.instead["put"] = status(code)
+        with pytest.raises(OSError) as refused:
+            other.put(store)
+        assert refused.value.errno == number
+        assert kept.get(store, there(store, kept.key))
 
     def test_a_refusal_and_a_hang_up_between_two_looks(
         self, peer: Peer, store: HyperpodStore, monkeypatch: pytest.MonkeyPatch
