@@ -79,13 +79,21 @@ def compare(engine: Rig, alone: Alone, texts: list[list[int]], requests: int) ->
     }
 
 
-def recovery(engine: Rig, text: list[int]) -> float:
-    """Seconds until the tier takes part again, while requests go on."""
-    started = time.monotonic()
-    while not engine.cache._below.tiers[0].is_up and time.monotonic() - started < 2 * HEALS_S:
+def recovery(engine: Rig, text: list[int]) -> dict[str, float]:
+    """Seconds until the tier takes part again, and until a chunk comes from it, while requests go on."""
+    tier, cost = engine.cache._below.tiers[0], engine.cache.cost
+    assert cost is not None
+    speed = cost._tiers[tier.tier].fit
+    landed, started = speed.count, time.monotonic()
+    up_s: float | None = None
+    while (up_s is None or speed.count == landed) and time.monotonic() - started < 2 * HEALS_S:
+        if up_s is None and tier.is_up:
+            up_s = time.monotonic() - started
+        engine.evict_ram()
         ask(engine, text)
         time.sleep(0.1)
-    return time.monotonic() - started
+    read_s = time.monotonic() - started
+    return {"up_after_s": 2.0 * HEALS_S if up_s is None else up_s, "read_after_s": read_s}
 
 
 def fill(engine: Rig, alone: Alone) -> list[list[int]]:

@@ -93,10 +93,10 @@ def main() -> int:
                 found[name] = compare(engine, alone, texts, options.requests)
                 sickness.before = lambda: None
                 released.set()
-                found[name]["back_after_s"] = recovery(engine, texts[0])
+                found[name] |= recovery(engine, texts[0])
                 print(f"{name:14} {json.dumps(found[name])}", flush=True)
-    passed = all(each["is_met"] and each["back_after_s"] <= HEALS_S for each in found.values())
-    print(f"all met, and back within {HEALS_S} s: {'yes' if passed else 'NO'}")
+    passed = all(each["is_met"] and each["read_after_s"] <= HEALS_S for each in found.values())
+    print(f"all met, and read again within {HEALS_S} s: {'yes' if passed else 'NO'}")
     proof = Proof(
         "slow",
         "over a slow, hung or failing disk p99 TTFT is at most 1.05 x that without a cache + 50 ms",

@@ -59,9 +59,9 @@ def main() -> int:
             link.trouble = trouble
             found[name] = compare(engine, alone, texts, options.requests)
             link.trouble = Trouble()
-            found[name]["back_after_s"] = recovery(engine, texts[0])
+            found[name] |= recovery(engine, texts[0])
             print(f"{name:16} {json.dumps(found[name])}", flush=True)
-    passed = all(each["is_met"] and each["back_after_s"] <= HEALS_S for each in found.values())
+    passed = all(each["is_met"] and each["read_after_s"] <= HEALS_S for each in found.values())
     proof = Proof(
         "slow-l2",
         "over an L2 that is slow, hung or broken p50 and p99 TTFT are at most 1.05 x those without a cache + 50 ms",

@@ -99,6 +99,56 @@ def test_the_engines_parser_is_asked(model: Path, line: str, expected: str) -> N
     assert expected in done.output and done.exit_code == (0 if expected == "sound" else 2)
 
 
+SCRIPT = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "files", "expected"),
+    [
+        (("--secure", "--trust-remote-code"), {}, {}, "--trust-remote-code is given, and secure mode"),
+        (("--secure",), {}, {"pytorch_model.bin": ""}, "holds pytorch_model.bin"),
+        (("--secure",), {}, {"model.py": SCRIPT}, "holds model.py"),
+        (("--secure",), {"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_X"}, {}, "DISALLOW_X, which hotspan does not know"),
+        (("--host", "0.0.0.0"), {}, {}, "--host 0.0.0.0 lets other machines in"),
+        (("--host", "::"), {}, {}, "--host :: lets other machines in"),
+        (("--host", "0.0.0.0", "--insecure"), {}, {}, "sound"),
+        (("--host", "localhost"), {}, {}, "sound"),
+        (("--port", "70000"), {}, {}, "--port 70000 is no port"),
+        (("--port", "9000", "--admin-port", "9000"), {}, {}, "--admin-port 9000 is the clients' --port"),
+        (("--api-key", "x"), {}, {}, "--api-key is vLLM's"),
+        ((), {"VLLM_API_KEY": "x"}, {}, "VLLM_API_KEY is vLLM's"),
+        ((), {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true"}, {}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's"),
+        ((), {"HOTSPAN_ADMIN_TOKEN": "short"}, {}, "the admin token of HOTSPAN_ADMIN_TOKEN is too short"),
+        (("--ssl-certfile", "/none.pem"), {}, {}, "TLS can't be had"),
+        (("--kek", "env:NONE", "--key-store", "/none"), {}, {}, "NONE"),
+        (("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "2"), {}, {}, "2 adapters are kept in memory"),
+        ((), {}, {"model.py": SCRIPT + "def handle(inputs): ...\n"}, "model.py has a function handle"),
+        ((), {}, {"model.py": SCRIPT + "def f(:\n"}, "model.py can't be loaded"),
+        ((), {}, {"formatter.yaml": "input: {prefx: a}\n"}, "formatter.yaml"),
+        ((), {}, {"model.py": SCRIPT + "def input_fn(data, kind): ...\n"}, "sound"),
+    ],
+)
+def test_check_refuses_what_serve_refuses(
+    model: Path, words: tuple[str, ...], variables: dict[str, str], files: dict[str, str], expected: str
+) -> None:
+    """What would stop a server on any machine before its engine is started stops the check; model.py is only read."""
+    for name, text in files.items():
+        (model / name).write_text(text)
+    named = ("--formatters", str(model)) if {"model.py", "formatter.yaml"} & files.keys() else ()
+    done = run("config", "check", str(model), *named, *words, variables=variables)
+    assert expected in done.output and done.exit_code == (0 if expected == "sound" else 2), done.output
+    assert not (model / "executed").exists()
+
+
+def test_explain_says_what_is_chosen() -> None:
+    """Where the start chooses tiers, what is shown of them is no promise, and explain says so."""
+    said = "are chosen at the start"
+    assert said in run("config", "explain", "org/name").output
+    assert said in run("config", "explain", "org/name", "--auto", "--l2", "redis://a").output
+    assert said not in run("config", "explain", "org/name", "--ram-gib", "2").output
+    assert said not in run("config", "explain", "org/name", "--no-cache").output
+
+
 def test_serve_without_model(served: list[ServeOptions], tmp_path: Path) -> None:
     """MODEL may be named elsewhere: then what stands first may be an option of the engine."""
     own = tmp_path / "hotspan.yaml"

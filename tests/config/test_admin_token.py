@@ -10,6 +10,8 @@ from hotspan.core.errors import ConfigError
 from hotspan.server.admin_token import admin_token
 
 TOKEN = "0123456789abcdef-admin"
+PORT = 1
+"""No server's: commands look for a server's token in /tmp, too."""
 
 
 def surroundings(directory: Path) -> dict[str, str]:
@@ -42,11 +44,11 @@ def test_unusable_tokens(tmp_path: Path, token: str) -> None:
 
 def test_made_for_one_life(tmp_path: Path) -> None:
     """Without one, a random token lies in a 0600 file in a 0700 directory as long as the server runs, and no longer."""
-    with admin_token(8080, None, surroundings(tmp_path)) as token:
-        file = tmp_path / "hotspan" / "8080.token"
+    with admin_token(PORT, None, surroundings(tmp_path)) as token:
+        file = tmp_path / "hotspan" / f"{PORT}.token"
         assert file.read_text() == token and len(token) >= 32
         assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
-        assert find_token(8080, surroundings(tmp_path)) == token
+        assert find_token(PORT, surroundings(tmp_path)) == token
         assert find_token(8081, surroundings(tmp_path)) is None
     assert not list((tmp_path / "hotspan").iterdir())
 
@@ -54,9 +56,9 @@ def test_made_for_one_life(tmp_path: Path) -> None:
 def test_stale_file_is_replaced(tmp_path: Path) -> None:
     """What a killed server left does not stand in the way, and a server takes away only its own token."""
     (tmp_path / "hotspan").mkdir(mode=0o700)
-    file = tmp_path / "hotspan" / "8080.token"
+    file = tmp_path / "hotspan" / f"{PORT}.token"
     file.write_text("stale")
-    with admin_token(8080, None, surroundings(tmp_path)) as token:
+    with admin_token(PORT, None, surroundings(tmp_path)) as token:
         assert file.read_text() == token
         file.write_text("of the next server")
     assert file.read_text() == "of the next server"
@@ -64,7 +66,7 @@ def test_stale_file_is_replaced(tmp_path: Path) -> None:
 
 def test_given_token_is_written_nowhere(tmp_path: Path) -> None:
     """A token that the operator gave stays where it was."""
-    with admin_token(8080, None, surroundings(tmp_path) | {VARIABLE: TOKEN}) as token:
+    with admin_token(PORT, None, surroundings(tmp_path) | {VARIABLE: TOKEN}) as token:
         assert token == TOKEN and not list(tmp_path.iterdir())
 
 
@@ -75,15 +77,15 @@ def test_directory_that_is_not_ours_alone(tmp_path: Path, how: str) -> None:
     if how == "open":
         directory.mkdir()
         directory.chmod(0o755)
-        (directory / "8080.token").write_text("planted")
+        (directory / f"{PORT}.token").write_text("planted")
     elif how == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         directory.symlink_to(tmp_path / "elsewhere")
     else:
         directory.write_text("")
-    with pytest.raises(ConfigError, match="--admin-token-file"), admin_token(8080, None, surroundings(tmp_path)):
+    with pytest.raises(ConfigError, match="--admin-token-file"), admin_token(PORT, None, surroundings(tmp_path)):
         pass
-    assert find_token(8080, surroundings(tmp_path)) is None
+    assert find_token(PORT, surroundings(tmp_path)) is None
 
 
 def test_without_a_session_directory() -> None:

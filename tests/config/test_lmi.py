@@ -68,6 +68,9 @@ def test_variables_alone() -> None:
         "ENABLE_CUDA_GRAPHS": "true",
         "CUDA_MEMORY_FRACTION": "0.8",
         "MAX_BATCH_SIZE": "7",
+        "MAX_BATCH_PREFILL_TOKENS": "4096",
+        "HF_MODEL_QUANTIZE": "awq",
+        "HF_REVISION": "v1.0",
         "HF_TASK": "embedding",
         "SAGEMAKER_STARTUP_TIMEOUT": "90",
         "SAGEMAKER_BIND_TO_PORT": "8081",
@@ -84,10 +87,59 @@ def test_variables_alone() -> None:
         *("--tensor-parallel-size 2", "--trust-remote-code", "--no-enforce-eager", "--gpu-memory-utilization 0.8"),
         *("--max-num-seqs 7", "--runner pooling", "--no-enable-prefix-caching", "--max-model-len 32768"),
         '--pooler-config {"use_activation": false}',
+        *("--max-num-batched-tokens 4096", "--quantization awq", "--revision v1.0"),
     ):
         assert expected in words
     assert done.model == "org/name" and done.server.sessions is None and done.server.is_secure
     assert (done.server.startup_timeout_s, done.server.port) == (90.0, 8081)
+
+
+def test_number_of_gpus_by_sagemaker() -> None:
+    """SM_NUM_GPUS is the degree of parallelism where nothing nearer says so."""
+    platform = {"HF_MODEL_ID": "org/name", "SM_NUM_GPUS": "4"}
+    nearer = {4: {}, 2: {"TENSOR_PARALLEL_DEGREE": "2"}, 1: {"OPTION_TENSOR_PARALLEL_DEGREE": "1"}}
+    for expected, variables in nearer.items():
+        assert value(configured(model=None, variables=platform | variables), "tensor_parallel_size") == expected
+
+
+def test_aliases_yield() -> None:
+    """An alias counts only where its target is unset."""
+    aliases = {"HF_MODEL_QUANTIZE": "awq", "MAX_BATCH_PREFILL_TOKENS": "4096"}
+    targets = {"OPTION_QUANTIZE": "fp8", "OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS": "512"}
+    done = configured(variables=aliases | targets)
+    assert (value(done, "quantization"), value(done, "max_num_batched_tokens")) == ("fp8", "512")
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("engine=Python", None),
+        ("engine=MPI", "only vLLM is served"),
+        ("engine=python\noption.async_mode=true\noption.rolling_batch=disable", None),
+        ("option.rolling_batch=auto", None),
+        ("option.rolling_batch=trtllm", "only vLLM is served"),
+        ("minWorkers=1\nmaxWorkers=1", None),
+        ("maxWorkers=4", "one hotspan is one replica"),
+        ("gpu.maxworkers=2", "one hotspan is one replica"),
+        ("batch_size=8", None),
+    ],
+)
+def test_what_is_accepted_and_not_served(line: str, warning: str | None) -> None:
+    """Keys of LMI's own server are noted; one that asks for another engine, or for several workers, is a warning."""
+    notes = configured(serving=line).notes
+    assert len(notes) == line.count("=")
+    assert [note.text.partition(",")[0].partition(":")[0] for note in notes if note.is_warning] == (
+        [warning] if warning else []
+    )
+
+
+def test_workers_by_sagemaker() -> None:
+    """The platform's own number of workers is a warning above one, too."""
+    for name in ("SAGEMAKER_NUM_MODEL_WORKERS", "SAGEMAKER_MODEL_SERVER_WORKERS"):
+        warned = [configured(variables={name: number}).notes[0].is_warning for number in ("1", "2")]
+        assert warned == [False, True]
+        with pytest.raises(ConfigError, match=f"environment: {name} is 'four': give a whole number"):
+            configured(variables={name: "four"})
 
 
 def test_case_of_variables() -> None:
@@ -196,6 +248,14 @@ def test_code_is_found_in_containers_only(tmp_path: Path) -> None:
         ("option.kv_transfer_config=LMCache", "option.kv_transfer_config is 'LMCache': give a JSON object"),
         ('option.kv_transfer_config={"kv_connector":"LMCacheConnectorV1","kv_role":"kv_producer"}', "give kv_both"),
         ("option.ram_gib=0", "--ram-gib 0.0 comes from"),
+        ("batch_size=abc", "serving.properties:1: batch_size is 'abc': give a whole number"),
+        ("maxWorkers=four", "serving.properties:1: maxWorkers is 'four': give a whole number"),
+        ("option.async_mode=perhaps", "option.async_mode is 'perhaps': give true or false"),
+        (
+            "option.enable_lora=true\noption.max_loras=8\noption.max_cpu_loras=2",
+            "serving.properties:3: option.max_cpu_loras = 2: 2 adapters are kept in memory, and a batch may have 8",
+        ),
+        ("option.enable_lora=true\noption.max_cpu_loras=2", "a batch may have 4 (LMI's default)"),
         ("option.disk=/x", "--disk is given without --disk-gib"),
     ],
 )

@@ -36,6 +36,8 @@ def explain(context: typer.Context, model: str | None, as_json: Json = False, **
         return
     for name, setting in settings:
         typer.echo("\n".join(_lines(name, setting)))
+    if configuration.cache is not None and not configuration.cache.ram_bytes:
+        typer.echo("note: the tiers that nobody named are chosen at the start: `hotspan plan MODEL` shows which")
     for note in configuration.notes:
         typer.echo(f"{'warning' if note.is_warning else 'note'}: {note}")
 
@@ -45,10 +47,16 @@ def explain(context: typer.Context, model: str | None, as_json: Json = False, **
 def check(context: typer.Context, model: str | None, **_flags: Any) -> None:
     """Validate the words that `hotspan serve` would get, and all they lead to, without starting. Exit status 2: wrong.
 
-    What only the machine that serves can tell, such as room on its disks, is not looked at.
+    What only the machine that serves can tell, such as room on its disks, is not looked at, and model.py is not
+    executed.
     """
     with explained():
+        from hotspan.cli.serve import serve_options
+        from hotspan.config.environment import environment
+        from hotspan.server.checks import check_start
+
         configuration = check_engine(load(context, model))
+        check_start(serve_options(configuration), environment())
     show_warnings(configuration)
     written = sum(not _is_default(setting) for setting in configuration.settings.values())
     typer.echo(f"the configuration is sound: {configuration.model}, {written} values given")

@@ -18,7 +18,7 @@ from hotspan.config.origin import Given, Note, Setting, Source, resolve
 from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
-from hotspan.config.targets import build_cache, build_server, count, is_on
+from hotspan.config.targets import build_cache, build_server, count, is_on, names_tiers
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.errors import ConfigError
 
@@ -81,7 +81,7 @@ class Configuration:
     @property
     def names_tiers(self) -> bool:
         """Whether anybody said what the tiers are."""
-        return any(self.settings[name].source is not Source.DEFAULT for name in ("ram_gib", "disk", "l2", "no_cache"))
+        return names_tiers(self.settings)
 
 
 def load_configuration(

@@ -223,11 +223,31 @@ _SERVER = (
         part="server",
         lmi=_lmi("option.sessions_expiration"),
     ),
+    Key(
+        "strict_sessions",
+        kinds.BOOLEAN,
+        "Refuse a session that nobody opened; else its id is taken as it is.",
+        False,
+        part="server",
+    ),
+    Key(
+        "forget_closed_sessions",
+        kinds.BOOLEAN,
+        "Invalidate what the cache holds of a session when it is closed.",
+        False,
+        part="server",
+    ),
     Key("compat", kinds.COMPAT, "lmi answers errors with LMI's status 424; else none.", "none", part="server"),
     Key(
         "adapters",
         kinds.PATH,
         "Directory with a LoRA adapter in each of its directories; else adapters/ in the model's.",
+        part="server",
+    ),
+    Key(
+        "adapter_copies",
+        kinds.PATH,
+        "Directory for the server's copies of adapters; else /tmp/hotspan-adapters-UID.",
         part="server",
     ),
     Key(

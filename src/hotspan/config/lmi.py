@@ -4,11 +4,12 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, Spelling, meant, unlisted
+from hotspan.config.kinds import Kind
+from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED, is_surprise
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.config.properties import read_properties
 from hotspan.core.errors import ConfigError
@@ -18,43 +19,6 @@ _OPTION = "option."
 _WATCHED = ("SAGEMAKER_", "HF_MODEL_")
 _NEAR = 0.9
 
-_ONE_ENGINE = "only vLLM is served, by hotspan's own server"
-_BATCHED = "vLLM batches continuously: it is not needed"
-_ONE_WORKER = "one hotspan is one replica: start one for each, on devices of its own"
-_STORE = "hotspan serves MODEL, option.model_id, HF_MODEL_ID or all that /opt/ml/model holds"
-_ONE_PYTHON = "hotspan runs in the Python that it was installed in"
-_NO_USE = "hotspan has no use for it"
-_BY_REQUEST = "each request says whether it streams, and how"
-_BY_DECORATOR = "functions of model.py are found by their decorators"
-
-ACCEPTED: Mapping[str, str] = {
-    name: note
-    for note, names in (
-        (_ONE_ENGINE, "engine option.rolling_batch option.async_mode option.mpi_mode option.device translatorFactory"),
-        (_BATCHED, "batch_size max_batch_delay option.batch_size option.waiting_steps option.use_v2_block_manager"),
-        (_ONE_WORKER, "minWorkers maxWorkers min_workers max_workers gpu.minWorkers gpu.maxWorkers cpu.minWorkers"),
-        (_ONE_WORKER, "cpu.maxWorkers load_on_devices option.parallel_loading max_idle_time"),
-        (_BY_REQUEST, "option.enable_streaming option.output_formatter"),
-        (_BY_DECORATOR, "option.entryPoint option.handler option.input_formatter"),
-        (_STORE, "load_models model_store model_url_pattern"),
-        (_ONE_PYTHON, "option.enable_venv option.pythonExecutable"),
-        (_NO_USE, "retry_threshold log_request_metric metrics_aggregation required_memory_mb reserved_memory_mb"),
-        (_NO_USE, "gpu.required_memory_mb gpu.reserved_memory_mb management_address number_of_netty_threads"),
-        (_NO_USE, "netty_client_threads max_response_size plugin_folder features opts config_file"),
-        (_NO_USE, "option.max_output_size option.cluster_size option.tgi_compat option.bedrock_compat"),
-        (_NO_USE, "option.device_map option.low_cpu_mem_usage option.lora_extra_vocab_size option.modelName"),
-        (_NO_USE, "cors_allowed_origin cors_allowed_methods cors_allowed_headers"),
-    )
-    for name in names.split()
-}
-"""Keys that are LMI's and nothing of hotspan's, with what hotspan does instead."""
-
-_SAGEMAKER_ACCEPTED: Mapping[str, str] = {
-    "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_WORKER,
-    "SAGEMAKER_MODEL_SERVER_WORKERS": _ONE_WORKER,
-    "SAGEMAKER_SECURITY_CONTROLS": "secure mode has all of them on; DISALLOW_CHAT_TEMPLATE only if it is named",
-}
-
 
 def _spelled(key: Key) -> list[tuple[str, tuple[Key, Spelling]]]:
     return [(spelling.name.lower(), (key, spelling)) for spelling in key.spellings]
@@ -62,7 +26,7 @@ def _spelled(key: Key) -> list[tuple[str, tuple[Key, Spelling]]]:
 
 _NAMES = dict(pair for key in KEYS for pair in _spelled(key))
 _VARIABLES = {spelling.name: (key, spelling) for key in KEYS for spelling in key.variables}
-_ACCEPTED = {name.lower(): note for name, note in ACCEPTED.items()}
+_ACCEPTED = {name.lower(): name for name in ACCEPTED}
 _ADDRESS = "inference_address"
 
 
@@ -89,8 +53,8 @@ class LmiReader:
                 self._take(_option(name.removeprefix("OPTION_")), raw, Source.OPTION, name, ENVIRONMENT)
             elif name.startswith("SERVING_"):
                 self._take(_lowered(name.removeprefix("SERVING_")), raw, Source.SERVING, name, ENVIRONMENT)
-            elif name in _SAGEMAKER_ACCEPTED:
-                self.notes.append(Note(said(ENVIRONMENT, name), _SAGEMAKER_ACCEPTED[name]))
+            elif name in SAGEMAKER_ACCEPTED:
+                self._note(name, *SAGEMAKER_ACCEPTED[name], raw, said(ENVIRONMENT, name))
             elif name.startswith(_WATCHED):
                 _refuse_near(name)
 
@@ -110,7 +74,8 @@ class LmiReader:
         if known is not None:
             self._give(*known, raw, source, written, place)
         elif name.lower() in _ACCEPTED:
-            self.notes.append(Note(said(place, written), _ACCEPTED[name.lower()]))
+            plain = _ACCEPTED[name.lower()]
+            self._note(plain, *ACCEPTED[plain], raw, said(place, written))
         elif name == _ADDRESS:
             self._give_address(raw, source, written, place)
         elif name.startswith(_OPTION) and name != _OPTION + CONFIG_FILE.name:
@@ -124,6 +89,9 @@ class LmiReader:
     def _give(self, key: Key, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
         value = (spelling.kind or key.kind).parse(raw, said(place, written))
         self.givens.append(Given(key.name, value, source, written, place, raw.strip(), spelling.order))
+
+    def _note(self, name: str, kind: Kind, text: str, raw: str, where: str) -> None:
+        self.notes.append(Note(where, text, is_warning=is_surprise(name, kind.parse(raw, where))))
 
     def _give_address(self, raw: str, source: Source, written: str, place: str) -> None:
         try:
@@ -165,7 +133,7 @@ def _option(name: str) -> str:
 
 def _refuse_near(name: str) -> None:
     """Others may have variables with these prefixes, too; one that is nearly ours is a typo."""
-    known: list[Any] = [*_VARIABLES, *_SAGEMAKER_ACCEPTED]
+    known = [*_VARIABLES, *SAGEMAKER_ACCEPTED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     if near:
         raise ConfigError(f"{said(ENVIRONMENT, name)}: there is no such variable: did you mean {near[0]}?")

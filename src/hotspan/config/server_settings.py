@@ -13,12 +13,16 @@ Compat = Literal["none", "lmi"]
 class SessionSettings:
     """Sessions that clients open and close by name.
 
-    path:     the directory that keeps them.
-    expiry_s: after which an unused one is gone.
+    path:          the directory that keeps them.
+    expiry_s:      after which an unused one is gone.
+    is_strict:     an id that nobody opened is an error.
+    close_forgets: closing one also invalidates what the cache holds of it.
     """
 
     path: Path
     expiry_s: float
+    is_strict: bool = False
+    close_forgets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class ServerSettings:
     sessions:          None without.
     compat:            "lmi" answers errors with LMI's status 424.
     adapters:          directory with one adapter in each of its directories.
+    adapter_copies:    where the server keeps its copies of them; None for a directory of its own in /tmp.
     formatters:        directory with model.py or formatter.yaml.
     is_secure:         no code of the model's is executed, and only safetensors are read.
     admin_token_file:  None takes the token from the environment, or makes one.
@@ -79,6 +84,7 @@ class ServerSettings:
     sessions: SessionSettings | None = None
     compat: Compat = "none"
     adapters: Path | None = None
+    adapter_copies: Path | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
     formatters: Path | None = None
     formatter_timeout_s: float = 5.0

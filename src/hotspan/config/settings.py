@@ -64,7 +64,7 @@ class TenantShare:
 class CacheSettings:
     """What the tiers of one engine are.
 
-    ram_bytes:    the RAM tier, of /dev/shm.
+    ram_bytes:    the RAM tier, of /dev/shm; 0 is to be chosen before an engine gets it (planned.py).
     chunk_tokens: tokens of a chunk, raised to a whole number of the engine's blocks.
     model_digest: "sampled" reads headers and samples of the weights, "full" all of them.
     persistence:  "none" keeps everything in memory: no disk, no remote tier.
@@ -115,7 +115,7 @@ class CacheSettings:
 
 def cache_settings(
     *,
-    ram_gib: float,
+    ram_gib: float | None,
     disk: Path | None = None,
     disk_gib: float | None = None,
     l2: str | None = None,
@@ -134,9 +134,10 @@ def cache_settings(
 ) -> CacheSettings:
     """Settings from what the command line and the file of tenants gave.
 
+    ram_gib: None is to be chosen.
     Raises: ConfigError that says which option is wrong and what would do.
     """
-    if not 0 < ram_gib <= _MOST_GIB:
+    if ram_gib is not None and not 0 < ram_gib <= _MOST_GIB:
         raise ConfigError(
             f"--ram-gib is {ram_gib:g}: hotspan needs RAM to pass chunks through, give at least what the requests in "
             "flight need (tokens x KV bytes per token), or --no-cache to serve without hotspan's tiers"
@@ -167,7 +168,7 @@ def cache_settings(
     if disk is not None and disk_gib is not None:
         disk_settings = DiskSettings(str(disk.expanduser().absolute()), int(disk_gib * GIB))
     return CacheSettings(
-        ram_bytes=int(ram_gib * GIB),
+        ram_bytes=0 if ram_gib is None else int(ram_gib * GIB),
         disk=disk_settings,
         l2=None if l2 is None else L2Settings(l2, dict(l2_options or {}), l2_log),
         chunk_tokens=chunk_tokens,

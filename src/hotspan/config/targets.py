@@ -24,6 +24,11 @@ def count(settings: Mapping[str, Setting], name: str, default: int) -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else default
 
 
+def names_tiers(settings: Mapping[str, Setting]) -> bool:
+    """Whether anybody said what the tiers are."""
+    return any(settings[name].source is not Source.DEFAULT for name in ("ram_gib", "disk", "l2", "no_cache"))
+
+
 def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSettings | None:
     """What the tiers are; None without them.
 
@@ -37,7 +42,7 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
         if value["no_cache"]:
             return None
         return cache_settings(
-            ram_gib=value["ram_gib"],
+            ram_gib=None if _is_ram_chosen(settings) else value["ram_gib"],
             disk=_path(value["disk"]),
             disk_gib=value["disk_gib"],
             l2=value["l2"],
@@ -57,6 +62,11 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
         raise ConfigError(f"{error}{_origins(settings)}") from error
 
 
+def _is_ram_chosen(settings: Mapping[str, Setting]) -> bool:
+    is_named = settings["ram_gib"].source is not Source.DEFAULT
+    return not is_named and (is_on(settings, "auto") or not names_tiers(settings))
+
+
 def _origins(settings: Mapping[str, Setting]) -> str:
     """Which of the cache's options stood elsewhere than on the command line, where they have other names."""
     elsewhere = [
@@ -73,7 +83,18 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
     if settings["admin_port"].value is None and settings["admin_host"].source is not Source.DEFAULT:
         raise ConfigError(f"{settings['admin_host'].given.origin} is given without --admin-port: give both")
     value = {name: setting.value for name, setting in settings.items()}
-    sessions = SessionSettings(Path(value["sessions_path"]), value["session_expiry_s"])
+    if value["forget_closed_sessions"] and value["no_cache"]:
+        raise ConfigError(
+            f"{settings['forget_closed_sessions'].given.origin} forgets what hotspan's tiers hold, and "
+            f"{settings['no_cache'].given.origin} leaves them out: give one of them"
+        )
+    sessions = SessionSettings(
+        Path(value["sessions_path"]),
+        value["session_expiry_s"],
+        is_strict=value["strict_sessions"],
+        close_forgets=value["forget_closed_sessions"],
+    )
+    _check_loras(settings)
     name = value.get("served_model_name")
     return ServerSettings(
         host=value["host"],
@@ -86,6 +107,7 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         sessions=None if value["no_sessions"] else sessions,
         compat=cast(Compat, value["compat"]),
         adapters=_path(value["adapters"]),
+        adapter_copies=_path(value["adapter_copies"]),
         lora=LoraSettings(
             is_enabled=is_on(settings, "enable_lora"),
             max_loras=count(settings, "max_loras", 1),
@@ -100,6 +122,18 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         admin_host=value["admin_host"],
         admin_port=value["admin_port"],
         store=StoreSettings(value["default_model"], value["partial"], value["models_at_once"]),
+    )
+
+
+def _check_loras(settings: Mapping[str, Setting]) -> None:
+    """The engine would refuse it only when the model is about to be loaded."""
+    most, held = count(settings, "max_loras", 1), count(settings, "max_cpu_loras", 0)
+    if not is_on(settings, "enable_lora") or not 0 < held < most:
+        return
+    batch = settings["max_loras"].given.origin
+    raise ConfigError(
+        f"{settings['max_cpu_loras'].given.origin}: {held} adapters are kept in memory, and a batch may have {most} "
+        f"({batch}): give a max_cpu_loras of at least {most}, or a smaller max_loras"
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from vllm.platforms import current_platform
 
-from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
+from hotspan.config.planned import with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape
@@ -14,11 +15,16 @@ from hotspan.plan.tiers import TierPlan, choose_tiers
 from hotspan.plan.weights import model_directory, weights_bytes
 
 
-def plan_engine(arguments: Namespace, host: Host) -> TierPlan:
+def plan_engine(arguments: Namespace, host: Host, settings: CacheSettings | None = None) -> TierPlan:
     """The tiers for the engine of these arguments; data-parallel replicas have one plan each.
 
+    settings: what was named, which the plan has as it is.
     Mutates: `arguments`: a CPU engine for which nobody said so gets the pool of the plan.
     """
+    if settings is not None and host.memory is not None and current_platform.is_cpu():
+        # The engine's own pool is part of what a RAM tier leaves that was named.
+        left = host.memory.bytes - settings.ram_bytes * arguments.data_parallel_size
+        host = replace(host, memory=replace(host.memory, bytes=max(0, left)))
     shape, weights = None, 0
     with contextlib.suppress(ConfigError, OSError):  # a model that is not here yet: the machine alone decides
         directory = model_directory(arguments.model)
@@ -39,17 +45,8 @@ def plan_engine(arguments: Namespace, host: Host) -> TierPlan:
         weights_bytes=weights,
         engine_pool_bytes=arguments.kv_cache_memory_bytes,
     )
+    if settings is not None:
+        plan = with_named(plan, settings)
     if plan.engine_pool_bytes is not None and plan.ram_bytes:
         arguments.kv_cache_memory_bytes = plan.engine_pool_bytes
     return plan
-
-
-def planned_settings(settings: CacheSettings, plan: TierPlan) -> CacheSettings | None:
-    """The settings with the tiers of the plan; None if there is no room for any."""
-    if not plan.ram_bytes:
-        return None
-    settings = replace(settings, ram_bytes=plan.ram_bytes, disk=None, l2=None)
-    if settings.persistence == "none":
-        return settings
-    disk = None if plan.disk is None else DiskSettings(str(plan.disk.directory), plan.disk.bytes)
-    return replace(settings, disk=disk, l2=None if plan.l2 is None else L2Settings(plan.l2))

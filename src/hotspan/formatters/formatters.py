@@ -65,6 +65,11 @@ class Formatters:
         with self._lock:
             self._put(adapter, None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is formatted, neither for the base model nor for any adapter."""
+        return not any(loaded.calls for loaded in list(self._loaded.values()))
+
     def has_input(self, adapter: str | None) -> bool:
         """Whether payloads for `adapter` ("" or None: the base model) go through a formatter."""
         return self._calls(adapter, Phase.INPUT) is not None

@@ -6,7 +6,13 @@ from typing import Any
 
 from hotspan.core.errors import HotspanError
 
+RETRY_S = 5
+"""After which to try again, where nobody knows better."""
+
 FAILED_DEPENDENCY = 424
+_SAYS_WHEN = frozenset({429, 503})
+"""Statuses that go out with Retry-After, always."""
+
 _LMI_HAS_IT_TOO = frozenset({401, 403, 405, 408, 413, 503, 504})
 """Statuses that LMI's front end gives itself, before or around the model; all others become 424."""
 
@@ -14,13 +20,14 @@ _LMI_HAS_IT_TOO = frozenset({401, 403, 405, 408, 413, 503, 504})
 class HttpError(HotspanError):
     """A request that can't be answered; the message says what happened, to what, and what to do next.
 
-    param: the part of the request that is wrong. retry_s: after how many seconds to try again.
+    param:   the part of the request that is wrong.
+    retry_s: after how many seconds to try again; with 429 and 503 there always is one.
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, retry_s: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_s = retry_s
+        self.retry_s = RETRY_S if retry_s is None and status in _SAYS_WHEN else retry_s
         self._body: dict[str, Any] = {}
         self._error: dict[str, Any] = {"message": message, "type": error_type(status), "param": param, "code": status}
 
@@ -57,6 +64,11 @@ class HttpError(HotspanError):
         """The same error, about another name for what is wrong."""
         self._error["param"] = param
         return self
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is said of it besides its body."""
+        return {} if self.retry_s is None else {"retry-after": str(self.retry_s)}
 
     def body(self, status: int) -> dict[str, Any]:
         """The JSON of it, answered with `status`. A code that is a word (invalid_api_key) stays as it is."""

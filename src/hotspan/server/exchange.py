@@ -133,9 +133,11 @@ class Exchange:
             else:
                 await self._hand_on(message)
 
-    async def respond(self, status: int, content: bytes, kind: str = JSON) -> None:
+    async def respond(
+        self, status: int, content: bytes, kind: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Answer in one piece."""
-        await self.begin(status, kind, {"content-length": str(len(content))})
+        await self.begin(status, kind, {"content-length": str(len(content)), **(headers or {})})
         await self.send({"type": "http.response.body", "body": content})
 
     async def begin(self, status: int, kind: str, headers: Mapping[str, str] | None = None) -> None:
@@ -207,10 +209,10 @@ class Exchange:
     async def _refuse(self, error: HttpError) -> None:
         """Answer with an error in place of whatever was to come."""
         body = self._rendered(error)
-        headers = {"content-type": JSON, "content-length": str(len(body))}
-        if error.retry_s is not None:
-            headers["retry-after"] = str(error.retry_s)
         theirs = [] if self._head is None or self._failure is None else _kept(self._head)
+        known = {name.lower().decode("latin-1") for name, _ in theirs}
+        said = {name: value for name, value in error.headers.items() if name not in known}
+        headers = {"content-type": JSON, "content-length": str(len(body)), **said}
         self._head = {
             "type": "http.response.start",
             "status": self.status_of(error),

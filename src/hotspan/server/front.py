@@ -12,24 +12,16 @@ from starlette.types import Receive, Scope, Send
 
 from hotspan.server.admission import Admission
 from hotspan.server.bodies import Bodies
+from hotspan.server.errors import RETRY_S
 from hotspan.server.exchange import Exchange
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters
-from hotspan.server.lmi.routes import OPENAI, Invocations, Plugs
+from hotspan.server.lmi.routes import WORK, Invocations, Plugs
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App
 from hotspan.server.settings import HttpSettings
 
 PING, INVOCATIONS = "/ping", "/invocations"
 BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
-
-_WORK = frozenset(
-    (
-        *OPENAI,
-        *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
-        *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
-    )
-)
-"""The engine's routes that make it compute."""
 
 LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 
@@ -79,6 +71,10 @@ class Front:
         return [*self._own, *self._app.routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and self._invocations.has_formatters:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})  # before it opened: the server makes that a 403
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -105,7 +101,7 @@ class Front:
             return
         async with self._bodies.body(exchange) as body:
             work = self._work(exchange, path, model, body)
-            if exchange.scope["method"] == "POST" and (path in _WORK or path in LMI_HAS):
+            if exchange.scope["method"] == "POST" and (path in WORK or path in LMI_HAS):
                 await self.admission.run(exchange, work)
             else:
                 async with exchange.watched():
@@ -118,10 +114,13 @@ class Front:
         return self._invocations.relay(exchange, path, body)
 
     async def _ping(self, exchange: Exchange) -> None:
-        if not self._is_alive():
-            await exchange.respond(500 if self._settings.compat == "lmi" else 503, b'{"status":"Unhealthy"}')
+        later = {"retry-after": str(RETRY_S)}
+        if not self._is_alive() and self._settings.compat == "lmi":
+            await exchange.respond(500, b'{"status":"Unhealthy"}')
+        elif not self._is_alive():
+            await exchange.respond(503, b'{"status":"Unhealthy"}', headers=later)
         elif self.admission.is_draining:
-            await exchange.respond(503, b'{"status":"Draining"}')
+            await exchange.respond(503, b'{"status":"Draining"}', headers=later)
         else:
             await exchange.respond(200, b'{"status":"Healthy"}')
 

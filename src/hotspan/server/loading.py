@@ -12,9 +12,7 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hotspan.server.errors import HttpError
-
-RETRY_S = 5
+from hotspan.server.errors import RETRY_S, HttpError
 
 _STOP_S = 5.0
 _AGAIN_S = 0.5

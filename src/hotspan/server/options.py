@@ -77,7 +77,7 @@ def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptio
 def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding: bool) -> HttpSettings:
     """The HTTP side of a server whose base model has these names."""
     sessions = server.sessions
-    settings = HttpSettings(
+    http = HttpSettings(
         model_names=tuple(dict.fromkeys((*names, "lmi", "model"))),
         is_embedding=is_embedding,
         compat=server.compat,
@@ -86,7 +86,14 @@ def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding:
         max_request_bytes=server.max_request_bytes,
         predict_timeout_s=server.predict_timeout_s,
     )
-    return settings if sessions is None else replace(settings, session_s=sessions.expiry_s)
+    if sessions is None:
+        return http
+    return replace(
+        http,
+        session_s=sessions.expiry_s,
+        is_strict_sessions=sessions.is_strict,
+        close_forgets=sessions.close_forgets,
+    )
 
 
 def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:
@@ -102,8 +109,12 @@ def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket 
 
 def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
     """Raise ConfigError if other machines could use this server without a key, and nobody said that they may."""
-    host = listener.getsockname()[0]
-    if options.has_keys or options.is_insecure or is_loopback(host):
+    check_host(listener.getsockname()[0], options)
+
+
+def check_host(address: str, options: ServeOptions) -> None:
+    """The same of the address that --host is."""
+    if options.has_keys or options.is_insecure or is_loopback(address):
         return
     raise ConfigError(
         f"--host {options.host} lets other machines in, and nobody needs a key: give the clients keys with --tenants "

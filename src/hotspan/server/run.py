@@ -33,6 +33,7 @@ from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
+from hotspan.server.checks import check_engine_adapters, check_engine_keys
 from hotspan.server.connections import connection_class
 from hotspan.server.draining import CUT_S, DrainingServer
 from hotspan.server.front import Front
@@ -144,15 +145,15 @@ async def _serve(
 
     started = time.monotonic()
     arguments = parse_engine_arguments(options.model, options.engine, own_options)
-    _refuse_engine_keys(arguments.api_key)
-    _refuse_engine_adapters()
+    check_engine_keys(arguments.api_key, environment())
+    check_engine_adapters(environment())
     arguments.host, arguments.port = options.host, options.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
     if options.is_auto and options.cache is not None:
         options = _planned(options, arguments)
     add_cache(arguments, options.cache)
     door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
-    formatters = _formatters(options.server)
+    formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -203,9 +204,9 @@ def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.
     )
 
 
-def _formatters(server: ServerSettings) -> Formatters | None:
-    """The user's formatters, where the configuration names a place for some. Raises: ConfigError."""
-    if server.formatters is None and server.adapters is None:
+def _formatters(server: ServerSettings, *, has_lora: bool) -> Formatters | None:
+    """The user's formatters, where there may be some: adapters bring their own. Raises: ConfigError."""
+    if server.formatters is None and not has_lora:
         return None
     return load_formatters(server.formatters, {}, is_secure=server.is_secure, timeout_s=server.formatter_timeout_s)
 
@@ -225,12 +226,13 @@ def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
 
     Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
     """
-    from hotspan.engine.sizing import plan_engine, planned_settings
+    from hotspan.config.planned import planned_settings
+    from hotspan.engine.sizing import plan_engine
     from hotspan.plan.host import Host
     from hotspan.plan.table import print_plan
 
     surroundings = environment()
-    plan = plan_engine(arguments, Host.probe(surroundings))
+    plan = plan_engine(arguments, Host.probe(surroundings), options.cache)
     print_plan(plan)
     cache = None if options.cache is None else planned_settings(options.cache, plan)
     if cache is not None:
@@ -247,7 +249,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     registry = AdapterRegistry(
         adapters,
         Sources([directory]),
-        SnapshotStore(Path(f"/tmp/hotspan-adapters-{os.geteuid()}")),
+        SnapshotStore(_copies(options.server)),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
     )
@@ -256,20 +258,9 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     return registry
 
 
-def _refuse_engine_keys(given: Any) -> None:
-    """vLLM's own keys guard some routes and not others (/invocations, /metrics), and know no tenants."""
-    option = "--api-key" if given else "VLLM_API_KEY"
-    if given or environment().get("VLLM_API_KEY"):
-        raise ConfigError(
-            f"{option} is vLLM's and leaves routes open: leave it out, and give keys with --tenants FILE, as in "
-            'tenants: {default: {keys: ["..."]}}'
-        )
-
-
-def _refuse_engine_adapters() -> None:
-    """vLLM's own routes would stand before ours, take files from anywhere, and leave KV of old weights behind."""
-    if environment().get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
-        raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
+def _copies(server: ServerSettings) -> Path:
+    """Where adapters' copies are. The engine reads them there, and names their KV by it."""
+    return (server.adapter_copies or Path(f"/tmp/hotspan-adapters-{os.geteuid()}")).absolute()
 
 
 async def _watch(server: uvicorn.Server, engine: "object") -> None:

@@ -208,6 +208,17 @@ def test_what_killed_servers_left_goes_and_what_others_hold_stays(tmp_path: Path
     assert not any(path.exists() for path in paths)
 
 
+def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
+    """A directory for copies that holds other things as well keeps them; what begins or is a copy is swept."""
+    copies = tmp_path / "copies"
+    copies.mkdir(mode=0o700)
+    for name in ("photos", "parts", "a" * 63, "part-x1_2", "b" * 64):
+        (copies / name).mkdir()
+        (copies / name / "file").touch()
+    SnapshotStore(copies)
+    assert sorted(path.name for path in copies.iterdir()) == ["a" * 63, "parts", "photos"]
+
+
 def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     """Copies lie where nobody else can look or write."""
     for path, mode in ((tmp_path / "open", 0o755), (tmp_path / "private", 0o700)):
@@ -216,7 +227,7 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     SnapshotStore(tmp_path / "private")
     (tmp_path / "link").symlink_to(tmp_path / "private")
     for name in ("open", "link"):
-        with pytest.raises(ConfigError, match="0700"):
+        with pytest.raises(ConfigError, match=r"0700.*--adapter-copies"):
             SnapshotStore(tmp_path / name)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError):

@@ -92,6 +92,14 @@ async def test_refusals(
     assert error["code"] == status and error["message"] and error["type"]
 
 
+async def test_an_engine_that_stopped(client: httpx.AsyncClient, rig: Rig) -> None:
+    """An adapter that can't be loaded since the engine has stopped is 503, which says when to try again."""
+    rig.engine.fails, rig.engine.is_dead = "it has ended", True
+    reply = await client.post("/adapters", json={"name": "x", "src": "a"})
+    assert reply.status_code == 503 and int(reply.headers["retry-after"]) > 0
+    assert "retry-after" not in (await client.get("/adapters/x")).headers
+
+
 async def test_pins_run_out(client: httpx.AsyncClient) -> None:
     """The pin that would take the last slot is 507."""
     statuses = [

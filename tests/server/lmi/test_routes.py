@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.responses import Response
 
 from hotspan.core.errors import FormatterError
 from hotspan.server.errors import HttpError
+from hotspan.server.front import Front
 from hotspan.server.lmi.choice import chosen_schema
 from hotspan.server.principal import Principal, asking
+from hotspan.server.settings import HttpSettings
 
 from .fake_engine import FakeEngine, Step
 from .serving import client, front, invoke, rows, sse
@@ -45,6 +49,10 @@ class FakeFormatters:
         self._has_input, self._has_output, self._fails_at = has_input, has_output, fails_at
         self.calls = 0
         self.asked: list[tuple[str | None, dict[str, str]]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._has_input or self._has_output)
 
     def has_input(self, adapter: str | None) -> bool:
         return self._has_input
@@ -302,6 +310,17 @@ async def test_output_formatter_fails_on_the_first_chunk() -> None:
     assert (await invoke(app, {"prompt": "Say", "stream": True})).status_code == 500
 
 
+async def test_a_formatter_without_a_turn() -> None:
+    """Its 503 says when to try again."""
+
+    class Busy(FakeFormatters):
+        async def input(self, adapter: str | None, payload: Any, headers: Mapping[str, str]) -> Any:
+            raise FormatterError("model.py:ask had no turn", phase="input", name="model.py:ask", status=503)
+
+    answer = await invoke(front(FakeEngine(), plugs={"formatters": Busy(has_input=True)}), {"inputs": "Say"})
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -369,6 +388,25 @@ async def test_compat(path: str, status: int) -> None:
     assert answer.status_code == answer.json()["error"]["code"] == status
 
 
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("status", "compat"), [(429, "none"), (503, "none"), (429, "lmi"), (503, "lmi"), (500, "none")]
+)
+async def test_when_to_try_again(path: str, status: int, compat: str) -> None:
+    """With 429 and 503 there is one Retry-After, whoever refuses; with other errors there is none."""
+    app = front(FakeEngine(error=(status, "no", None)), compat=compat)
+    answer = await invoke(app, {"prompt": "Say"}, path)
+    assert (len(answer.headers.get_list("retry-after")) == 1) == (status != 500)
+
+
+async def test_the_engines_own_time_to_try_again() -> None:
+    """What the engine says of it stands, once."""
+    engine = FastAPI()
+    engine.add_api_route("/busy", lambda: Response(status_code=503, headers={"Retry-After": "42"}), methods=["GET"])
+    async with client(Front(engine, HttpSettings(sessions_path=None), is_alive=lambda: True)) as http:
+        assert (await http.get("/busy")).headers.get_list("retry-after") == ["42"]
+
+
 async def test_compat_inside_a_stream() -> None:
     """So does the last event of a stream."""
     answer = await invoke(front(FakeEngine(fails_at=1), compat="lmi"), {"inputs": "Say", "stream": True})
@@ -421,7 +459,7 @@ async def test_custom_attributes() -> None:
     ],
 )
 async def test_ping(alive: bool, draining: bool, compat: str, status: int, said: str) -> None:
-    """/ping tells whether the engine lives and takes requests."""
+    """/ping tells whether the engine lives and takes requests; a 503 says when to ask again."""
     app = front(FakeEngine(), alive=alive, compat=compat)
     if draining:
         app.admission.drain()
@@ -429,6 +467,7 @@ async def test_ping(alive: bool, draining: bool, compat: str, status: int, said:
         for method in ("GET", "POST"):
             answer = await http.request(method, "/ping")
             assert (answer.status_code, answer.json()) == (status, {"status": said})
+            assert ("retry-after" in answer.headers) == (status == 503)
 
 
 async def test_the_tenant_reaches_the_engine() -> None:

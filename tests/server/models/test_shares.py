@@ -80,6 +80,26 @@ def test_a_models_own_tiers_stay_its_own(tmp_path: Path) -> None:
     assert 0 < ram(split["b"]) < (100 - 20) / 2
 
 
+def test_chosen_beside_what_is_named(tmp_path: Path) -> None:
+    """With --auto, what is named stays, a model's own as it is and the common one divided; the plan has the rest."""
+    own, common = configured(
+        tmp_path, {"a": "option.ram_gib=20", "b": "option.disk=/fast/b\noption.disk_gib=7"}, flags={"auto": "true"}
+    )
+    split = shares(own, common, (), host(100))
+    a, b = split["a"].cache, split["b"].cache
+    assert a and a.disk and b and b.disk and split["a"].plan and split["b"].plan
+    assert ram(split["a"]) == 20 and a.disk.directory == "/nvme/kv/a"
+    assert (b.disk.directory, b.disk.bytes) == ("/fast/b", 7 * GIB) and 0 < ram(split["b"]) < (100 - 20) / 2
+    assert split["a"].plan.ram_bytes == a.ram_bytes
+    flags = {"auto": "true", "disk": "/common", "disk_gib": "100", "l2": "redis://cache:6379"}
+    own, common = configured(tmp_path, {"a": "", "b": ""}, flags=flags)
+    for name, share in shares(own, common, (), host(100)).items():
+        assert share.cache and share.cache.disk and share.cache.l2 and share.cache.l2.url == "redis://cache:6379"
+        assert (share.cache.disk.directory, share.cache.disk.bytes) == (f"/common/{name}", 50 * GIB)
+    with pytest.raises(ConfigError, match=r"the model a: --disk is given.* no room"):
+        shares(own, common, (), host(0.1))
+
+
 def test_two_models_never_have_one_directory(tmp_path: Path) -> None:
     """The same disk in two models' files is an error that names both."""
     text = "option.disk=/nvme/kv\noption.disk_gib=7"

@@ -109,7 +109,7 @@ def _answering(routes: AdapterRoutes | None, handler: _Handler) -> Callable[[Req
             routes.check_model(request)
             return JSONResponse(await handler(routes, request))
         except AdapterError as error:
-            return JSONResponse(error.body(error.status), error.status)
+            return JSONResponse(error.body(error.status), error.status, error.headers)
 
     return answer
 

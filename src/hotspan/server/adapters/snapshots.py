@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -24,6 +25,8 @@ from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
 
 _PART_BYTES = 1 << 22
+_PART = "part-"
+_OURS = re.compile(rf"[0-9a-f]{{64}}|{_PART}[a-z0-9_]+")
 
 
 class Snapshot:
@@ -56,12 +59,18 @@ class SnapshotStore:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = root.lstat()
         except OSError as error:
-            raise ConfigError(f"{root} can't hold copies of adapters ({error.strerror}): name another") from error
+            raise ConfigError(
+                f"{root} can't hold copies of adapters ({error.strerror}): name another with --adapter-copies"
+            ) from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise ConfigError(f"{root} must be a directory of this user's alone (mode 0700): remove it or name another")
+            raise ConfigError(
+                f"{root} holds copies of adapters, so it must be a directory of this user's alone (mode 0700): make it "
+                "one, or name another with --adapter-copies"
+            )
         with self._changing():
-            for path in root.iterdir():  # left by servers that were killed
-                self._remove_unheld(path)
+            for path in root.iterdir():
+                if _OURS.fullmatch(path.name):  # left by servers that were killed; all else is somebody's
+                    self._remove_unheld(path)
 
     def take(self, sources: Sources, directory: Path, check: Callable[[Path], None]) -> Snapshot:
         """A copy of the adapter in `directory`, if `check` raises nothing about it. Blocks: for copying it.
@@ -70,7 +79,7 @@ class SnapshotStore:
         """
         try:
             with self._changing():
-                part = Path(tempfile.mkdtemp(prefix="part-", dir=self._root))
+                part = Path(tempfile.mkdtemp(prefix=_PART, dir=self._root))
                 hold = _hold(part)
         except OSError as error:
             raise self._no_room(error) from error

@@ -24,6 +24,11 @@ class Formatters(Protocol):
     adapter: by the client's name; None for the base model. headers: the request's, `x-request-id` among them.
     """
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is formatted, neither for the base model nor for any adapter."""
+        ...
+
     def has_input(self, adapter: str | None) -> bool: ...
 
     def has_output(self, adapter: str | None) -> bool: ...

@@ -27,8 +27,22 @@ OPENAI = (
 )
 """The engine's routes whose bodies name a model."""
 
+WORK = frozenset(
+    (
+        *OPENAI,
+        *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
+    )
+)
+"""The engine's routes that make it compute."""
+
 _WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-_FORMATTED = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+_UNFORMATTED = WORK - set(OPENAI) | {"/v1/responses", "/v1/messages"}
+"""Routes whose bodies or streams no formatter could take: they are refused where there is one."""
+
+_SHAPES = "metadata"
+"""The engine's header that says what vectors are in an answer in bytes (encoding_format)."""
+
 _MOST_ERROR = 200
 
 
@@ -80,25 +94,34 @@ class Invocations:
 
     async def relay(self, exchange: Exchange, path: str, body: bytes) -> None:
         """Answer a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
-        plugs, has_json = self._plugs, exchange.headers.get("content-type", "").startswith(JSON)
+        plugs, is_post = self._plugs, exchange.scope["method"] == "POST"
         is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
-        if is_plain or not has_json or path not in OPENAI:
+        if is_plain or not is_post or path not in OPENAI:
+            if is_post and path in _UNFORMATTED and self.has_formatters:
+                raise _unformatted(path)
             await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
             return
         payload = _parsed(exchange, body)
-        await self._forward(await self._call(exchange, payload, is_formatted=path in _FORMATTED), path)
+        await self._forward(await self._call(exchange, payload, path), path)
+
+    @property
+    def has_formatters(self) -> bool:
+        """Whether anything is formatted, for any model."""
+        return self._plugs.formatters is not None and not self._plugs.formatters.is_empty
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: Exchange, payload: Payload, *, is_formatted: bool = True) -> _Call:
-        """Adapter, session and input formatter applied to a request."""
+    async def _call(self, exchange: Exchange, payload: Payload, path: str | None = None) -> _Call:
+        """Adapter, session and input formatter applied to a request; `path` if it is one of the engine's own."""
         plugs = self._plugs
         name = take_adapter(payload, exchange.headers, self._base_names)
+        if path in _UNFORMATTED and self._is_formatted(name):
+            raise _unformatted(path)
         model = name
         if name is not None and plugs.adapters is not None:
             model = await plugs.adapters.resolve(name)
         session = self._session_of(exchange)
-        if is_formatted and plugs.formatters is not None and plugs.formatters.has_input(name):
+        if plugs.formatters is not None and plugs.formatters.has_input(name):
             payload = dict(await plugs.formatters.input(name, payload, exchange.named_headers))
         payload.pop("model", None)
         if model is not None:
@@ -134,7 +157,8 @@ class Invocations:
     async def _forward(self, call: _Call, path: str) -> None:
         """An OpenAI body, with OpenAI's answer."""
         exchange, body = call.exchange, _encoded(call, path)
-        if not self._has_output(call) or path not in _FORMATTED:
+        formatters = self._plugs.formatters
+        if formatters is None or not formatters.has_output(call.adapter):
             await self._app(request_scope(exchange, path, body), exchange.received(body), exchange.send)
             return
         async with asked(self._app, exchange, path, body) as answer:
@@ -173,7 +197,11 @@ class Invocations:
             raise ClientGone
         if answer.status != 200:
             raise HttpError.answered(answer.status, content)
-        said = converted(json.loads(content))
+        said: Any = content
+        if answer.headers.get("content-type", "").startswith(JSON):
+            said = converted(json.loads(content))
+        elif _SHAPES in answer.headers:
+            call.exchange.answer_headers[_SHAPES] = answer.headers[_SHAPES]
         content, kind = _content(await self._output(call, said))
         await call.exchange.respond(200, content, kind)
 
@@ -188,8 +216,9 @@ class Invocations:
                 await exchange.write(_framed(await self._output(call, row), kind))
         await exchange.write(event(b"[DONE]") if kind == SSE else b"", is_last=True)
 
-    def _has_output(self, call: _Call) -> bool:
-        return self._plugs.formatters is not None and self._plugs.formatters.has_output(call.adapter)
+    def _is_formatted(self, adapter: str | None) -> bool:
+        formatters = self._plugs.formatters
+        return formatters is not None and (formatters.has_input(adapter) or formatters.has_output(adapter))
 
     async def _output(self, call: _Call, said: Any) -> Any:
         """What the formatter makes of an answer, if there is one."""
@@ -197,6 +226,14 @@ class Invocations:
         if formatters is None or not formatters.has_output(call.adapter):
             return said
         return await formatters.output(call.adapter, said, call.exchange.named_headers)
+
+
+def _unformatted(path: str) -> HttpError:
+    return HttpError(
+        400,
+        f"{path} can't be asked where a formatter has to see the request and its answer: ask /invocations, "
+        "/v1/chat/completions, /v1/completions, or a route of pooling",
+    )
 
 
 def _new_session(exchange: Exchange, sessions: Sessions) -> str:

@@ -151,13 +151,12 @@ class StoreFront:
         code = 200 if status == "Healthy" else 503
         if status == "Unhealthy" and self._settings.compat == "lmi":
             code = 500
-        headers = {"retry-after": str(LOADING_RETRY_S)} if status == "Loading" else {}
+        headers = {"retry-after": str(LOADING_RETRY_S)} if code == HTTPStatus.SERVICE_UNAVAILABLE else {}
         said: dict[str, Any] = {"status": status}
         if not self._has_keys or current_principal().has_key:
             said["models"] = {name: state.value for name, state in states.items()}
         content = json.dumps(said).encode() if path == PING else b""
-        await exchange.begin(code, JSON, {"content-length": str(len(content)), **headers})
-        await exchange.write(content, is_last=True)
+        await exchange.respond(code, content, headers=headers)
 
     async def _metrics(self, exchange: Exchange) -> None:
         answers = await self._of_ready(exchange)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hotspan.config.configuration import Configuration
 from hotspan.config.origin import Setting
-from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
+from hotspan.config.planned import planned_settings, with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.config.targets import count
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
@@ -32,7 +33,7 @@ class Share:
     cache:   its tiers; None is to serve without.
     engine:  words for its engine.
     devices: the GPUs that it sees; None is what this process sees.
-    plan:    how the tiers were chosen, where nobody named them.
+    plan:    how the tiers were chosen, where not all were named.
     """
 
     cache: CacheSettings | None
@@ -51,24 +52,24 @@ def shares(
     host:    looks at the machine, at its disks only if told so; asked at most once.
     Raises:  ConfigError if the tiers that were named can't be had together.
     """
-    named = {name: _named(name, own, common, len(models)) for name, own in models.items() if not _is_planned(own)}
+    named = {name: _named(name, own, common, len(models)) for name, own in models.items()}
+    is_planned = any(_is_planned(own) for own in models.values())
     taken = sum(cache.ram_bytes for cache in named.values() if cache is not None)
     if taken:
         check_room(taken)
     _check_disks(named)
     split = split_devices(devices, [_wanted_devices(own) for own in models.values()])
     plans: dict[str, TierPlan] = {}
-    if not devices or len(named) < len(models):
-        left = _without(host(len(named) < len(models)), taken)
+    if not devices or is_planned:
+        left = _without(host(is_planned), taken)
         for (name, own), mine in zip(models.items(), split or [tuple(devices)] * len(models), strict=True):
             plans[name] = _plan(left, own, len(models), mine)
     result = {}
     for place, (name, own) in enumerate(models.items()):
         plan = plans.get(name)
-        is_planned = name not in named
-        cache = _planned(name, own.cache, plan) if is_planned and plan is not None else named.get(name)
         engine = _engine_words(own, plan, len(models), is_gpu_shared=bool(devices) and split is None)
-        result[name] = Share(cache, engine, split[place] if split else None, plan if is_planned else None)
+        share = Share(named[name], engine, split[place] if split else None)
+        result[name] = _planned(name, share, plan) if plan is not None and _is_planned(own) else share
     return result
 
 
@@ -147,15 +148,17 @@ def _plan(host: Host, own: Configuration, models: int, devices: Sequence[str]) -
     )
 
 
-def _planned(name: str, settings: CacheSettings | None, plan: TierPlan) -> CacheSettings | None:
-    """The settings with the tiers of the plan; None if there is no room for any."""
-    if settings is None or not plan.ram_bytes:
-        return None
-    settings = replace(settings, ram_bytes=plan.ram_bytes, disk=None, l2=None)
-    if settings.persistence == "none":
-        return settings
-    disk = None if plan.disk is None else DiskSettings(str(plan.disk.directory / name), plan.disk.bytes)
-    return replace(settings, disk=disk, l2=None if plan.l2 is None else L2Settings(plan.l2))
+def _planned(name: str, share: Share, plan: TierPlan) -> Share:
+    """The share with the tiers of the plan where none are named. Raises: ConfigError, as `planned_settings`."""
+    if share.cache is None:
+        return share
+    if plan.disk is not None:
+        plan = replace(plan, disk=replace(plan.disk, directory=plan.disk.directory / name))
+    plan = with_named(plan, share.cache)
+    try:
+        return replace(share, cache=planned_settings(share.cache, plan), plan=plan)
+    except ConfigError as error:
+        raise ConfigError(f"the model {name}: {error}") from error
 
 
 def _without(host: Host, taken: int) -> Host:

@@ -1,0 +1,90 @@
+"""What `hotspan serve` refuses before it starts an engine, for who asks without serving."""
+
+import ast
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from hotspan.config.admin_token import given_token
+from hotspan.config.server_settings import ServerSettings
+from hotspan.core.errors import ConfigError
+from hotspan.formatters.declared import load_declared
+from hotspan.formatters.formatters import DECLARED, SCRIPT
+from hotspan.keyring.keyring import open_keyring
+from hotspan.server.hardening import check_files, check_tls, hardened
+from hotspan.server.options import ServeOptions, check_host
+
+_ON = ("1", "true")
+_MOST_PORT = 65_535
+
+
+def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if a server would refuse these options on any machine. `model.py` is read, never executed.
+
+    Blocks: in secure mode for a walk through the directories that the server reads.
+    """
+    hardened(options, environment)
+    check_tls(options.engine_values)
+    _check_addresses(options)
+    if options.cache is not None and (encryption := options.cache.encryption) is not None:
+        open_keyring(Path(encryption.store), encryption.kek, environment).close()
+    given_token(options.admin_token_file, environment)
+    check_engine_keys(options.engine_values.get("api_key"), environment)
+    check_engine_adapters(environment)
+    check_files(options, environment)
+    _check_formatters(options.server)
+
+
+def check_engine_keys(given: object, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for vLLM's own keys: they guard some routes and not others, and know no tenants."""
+    option = "--api-key" if given else "VLLM_API_KEY"
+    if given or environment.get("VLLM_API_KEY"):
+        raise ConfigError(
+            f"{option} is vLLM's and leaves routes open: leave it out, and give keys with --tenants FILE, as in "
+            'tenants: {default: {keys: ["..."]}}'
+        )
+
+
+def check_engine_adapters(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for vLLM's own routes: they take files from anywhere, and leave KV of old weights behind."""
+    if environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in _ON:
+        raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
+
+
+def _check_addresses(options: ServeOptions) -> None:
+    for flag, port in (("--port", options.port), ("--admin-port", options.admin_port)):
+        if port is not None and not 0 <= port <= _MOST_PORT:
+            raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MOST_PORT}")
+    if options.admin_port is not None and options.admin_port == options.port:
+        raise ConfigError(
+            f"--admin-port {options.admin_port} is the clients' --port: give another, also where the addresses differ"
+        )
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        address = str(socket.getaddrinfo(options.host, options.port, family)[0][4][0])
+    except OSError:
+        address = options.host  # another machine may know the name
+    check_host(address, options)
+
+
+def _check_formatters(server: ServerSettings) -> None:
+    """What loading them would refuse, as far as it can be told without executing anything."""
+    directory = server.formatters
+    if directory is None:
+        return
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory: name the one with {SCRIPT} or {DECLARED}")
+    if (directory / DECLARED).exists():
+        load_declared(directory / DECLARED)
+    script = directory / SCRIPT
+    if not script.exists():
+        return
+    try:
+        body = ast.parse(script.read_bytes(), str(script)).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{script} can't be loaded: {error}. Correct it, or take the file away") from error
+    if any(getattr(each, "name", None) == "handle" for each in body):
+        raise ConfigError(
+            f"{script} has a function handle, which would answer in the engine's place; hotspan calls formatters only."
+            " Take it away, and mark what changes requests or answers with @input_formatter or @output_formatter"
+        )
