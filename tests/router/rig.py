@@ -15,6 +15,7 @@ from aiohttp import web
 from hotspan.router.health import HealthSettings
 from hotspan.router.run import Router, opened, uvicorn_config
 from hotspan.router.settings import Replica, RouterSettings
+from hotspan.router.tracing import no_tracer
 from hotspan.server.connections import connection_class
 from hotspan.server.settings import HttpSettings
 
@@ -132,11 +133,12 @@ class Routed:
 
 @contextlib.asynccontextmanager
 async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Routed]:
-    """A router before them; `groups` by URL."""
+    """A router before them; `groups` by URL. A `tracer` among the options is its tracer."""
     named = groups or {}
+    tracer = options.pop("tracer", no_tracer)
     behind = options.pop("behind", None) or tuple(Replica(fake.url, named.get(fake.url, "")) for fake in fakes)
     settings = RouterSettings(**{"replicas": behind, "health": QUICK, "retry_reserve": 50, **options})
-    async with opened(settings, rng=random.Random(1)) as router:
+    async with opened(settings, rng=random.Random(1), tracer=tracer) as router:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             server = uvicorn.Server(uvicorn_config(router.gateway, connection_class(HttpSettings())))

@@ -23,25 +23,30 @@ from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message,
 
 STEM: Text = tuple(7 * at % 200 + 1 for at in range(48))
 TEXTS: list[Text] = [STEM, STEM + tuple(range(60, 120)), STEM[:36] + tuple(range(100, 160)), tuple(range(1, 60))]
-MEDIA = (Medium.GPU, Medium.RAM)
+OWN = (Medium.GPU, Medium.RAM, Medium.DISK)
+"""An engine's; L2 is everybody's, outlives it, and is not forgotten with it."""
 
 
 @dataclass
 class Life:
-    """One life of an engine: its messages, and what it held after each. Does random things."""
+    """One life of an engine: its messages, and what it held after each. Does random things.
+
+    shared: blocks that were ever in the L2, by this engine or those before it.
+    """
 
     rng: random.Random
-    held: dict[Medium, set[int]] = field(default_factory=lambda: {medium: set() for medium in MEDIA})
+    shared: set[int] = field(default_factory=set)
+    held: dict[Medium, set[int]] = field(default_factory=lambda: {medium: set() for medium in Medium})
     messages: list[bytes] = field(default_factory=list)
     truths: list[dict[Medium, set[int]]] = field(default_factory=list)
 
     def step(self) -> None:
         """Do something, and say so in one message."""
-        text, medium, chance = self.rng.choice(TEXTS), self.rng.choice(MEDIA), self.rng.random()
+        text, medium, chance = self.rng.choice(TEXTS), self.rng.choice(list(Medium)), self.rng.random()
         hashes = blocks_of(text)
         event: Event
         if chance < 0.04:
-            event, held = Cleared(), {each: set[int]() for each in MEDIA}
+            event, held = Cleared(), {each: set[int]() for each in OWN} | {Medium.L2: self.held[Medium.L2]}
         elif chance < 0.6:
             last = self.rng.randint(1, len(hashes))
             held = {**self.held, medium: self.held[medium] | set(hashes[:last])}
@@ -50,7 +55,12 @@ class Life:
             gone = set(self.rng.sample(hashes, self.rng.randint(1, len(hashes))))
             held = {**self.held, medium: self.held[medium] - gone}
             event = removed(gone, medium)
+        self.say(event, held)
+
+    def say(self, event: Event, held: dict[Medium, set[int]]) -> None:
+        """Say in one message what happened, and hold this since."""
         self.held = held
+        self.shared |= held[Medium.L2]
         self.truths.append(held)
         self.messages.append(message(event, at_s=self.rng.random()))
 
@@ -93,7 +103,7 @@ class World:
 
     def restart(self) -> None:
         """The engine dies and comes back with nothing, which ends the connection."""
-        self.life = Life(self.rng)
+        self.life = Life(self.rng, self.life.shared)
         for _ in range(self.rng.choice((0, 0, 1, 3, 8))):
             self.life.step()
         self.connect()
@@ -110,9 +120,10 @@ class World:
             assert self.states[-1] == (self.follower.is_exact, self.follower.reason)
         self.follower.blocks.check()
         self.caught_up = is_newest
+        assert self.claims.keys[Medium.L2] <= whole_keys(TEXTS, self.life.shared), "it claims what never was in the L2"
         if is_newest and self.follower.is_exact:
             truth = self.life.truths[-1] if self.life.truths else {}
-            for medium in Medium:
+            for medium in OWN:
                 allowed = whole_keys(TEXTS, truth.get(medium, set()))
                 assert self.claims.keys[medium] <= allowed, "it claims what is not there"
 
@@ -182,12 +193,14 @@ def test_with_a_replay_all_is_known_in_the_end(seed: int) -> None:
             case _:
                 world.deliver(newest)
     world.life.step()
+    world.life.say(stored(STEM, 0, 12, Medium.L2), world.life.held | {Medium.L2: set(blocks_of(STEM))})
     world.deliver(len(world.life.messages) - 1)
     while world.follower.fill():
         pass
     assert world.follower.is_exact
-    for medium in MEDIA:
+    for medium in OWN:
         assert world.claims.keys[medium] == whole_keys(TEXTS, world.life.held[medium])
+    assert world.claims.keys[Medium.L2] >= set(keys_of(STEM))
 
 
 class Careless(Follower):
@@ -350,7 +363,7 @@ async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
 
         def agrees(publisher: Publisher) -> bool:
             held = publisher.life.held
-            return feed.report().is_exact and all(claims.keys[each] == whole_keys(TEXTS, held[each]) for each in MEDIA)
+            return feed.report().is_exact and all(claims.keys[each] == whole_keys(TEXTS, held[each]) for each in OWN)
 
         try:
             for _ in range(5):
@@ -367,7 +380,7 @@ async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
                 assert feed.report().messages == 66  # each was applied once
                 first.close()
                 await until(lambda: states[-1] == (False, "disconnected"))
-                assert not claims.keys[Medium.GPU] | claims.keys[Medium.RAM]
+                assert not any(claims.keys[each] for each in OWN)
                 second = Publisher(context, 2, (first.ports[0], first.ports[1]))
                 for _ in range(90):
                     second.step(is_sent=False)

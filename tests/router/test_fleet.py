@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +185,54 @@ def test_routers_agree_on_sessions(strategy: Strategy) -> None:
     for n in range(100):
         what = ask(n, session=b"%016d" % n, tokens=1000)
         assert one.choose(what).name == other.choose(what).name
+
+
+def serve(to: Fleet, clock: SimulatedClock, what: Ask, truth: float, noise: Mapping[str, float] | None = None) -> str:
+    """Send one alone, to replicas that compute `truth` tokens a second, each times its noise; who took it."""
+    ticket = send(to, what)
+    name = ticket.decision.name
+    clock.advance((what.tokens - ticket.decision.cached_tokens) / (truth * (noise or {}).get(name, 1.0)))
+    ticket.first_byte()
+    ticket.end(answer_tokens=16)
+    return name
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.PREFIXAWARE])
+@pytest.mark.parametrize("truth", [100.0, 8_000.0, 12_000.0, 20_000.0, 50_000.0])
+def test_whoever_is_known_does_not_get_everything(truth: float, strategy: Strategy) -> None:
+    """Equal replicas share a light load, however far their speed is from what they are first taken to do."""
+    for seed in range(3):
+        clock, rng = SimulatedClock(), random.Random(seed)
+        router = Fleet(clock=clock, rng=rng, strategy=strategy)
+        noise = {name: rng.uniform(0.9, 1.1) for name in NAMES}
+        for name in NAMES:
+            router.add(name)
+        count: Counter[str] = Counter()
+        for n in range(400):
+            what = ask(n, session=b"%016d" % rng.getrandbits(40), tokens=rng.randrange(500, 8000))
+            count[serve(router, clock, what, truth, noise)] += 1
+        assert min(count[name] for name in NAMES) > 60, count
+
+
+@pytest.mark.parametrize("requests", [1, 3, 100])
+@pytest.mark.parametrize("truth", [100.0, 12_000.0, 50_000.0])
+def test_routers_with_other_histories_agree_on_sessions(truth: float, requests: int) -> None:
+    """What each has learnt of the replicas' speed is its own, with noise of 10 %; where sessions live is not."""
+    rng, routers = random.Random(requests), []
+    for names in (NAMES, NAMES[::-1]):
+        clock = SimulatedClock()
+        router = Fleet(clock=clock, rng=random.Random(rng.random()))
+        for name in names:
+            router.add(name)
+        noise = {name: rng.uniform(0.9, 1.1) for name in NAMES}
+        for _ in range(requests):
+            own = rng.getrandbits(40)
+            serve(router, clock, ask(own, session=b"%016d" % own, tokens=2000), truth, noise)
+        routers.append(router)
+    one, other = routers
+    for n in range(200):
+        what = ask(n, session=b"%016d" % n, tokens=1000)
+        assert one.choose(what).name == other.choose(what).name == one.choose(what).home
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SESSION, Strategy.AUTO])

@@ -288,6 +288,27 @@ async def test_conversations_stay_together() -> None:
         assert len(used) == 3
 
 
+async def test_the_threshold_is_the_one_that_was_set() -> None:
+    """Under `prefixaware` with a threshold of 2 the third request of the same text goes elsewhere, and no sooner."""
+    from hotspan.router.types import Strategy
+
+    go_on = asyncio.Event()
+
+    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
+        await go_on.wait()
+        return await say_ok(request, body)
+
+    body = {"prompt": "a long text " * 500}
+    async with replicas(waits, waits) as fakes, routed(fakes, strategy=Strategy.PREFIXAWARE, threshold=2) as at:
+        asking = []
+        for number in range(1, 4):
+            asking.append(asyncio.create_task(at.status(body)))
+            await until(lambda number=number: sum(fake.works for fake in fakes) == number)  # type: ignore[misc]
+        assert sorted(fake.works for fake in fakes) == [1, 2]
+        go_on.set()
+        assert await asyncio.gather(*asking) == [200] * 3
+
+
 async def test_pipelined_time_adds_up() -> None:
     """Chunks that are spaced 20 ms apart arrive so: the router adds no batching of its own."""
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hotspan.core.errors import ConfigError
-from hotspan.router.load import ReplicaLoad, Speeds, TierSpeed
+from hotspan.router.load import ReplicaLoad, Speeds, TierSpeed, settle_rates
 
 
 def serve(load: ReplicaLoad, tokens: list[int], tokens_per_s: float, now: float = 0.0, *, together: int = 1) -> float:
@@ -97,6 +97,36 @@ def test_one_outlier_does_not_spoil_the_rate() -> None:
     assert load.tokens_per_s > 0.85 * 8000
 
 
+def test_what_is_learnt_of_one_is_taken_of_all() -> None:
+    """Replicas of which nothing is known are as fast as the others on average; what is learnt of one counts more."""
+    first, second, new = (ReplicaLoad(Speeds(tokens_per_s=8000)) for _ in range(3))
+    settle_rates([first, second, new])
+    assert [load.pace for load in (first, second, new)] == [8000] * 3
+    serve(first, [8000] * 40, 50_000)
+    settle_rates([first, second, new])
+    assert second.tokens_per_s == new.tokens_per_s == pytest.approx(first.tokens_per_s, rel=0.05)
+    serve(second, [8000] * 40, 10_000)
+    settle_rates([first, second, new])
+    assert first.tokens_per_s == pytest.approx(50_000, rel=0.1)
+    assert second.tokens_per_s == pytest.approx(10_000, rel=0.1)
+    assert 12_000 < new.tokens_per_s < 40_000
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=1, max_size=8), st.lists(st.floats(0.9, 1.1), max_size=8))
+def test_noise_makes_no_difference(slow: list[float], fast: list[float]) -> None:
+    """Replicas whose rates differ by noise are compared as equals, and slower ones stay slower."""
+    rates = [10_000 * each for each in slow] + [30_000 * each for each in fast]
+    loads = [ReplicaLoad() for _ in rates]
+    for load, rate in zip(loads, rates, strict=True):
+        load.tell(Speeds(tokens_per_s=rate))
+    settle_rates(loads)
+    assert len({load.pace for load in loads[: len(slow)]}) == 1
+    assert len({load.pace for load in loads[len(slow) :]}) <= 1
+    assert all(load.pace == pytest.approx(10_000, rel=0.1) for load in loads[: len(slow)])
+    assert all(load.pace == pytest.approx(30_000, rel=0.1) for load in loads[len(slow) :])
+    assert [load.tokens_per_s for load in loads] == pytest.approx(rates)
+
+
 def test_what_the_replica_tells_is_taken() -> None:
     """It replaces what was learnt so far, and learning goes on from there."""
     load = ReplicaLoad(Speeds(tokens_per_s=8000))
@@ -105,6 +135,9 @@ def test_what_the_replica_tells_is_taken() -> None:
     assert load.tokens_per_s == pytest.approx(2000)
     serve(load, [8000] * 40, 3000, 1e6)
     assert load.tokens_per_s == pytest.approx(3000, rel=0.1)
+    load.tell(Speeds(cache_tokens=7), is_measured=False)
+    assert load.tokens_per_s == pytest.approx(3000, rel=0.1)
+    assert load.speeds.cache_tokens == 7
 
 
 class Load(RuleBasedStateMachine):

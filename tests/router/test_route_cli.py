@@ -36,11 +36,13 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[RouterSet
 def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas, groups, shares and numbers arrive as they were typed."""
     words = ("--replica", URL, "--replica", "new=10.0.0.2:8080,events=tcp://10.0.0.2:5557", "--split", "new=5%")
-    got, said = settings_of(monkeypatch, *words, "--strategy", "prefixaware", "--max-in-flight", "7", "--expose")
+    got, said = settings_of(
+        monkeypatch, *words, "--strategy", "prefixaware", "--max-in-flight", "7", "--expose", "--threshold", "3"
+    )
     assert got is not None, said
     assert got.replicas == (Replica(URL), Replica("http://10.0.0.2:8080", "new", "tcp://10.0.0.2:5557"))
     assert got.shares == {"new": 0.05} and got.strategy is Strategy.PREFIXAWARE
-    assert got.max_in_flight == 7 and got.is_exposing
+    assert got.max_in_flight == 7 and got.is_exposing and got.threshold == 3
 
 
 def test_the_file_is_below_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,6 +84,7 @@ def test_files_that_are_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, t
         (("--replica", f"new={URL}", "--split", "new=10%"), "no replica takes the rest"),
         (("--replica", f"new={URL}", "--split", "new=110%"), "its share of the sessions"),
         (("--replica", URL, "--max-in-flight", "0"), "above 0"),
+        (("--replica", URL, "--threshold", "0"), "above 0"),
         (("--replica", f"{URL},event=tcp://x:1"), "come events= and replay="),
         (("--replica", URL, "--host", "0.0.0.0"), "lets other machines in"),
         (("--replica", URL, "--health-path", "ping"), "give a path"),

@@ -6,6 +6,8 @@ from hotspan.router.policy import Decision
 from hotspan.router.tracing import no_tracer, open_tracer
 from hotspan.router.types import Strategy
 
+from .rig import replicas, routed, say, say_ok
+
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -26,6 +28,36 @@ def test_a_span_has_the_costs_and_continues_the_trace() -> None:
     assert span.traceparent == f"00-{made.context.trace_id:032x}-{made.context.span_id:016x}-01"
     assert made.attributes["hotspan.cost.prefill_s"] == 0.5 and made.attributes["hotspan.cached_tokens"] == 128
     assert made.attributes["hotspan.outcome"] == "ok" and made.attributes["hotspan.replica"] == "http://r"
+
+
+async def test_the_gateway_traces_and_counts_what_its_decisions_cost() -> None:
+    """A request's span is what its replica is told of, with the costs of its last decision; the metric has each's."""
+    exporter = export.InMemorySpanExporter()
+    tracer, end = open_tracer("http://unused", exporter)
+    body = {"prompt": "a long text " * 1000}
+    async with replicas(say_ok, say(503)) as fakes, routed(fakes, tracer=tracer) as at:
+        asked = 0
+        while not fakes[1].works:  # the first that comes to the ill replica is tried again at the other one
+            asked += 1
+            assert asked < 100
+            assert (
+                await at.status(body | {"prompt": f"{asked} {body['prompt']}"}, headers={"traceparent": PARENT}) == 200
+            )
+        prefill_s = await at.metric("decision_cost_seconds_sum", term="prefill")
+        count = await at.metric("decision_cost_seconds_count", term="prefill")
+        told = fakes[0].asked[-1][2]["traceparent"]
+        assert await at.metric("decision_cost_seconds_count", term="load") == 0
+    end()
+    spans = exporter.get_finished_spans()
+    assert len(spans) == asked and count == asked + 1
+    last = spans[-1]
+    assert told == f"00-{last.context.trace_id:032x}-{last.context.span_id:016x}-01"
+    assert f"{last.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert last.attributes["hotspan.replica"] == fakes[0].url and last.attributes["hotspan.attempt"] == 2
+    assert last.attributes["hotspan.outcome"] == "ok" and last.attributes["http.response.status_code"] == 200
+    costs_s = [span.attributes["hotspan.cost.prefill_s"] for span in spans]
+    assert min(costs_s) > 0.05
+    assert sum(costs_s) < prefill_s <= sum(costs_s) + 2 * max(costs_s)
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:

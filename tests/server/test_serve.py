@@ -86,6 +86,7 @@ def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: S
         "hotspan_cache_load_bytes_total",
         "hotspan_cache_store_bytes_total",
         "hotspan_cache_used_bytes",
+        "hotspan_cache_token_bytes",
         "hotspan_cache_store_queue_chunks",
         "hotspan_cost_prefill_tokens_per_second",
         "hotspan_cost_requests_total",

@@ -9,11 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotspan.core.types import GIB
+from hotspan.router.fleet import Fleet
+from hotspan.router.load import TOLD_EVERY_S, Speeds
+from hotspan.router.measured import told_by
 from hotspan.router.types import Medium, Strategy
 from hotspan.simulate.caches import Change
-from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.costs import GB, Costs, Sizes
 from hotspan.simulate.replica import Job
-from hotspan.simulate.routers import LEAST_LOAD, POLICIES, PREFIX_TREE, UNTOLD, PrefixTree
+from hotspan.simulate.routers import (
+    LEAST_LOAD,
+    POLICIES,
+    PREFIX_TREE,
+    UNTOLD,
+    FleetRouter,
+    PrefixTree,
+    told_speeds,
+)
 from hotspan.simulate.simulation import Outcome, Setup, Simulation
 from hotspan.simulate.trace import SHAPES, Workload, draw
 from tests.simulate.rig import row, setup, workload
@@ -36,6 +48,41 @@ def test_a_replay_follows_from_its_seed(policy: str) -> None:
     """The same trace and seed give the same figures to the last bit."""
     made = small("synthetic", requests=400)
     assert replay(made, policy, 3) == replay(made, policy, 3)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(409_600), Sizes(409_600, ram_gib=200), Sizes(409_600, 50, 400, 1000)])
+def test_a_replica_tells_what_a_real_one_does(sizes: Sizes) -> None:
+    """The router is told what it reads in the metrics of a replica of these costs and sizes, and nothing more."""
+    costs = Costs(prefill_tokens_per_s=12_345.0, request_step_s=0.5)
+    figures = {
+        'vllm:cache_config_info{kv_cache_size_tokens="409600"}': 1,
+        "hotspan_cost_prefill_tokens_per_second": costs.prefill_tokens_per_s,
+        "hotspan_cache_token_bytes": costs.kv_bytes,
+        'hotspan_cache_capacity_bytes{tier="ram"}': sizes.ram_gib * GIB,
+        'hotspan_cache_capacity_bytes{tier="disk"}': sizes.disk_gib * GIB,
+    }
+    for medium in (Medium.DISK, Medium.L2):
+        tier = f'{{tier="{medium.name.lower()}"}}'
+        figures[f"hotspan_cost_bytes_per_second{tier}"] = costs.load_gb_per_s[medium] * GB
+        figures[f"hotspan_cost_latency_seconds{tier}"] = costs.load_s[medium]
+    page = "\n".join(f"{name} {value}" for name, value in figures.items())
+    assert told_speeds(costs, sizes) == told_by(page.encode()).over(Speeds())
+
+
+def test_a_rate_is_told_only_once_it_was_measured() -> None:
+    """Until a replica has answered, and until it is asked again, the router has its own guess or what it learnt."""
+    told: list[float] = []
+
+    class Watching(Fleet):
+        def tell(self, name: str, speeds: Speeds, *, is_measured: bool = True) -> None:
+            told.extend([self.clock.monotonic()] * is_measured)
+            super().tell(name, speeds, is_measured=is_measured)
+
+    simulation = Simulation(Setup(replicas=1, costs=Costs(prefill_tokens_per_s=100.0)), Strategy.AUTO)
+    fleet = Watching(clock=simulation._clock)
+    simulation._router = FleetRouter(fleet, 1, is_told=True, speeds=told_speeds(Costs(), Sizes()))
+    simulation.run(workload(*(row(float(at), keys=[at]) for at in range(40))))
+    assert told and min(told) == TOLD_EVERY_S and told[1] == 2 * TOLD_EVERY_S
 
 
 rows = st.lists(

@@ -24,6 +24,9 @@ def route(
         typer.Option(help="A server: URL, or GROUP=URL; ,events=tcp://HOST:PORT adds its KV events. May be repeated."),
     ] = None,
     strategy: Annotated[str, typer.Option(help="auto, prefixaware, kvaware, session or roundrobin.")] = "auto",
+    threshold: Annotated[
+        int, typer.Option(help="Requests at one replica from which on prefixaware and kvaware go elsewhere.")
+    ] = 16,
     config: Annotated[Path | None, typer.Option(help="YAML with any of these names.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,

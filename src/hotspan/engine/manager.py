@@ -253,7 +253,8 @@ class HotspanManager(OffloadingManager):
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return report(self.cache, self._costs, self._follower)
+        token_bytes = self.cache.ram.slab.slot_bytes * len(self._admission.groups) / self.chunk_tokens
+        return report(self.cache, self._costs, self._follower, token_bytes)
 
     def shutdown(self) -> None:
         if self._cache is not None:

@@ -66,6 +66,9 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cost_trust": OffloadingGaugeMetadata("Requests that may risk the bound of 1.05x + 50 ms at a time."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
+    "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
+        "Bytes that tiers keep of one token, over all KV cache groups: what turns bytes into tokens."
+    ),
 }
 
 
@@ -77,7 +80,7 @@ def unregister_metrics() -> None:
 
 
 def report(
-    cache: TieredCache, costs: "CostMetrics | None", follower: LogFollower | None
+    cache: TieredCache, costs: "CostMetrics | None", follower: LogFollower | None, token_bytes: float
 ) -> OffloadingConnectorStats | None:
     """The counts since the last report, or None if nothing happened."""
     if cache.stats.is_empty:
@@ -113,6 +116,7 @@ def report(
         out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
         out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
         out.set_gauge("hotspan_cache_tier_up", float(usage.is_up), (tier.value,))
+    out.set_gauge("hotspan_cache_token_bytes", token_bytes)
     for tier, chunks in cache.queued().items():
         out.set_gauge("hotspan_cache_store_queue_chunks", chunks, (tier.value,))
     if follower is not None:

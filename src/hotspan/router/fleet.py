@@ -12,7 +12,7 @@ from itertools import count
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.router.index import ASSUMED, SHARED, PrefixIndex
-from hotspan.router.load import Arrivals, ReplicaLoad, Speeds
+from hotspan.router.load import Arrivals, ReplicaLoad, Speeds, settle_rates
 from hotspan.router.policy import Decision, View, Weights, decide
 from hotspan.router.session import Overrides, Rendezvous
 from hotspan.router.types import Ask, Held, Strategy
@@ -68,6 +68,7 @@ class Ticket:
         if not self._began and not self._is_over:
             self._began = True
             self._replica.load.first_byte(self._number, self._fleet.clock.monotonic())
+            self._fleet.settle_rates()
 
     def end(self, *, answer_tokens: int | None = None, failed: bool = False) -> None:
         """It is over. Further calls do nothing.
@@ -132,6 +133,7 @@ class Fleet:
         self._homes.add(name, weight)
         slot = self._free_slots.pop() if self._free_slots else next(self._slots)
         self._replicas[name] = _Replica(name, slot, ReplicaLoad(speeds), exact)
+        self.settle_rates()
         return slot
 
     def remove(self, name: str) -> None:
@@ -165,9 +167,14 @@ class Fleet:
         replica.assumed.clear()
         self.index.clear(replica.slot)
 
-    def tell(self, name: str, speeds: Speeds) -> None:
-        """What a replica itself measured."""
-        self._replicas[name].load.tell(speeds)
+    def tell(self, name: str, speeds: Speeds, *, is_measured: bool = True) -> None:
+        """What a replica itself says; `is_measured`: of its rate of prompts too."""
+        self._replicas[name].load.tell(speeds, is_measured=is_measured)
+        self.settle_rates()
+
+    def settle_rates(self) -> None:
+        """For tickets: what was learnt of one replica says something of the others."""
+        settle_rates([replica.load for replica in self._replicas.values()])
 
     # -- what to do ------------------------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class Fleet:
                 replica.slot,
                 held.get(replica.slot, shared),
                 replica.load.queue_s(now),
-                replica.load.tokens_per_s,
+                replica.load.pace,
                 replica.load.in_flight,
                 replica.load.in_flight * replica.load.speeds.decode_s * answer_tokens,
                 arrivals,

@@ -10,8 +10,10 @@ so a replica that is slower than believed keeps its queue, and one that is faste
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.types import Medium
@@ -21,6 +23,12 @@ _FORGET_TOKENS = 100_000.0
 
 _PRIOR_TOKENS = 4_000.0
 """How much the prior counts for."""
+
+_ALIKE = 4 / 3
+"""Rates that differ by no more than this factor are compared as one: so much is noise in what is learnt."""
+
+TOLD_EVERY_S = 15.0
+"""Replicas are asked so often what they measured."""
 
 _FURTHEST = 8.0
 """A prompt that took so many times what was expected, or such a part of it, teaches no more than that."""
@@ -57,7 +65,7 @@ def _tiers() -> Mapping[Medium, TierSpeed]:
 class Speeds:
     """What a replica is taken to do, until it is known better.
 
-    tokens_per_s: of prompts that it computes, alone.
+    tokens_per_s: of prompts that it computes, alone; once something was learnt of any replica, that is taken instead.
     decode_s:     that one more running request adds to each step of all others.
     tiers:        how fast it loads what lies below the GPU.
     cache_tokens: that it keeps, if it tells; 0: unknown.
@@ -74,14 +82,19 @@ class Speeds:
 
 
 class ReplicaLoad:
-    """One replica's. Times are the caller's, and never run backwards."""
+    """One replica's. Times are the caller's, and never run backwards.
+
+    usual: tokens a second of replicas like this one, which counts until enough was learnt of this one.
+    pace:  tokens a second, for comparisons: that of all about as fast. Both are set by `settle_rates`.
+    """
 
     def __init__(self, speeds: Speeds | None = None) -> None:
         self.speeds = speeds or Speeds()
         self.running = 0
         self.waiting_tokens = 0
-        self._tokens = _PRIOR_TOKENS
-        self._seconds = _PRIOR_TOKENS / self.speeds.tokens_per_s
+        self.usual = self.pace = self.speeds.tokens_per_s
+        self.learnt_tokens = self.learnt_s = 0.0
+        self._prior_tokens = _PRIOR_TOKENS
         self._queue: dict[int, tuple[float, int, float]] = {}
         self._work_s = 0.0
         self._since = self._answered = 0.0
@@ -94,13 +107,19 @@ class ReplicaLoad:
     @property
     def tokens_per_s(self) -> float:
         """How fast it computes prompts."""
-        return self._tokens / self._seconds
+        return (self._prior_tokens + self.learnt_tokens) / (self._prior_tokens / self.usual + self.learnt_s)
 
-    def tell(self, speeds: Speeds) -> None:
-        """The replica itself says how fast it is, which counts as much as all that was seen."""
+    def tell(self, speeds: Speeds, *, is_measured: bool = True) -> None:
+        """The replica itself says how fast it is.
+
+        is_measured: its rate of prompts too, which then counts as much as all that was seen.
+        """
         self.speeds = speeds
-        self._tokens = max(self._tokens, _PRIOR_TOKENS)
-        self._seconds = self._tokens / speeds.tokens_per_s
+        if is_measured:
+            self.learnt_tokens = max(self.learnt_tokens, _PRIOR_TOKENS)
+            self.learnt_s = self.learnt_tokens / speeds.tokens_per_s
+            self._prior_tokens = 0.0
+            self.pace = speeds.tokens_per_s
 
     def queue_s(self, now: float) -> float:
         """Until it can begin with a prompt that is sent now.
@@ -166,8 +185,29 @@ class ReplicaLoad:
         if tokens <= 0 or max(seconds, expected_s) < _LEAST_S:
             return
         kept = max(1 - tokens / _FORGET_TOKENS, 0.1)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + min(max(seconds, expected_s / _FURTHEST), expected_s * _FURTHEST)
+        self._prior_tokens *= kept
+        self.learnt_tokens = self.learnt_tokens * kept + tokens
+        self.learnt_s = self.learnt_s * kept + min(max(seconds, expected_s / _FURTHEST), expected_s * _FURTHEST)
+
+
+def settle_rates(loads: Collection[ReplicaLoad]) -> None:
+    """Say each of some replicas what was learnt of all: after anything was learnt.
+
+    One of which little is known is taken to be as fast as all together are; else whoever was asked first would be the
+    only one that is known to be fast, and would get everything. Rates that differ by noise become one, so that it is
+    sessions and the draw that decide between equals, and routers with other samples decide alike.
+    """
+    tokens = sum(load.learnt_tokens for load in loads)
+    if tokens:
+        usual = tokens / sum(load.learnt_s for load in loads)
+        for load in loads:
+            load.usual = usual
+    rates = sorted(load.tokens_per_s for load in loads)
+    sums = [0.0, *accumulate(rates)]
+    for load in loads:
+        rate = load.tokens_per_s
+        first, end = bisect_left(rates, rate / _ALIKE), bisect_right(rates, rate * _ALIKE)
+        load.pace = (sums[end] - sums[first]) / (end - first)
 
 
 class Arrivals:

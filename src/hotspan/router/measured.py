@@ -1,26 +1,37 @@
-"""What replicas measured themselves: how fast they compute prompts, from their own metrics, every now and then."""
+"""What replicas say of themselves in their metrics, every now and then: how fast they are, and how much they keep."""
 
 import asyncio
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.fleet import Fleet
+from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
+from hotspan.router.types import Medium
 from hotspan.router.upstream import BrokenError, UnreachedError, Upstream
 
 _PATH = "/metrics"
-_INTERVAL_S = 15.0
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 4 << 20
-_RATE = re.compile(rb"^hotspan_cost_prefill_tokens_per_second(?:\{[^}\n]*\})? ([0-9.eE+]+)$", re.MULTILINE)
+_LINE = re.compile(
+    r"^(hotspan_cost_prefill_tokens_per_second|hotspan_cost_latency_seconds|hotspan_cost_bytes_per_second"
+    r"|hotspan_cache_capacity_bytes|hotspan_cache_token_bytes|vllm:cache_config_info)(?:\{(.*)\})? (\S+)$",
+    re.MULTILINE,
+)
+_TIER = re.compile(r'(?:^|,)tier="(\w+)"')
+_POOL = re.compile(r'(?:^|,)kv_cache_size_tokens="(\d{1,15})"')
+_TIERS = {"ram": Medium.RAM, "disk": Medium.DISK, "l2": Medium.L2}
 
 
 class Measured:
     """Tells the fleet. One event loop's. A replica that has no such metric, or shows it to nobody, is left alone."""
 
-    def __init__(self, fleet: Fleet, names: Sequence[str], upstream: Upstream, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(
+        self, fleet: Fleet, names: Sequence[str], upstream: Upstream, interval_s: float = TOLD_EVERY_S
+    ) -> None:
         self._fleet = fleet
         self._names = names
         self._upstream = upstream
@@ -47,10 +58,10 @@ class Measured:
         answer = None
         try:
             answer = await self._upstream.ask(name, "GET", _PATH, [], within_s=_TIMEOUT_S)
-            rate = rate_of(await answer.whole(_MOST_BYTES)) if answer.status == 200 else None
-            if rate is not None:
-                speeds = self._fleet.replicas[name].speeds
-                self._fleet.tell(name, dataclasses.replace(speeds, tokens_per_s=rate))
+            if answer.status == 200:
+                told = told_by(await answer.whole(_MOST_BYTES))
+                speeds = told.over(self._fleet.replicas[name].speeds)
+                self._fleet.tell(name, speeds, is_measured=told.tokens_per_s is not None)
         except (UnreachedError, BrokenError, ConfigError):
             pass  # what was learnt so far stays
         finally:
@@ -58,12 +69,65 @@ class Measured:
                 answer.close()
 
 
-def rate_of(page: bytes) -> float | None:
-    """The prompt tokens a second that a page of metrics tells, of all its engines together; None if it tells none."""
-    total = 0.0
-    for found in _RATE.findall(page):
-        try:
-            total += float(found)
-        except ValueError:
-            return None
-    return total if 0 < total < math.inf else None
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a page of metrics says, of all its engines together.
+
+    tokens_per_s: of prompts; None: not measured yet. tiers: those measured. cache_tokens: that it keeps; 0: unknown.
+    """
+
+    tokens_per_s: float | None = None
+    tiers: Mapping[Medium, TierSpeed] = field(default_factory=dict)
+    cache_tokens: int = 0
+
+    def over(self, speeds: Speeds) -> Speeds:
+        """The speeds that were believed so far, with what is known better now."""
+        return dataclasses.replace(
+            speeds,
+            tokens_per_s=self.tokens_per_s or speeds.tokens_per_s,
+            tiers={**speeds.tiers, **self.tiers},
+            cache_tokens=self.cache_tokens or speeds.cache_tokens,
+        )
+
+
+def told_by(page: bytes) -> Told:
+    """What a page says; nothing, where it says nothing that can be.
+
+    A tier tells bytes, and `hotspan_cache_token_bytes` how many a token has. What RAM or disk keeps, the GPU's pool had
+    before: the largest of the three is what the replica keeps.
+    """
+    sums: dict[tuple[str, str], float] = {}
+    largest: dict[tuple[str, str], float] = {}
+    for name, labels, figure in _LINE.findall(page.decode(errors="replace")):
+        if name == "vllm:cache_config_info":
+            found, tier = _POOL.search(labels), ""
+            value = float(found[1]) if found else 0.0
+        else:
+            found = _TIER.search(labels)
+            tier, value = found[1] if found else "", _number(figure)
+        if value > 0:
+            sums[name, tier] = sums.get((name, tier), 0.0) + value
+            largest[name, tier] = max(largest.get((name, tier), 0.0), value)
+    token_bytes = largest.get(("hotspan_cache_token_bytes", ""), math.inf)
+    keeps = [sums.get(("hotspan_cache_capacity_bytes", tier), 0.0) / token_bytes for tier in ("ram", "disk")]
+    tiers = {}
+    for tier, medium in _TIERS.items():
+        rate = sums.get(("hotspan_cost_bytes_per_second", tier), 0.0) / token_bytes
+        if 0 < rate < math.inf:
+            tiers[medium] = TierSpeed(rate, largest.get(("hotspan_cost_latency_seconds", tier), 0.0))
+    rate = sums.get(("hotspan_cost_prefill_tokens_per_second", ""), 0.0)
+    keeps_tokens = max(*keeps, sums.get(("vllm:cache_config_info", ""), 0.0))
+    return Told(
+        tokens_per_s=rate if 0 < rate < math.inf else None,
+        tiers=tiers,
+        cache_tokens=int(keeps_tokens) if keeps_tokens < math.inf else 0,
+    )
+
+
+def _number(text: str) -> float:
+    """0 for what is none, or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0

@@ -27,6 +27,7 @@ from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import Measured
 from hotspan.router.metrics import Counts, Exposition
 from hotspan.router.places import Places
+from hotspan.router.policy import Weights
 from hotspan.router.session import session_key
 from hotspan.router.settings import RouterSettings
 from hotspan.router.stateful import StatefulSessions
@@ -91,7 +92,13 @@ def _assembled(
     replicas = {replica.url: replica for replica in settings.replicas}
     tenants = TenantNames(settings.tenant_header, settings.keys)
     prompts, table = _prompts(settings, tenants)
-    fleet = Fleet(strategy=settings.strategy, index=PrefixIndex(settings.index_bytes), clock=clock, rng=rng)
+    fleet = Fleet(
+        strategy=settings.strategy,
+        index=PrefixIndex(settings.index_bytes),
+        clock=clock,
+        rng=rng,
+        weights=Weights(threshold=settings.threshold),
+    )
     slots = {name: fleet.add(name) for name in replicas}
     feeds = Feeds(settings.replicas, slots, fleet, prompts, table, rng)
     vitals = {name: Vitals(settings.health, clock, rng) for name in replicas}

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, MIB
 from hotspan.router.health import HealthSettings
+from hotspan.router.policy import Weights
 from hotspan.router.types import Strategy
 
 
@@ -33,6 +34,7 @@ class RouterSettings:
     model:             directory with the model's tokenizer and chat template; None compares prompts as they come.
     model_names:       by which requests call the model; any other is an adapter's. None are needed without events.
     index_bytes:       for what replicas hold; past it the least used goes.
+    threshold:         requests at one replica from which on `prefixaware` and `kvaware` go elsewhere.
     session_key:       header or field of the body that names a session, before all others.
     max_in_flight:     requests at one replica at a time; more wait in the queue.
     queue_size:        that wait at a time. queue_timeout_s: how long one waits.
@@ -57,6 +59,7 @@ class RouterSettings:
     model: Path | None = None
     model_names: tuple[str, ...] = ()
     index_bytes: int = 256 * MIB
+    threshold: int = Weights().threshold
     session_key: str | None = None
     max_in_flight: int = 256
     queue_size: int = 1024
@@ -98,7 +101,14 @@ class RouterSettings:
                 f"the shares of --split add up to {total:.0%}, and no replica takes the rest: give one without a "
                 "group, or shares of 100% in all"
             )
-        for name in ("max_in_flight", "attempts", "max_request_bytes", "queue_timeout_s", "read_timeout_s"):
+        for name in (
+            "threshold",
+            "max_in_flight",
+            "attempts",
+            "max_request_bytes",
+            "queue_timeout_s",
+            "read_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")
 

@@ -1,18 +1,19 @@
 """What chooses a replica in a simulation: the product's own fleet, and two others to hold it against.
 
-None of them sees the simulated replicas: only the requests that it sent itself, their first bytes and ends, and, where
-events are on, what these tell.
+None of them sees the simulated replicas: only the requests that it sent itself, their first bytes and ends, what real
+ones say in their metrics, and, where events are on, what these tell.
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
 from hotspan.router.fleet import Fleet, Ticket
-from hotspan.router.load import Speeds, TierSpeed
+from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import GB, Costs, Sizes
@@ -46,15 +47,27 @@ class Router(Protocol):
 
 
 class FleetRouter:
-    """The router's own object."""
+    """The router's own object. It learns what a replica says of itself as late as from a real one's metrics.
 
-    def __init__(self, fleet: Fleet, replicas: int, *, is_told: bool, speeds: Speeds | None = None) -> None:
+    speeds: what each says, its rate of prompts only once it has answered.
+    """
+
+    def __init__(self, fleet: Fleet, replicas: int, *, is_told: bool, speeds: Speeds) -> None:
         self.is_told = is_told
         self._fleet = fleet
+        self._speeds = speeds
+        self._next_told_s = 0.0
+        self._have_answered: set[int] = set()
         self._tickets: dict[int, Ticket] = {}
-        self._slots = [fleet.add(f"http://replica-{n}:8000", speeds=speeds, exact=is_told) for n in range(replicas)]
+        self._names = [f"http://replica-{n}:8000" for n in range(replicas)]
+        self._slots = [fleet.add(name, exact=is_told) for name in self._names]
 
     def send(self, job: Job) -> int:
+        now_s = self._fleet.clock.monotonic()
+        if now_s >= self._next_told_s:
+            self._next_told_s = now_s + TOLD_EVERY_S
+            for n, name in enumerate(self._names):
+                self._fleet.tell(name, self._speeds, is_measured=n in self._have_answered)
         row = job.row
         ask = Ask(row.keys, row.tokens, BLOCK_TOKENS, session=row.session)
         decision = self._fleet.choose(ask)
@@ -62,6 +75,7 @@ class FleetRouter:
         return self._slots.index(decision.replica)
 
     def first_byte(self, job: Job) -> None:
+        self._have_answered.add(job.replica)
         self._tickets[job.index].first_byte()
 
     def end(self, job: Job) -> None:
@@ -154,10 +168,20 @@ def make_router(
 
 
 def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
-    """What a replica says of itself: the speed of its prefill and of its tiers, and how much it keeps."""
+    """What `router.measured` reads of a replica: its rate of prompts, that of disk and L2, and how much it keeps.
+
+    What real ones do not say, how fast RAM is and what a running request adds to a step, the router takes for what it
+    takes it for of real ones.
+    """
+    unsaid = Speeds()
     tiers = {
         medium: TierSpeed(costs.load_gb_per_s[medium] * GB / costs.kv_bytes, costs.load_s[medium])
-        for medium in (Medium.RAM, Medium.DISK, Medium.L2)
+        for medium in (Medium.DISK, Medium.L2)
     }
     blocks: Sequence[int] = [sizes.blocks(medium, costs) for medium in (Medium.GPU, Medium.RAM, Medium.DISK)]
-    return Speeds(costs.prefill_tokens_per_s, costs.request_step_s, tiers, max(blocks) * BLOCK_TOKENS)
+    return replace(
+        unsaid,
+        tokens_per_s=costs.prefill_tokens_per_s,
+        tiers={**unsaid.tiers, **tiers},
+        cache_tokens=max(blocks) * BLOCK_TOKENS,
+    )
