@@ -94,8 +94,8 @@ router-overhead: install  ## What the router adds to a request (about 5 minutes;
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
-.PHONY: proofs kill power flip fault slow slow-l2 model simulate fuzz replicas identity soak timing
-proofs: kill power flip fault slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+.PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing
+proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: install  ## R1: 10,000 kills of writing processes
 	@$(BIN)/hotspan prove kill --cycles 10000 --output $(R)/kill.json
 power: install  ## R2: 100,000 power losses
@@ -104,6 +104,8 @@ flip: install  ## R3: every header bit, a million flips, cuts and swaps
 	@$(BIN)/hotspan prove flip --flips 1000000 --output $(R)/flip.json
 fault: install  ## R4: every error at every call
 	@$(BIN)/hotspan prove fault --output $(R)/fault.json
+l2: install  ## R1, R3, R4 and R10 with an L2 in the disk's place
+	@$(BIN)/hotspan prove l2 --flips 200000 --hours 1 --output $(R)/l2.json
 slow: install  ## R5: requests over a slow, hung or failing disk
 	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
 slow-l2: install servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling

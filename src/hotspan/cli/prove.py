@@ -13,7 +13,7 @@ import typer
 
 from hotspan.cli.errors import explained
 
-NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "soak", "fuzz")
+NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz")
 
 
 def prove(
@@ -22,13 +22,14 @@ def prove(
     only: Annotated[int | None, typer.Option(help="Run this one case of the seed again.")] = None,
     cycles: Annotated[int | None, typer.Option(min=1, help="kill: how often the process is killed.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="power: power losses.")] = None,
-    flips: Annotated[int | None, typer.Option(min=1, help="flip: flipped bits of payloads.")] = None,
+    flips: Annotated[int | None, typer.Option(min=1, help="flip, l2: flipped bits.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="model: calls; simulate, replicas: of each simulation.")
+        int | None, typer.Option(min=1, help="model: calls; simulate, replicas, l2: of each simulation.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: simulations.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="fault, l2: only each so many-th fault.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="fuzz: inputs.")] = None,
-    hours: Annotated[float | None, typer.Option(help="soak: how long.")] = None,
+    hours: Annotated[float | None, typer.Option(help="soak, l2: how long.")] = None,
     duty: Annotated[float | None, typer.Option(help="soak: part of one core to use.")] = None,
     directory: Annotated[
         Path | None, typer.Option(help="kill, soak: where to make the tier's directory, on a real disk.")
@@ -44,6 +45,7 @@ def prove(
         "flips": flips,
         "steps": steps,
         "seeds": seeds,
+        "every": every,
         "cases": cases,
         "hours": hours,
         "duty": duty,

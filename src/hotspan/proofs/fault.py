@@ -60,7 +60,7 @@ def run(options: Options, progress: Progress) -> Proof:
     faults = [fault for fault in _faults(calls) if options.only is None or fault.case == options.only]
     if options.only is None:
         faults = faults[:: options.every]
-    fds = _open_fds()
+    fds = open_fds()
     for number, fault in enumerate(faults):
         try:
             _try(fault, options, tally)
@@ -70,7 +70,7 @@ def run(options: Options, progress: Progress) -> Proof:
             tally.findings.add(fault.case, f"{fault.error} {what} {fault.nth}, {kind}: {error}")
         tally.runs += 1
         progress(number, len(faults))
-    leaked = len(_open_fds()) - len(fds)
+    leaked = len(open_fds()) - len(fds)
     figures = {
         "calls_plain": calls[0],
         "calls_sealed": calls[1],
@@ -110,14 +110,14 @@ def _calls(options: Options, is_sealed: bool) -> int:
 
 def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
     """Raises: Broken."""
-    before = _open_fds()
+    before = open_fds()
     with in_memory() as path:
         start = partial(Drive, path, rng_of("fault", options.seed, fault.is_sealed), is_sealed=fault.is_sealed)
         try:
             drive = start(arm=fault.arm)
         except DirectoryError:  # a server that starts on such a disk says so, and does not start
             tally.refused += 1
-            if _open_fds() != before:
+            if open_fds() != before:
                 raise Broken("a refused opening left descriptors open") from None
             return
         try:
@@ -130,10 +130,10 @@ def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
         except BaseException:
             drive.abandon()
             raise
-    if leaked := _open_fds() - before:
+    if leaked := open_fds() - before:
         raise Broken(f"{len(leaked)} descriptors are left open")
 
 
-def _open_fds() -> set[str]:
+def open_fds() -> set[str]:
     """This process's descriptors, but for the one that reads the list."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}

@@ -1,36 +1,21 @@
 """R11: replicas that share an L2, in simulated time: faults, restarts, and invalidations from each of them.
 
-Whoever asks for an invalidation ends an epoch of the chunks that it takes, and what is computed in the next has other
-bytes. A request that a replica admits after it has read the invalidation, or after it was acknowledged to have made it,
-must never be given bytes of an epoch before.
+What each of them must never be given stands in proofs/replica.py.
 """
 
 import random
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from hotspan.cache.choice import Text as Prompt
-from hotspan.cache.cost import CostModel
-from hotspan.cache.entry import Reader
-from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey, Lookup, Tier
 from hotspan.proofs.engine import Broken, Text, texts
 from hotspan.proofs.proof import Findings, Progress, Proof, rng_of
-from hotspan.testing.chunks import content
+from hotspan.proofs.replica import Connect, Epochs, Replica
+from hotspan.proofs.world import NAMESPACE
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.keys import FixedKeys
-from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
-from hotspan.tiers.follower import LogFollower
-from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
-from hotspan.tiers.slab import SharedSlab
+from hotspan.testing.memory_store import MemoryServer, MemoryStore
 
 CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"
-SIZE = 4096
-NAMESPACE = bytes(range(32))
 WEIGHTS = {
     "arrive": 20,
     "ask": 16,
@@ -62,205 +47,25 @@ class Options:
     only: int | None = None
 
 
-@dataclass(slots=True)
-class Epochs:
-    """What is known outside: how often each chunk was taken, and by which invalidation."""
+class World:
+    """The replicas and their server.
 
-    latest: dict[ChunkKey, int]
-    taken: dict[int, tuple[int, set[ChunkKey]]] = field(default_factory=dict)  # by the scope's id
-    scopes: list[Scope] = field(default_factory=list)  # kept, so that ids stay theirs
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A request that was admitted and not scheduled yet.
-
-    least: the epochs of its chunks that it may be given. present: those of the bytes that it computes.
+    connect: to another store than the server, of which the steps `lose` and `trim` know nothing.
+    weights: how often each step is taken.
     """
 
-    text: Text
-    reader: Reader
-    least: dict[ChunkKey, int]
-    present: dict[ChunkKey, int]
-    may_store: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Copies:
-    """Chunks that the engine is about to have copied into their slots."""
-
-    parts: list[tuple[int, int]]  # index in the text, slot
-    text: Text
-    epochs: dict[ChunkKey, int]
-
-
-class _SettledGuard(GuardedTier):
-    def finished(self) -> list:  # type: ignore[type-arg]
-        transfers = super().finished()
-        if self._opening is not None:
-            self._opening.join()
-        return transfers
-
-
-class Replica:
-    """One process: RAM over the L2, and an engine that believes nothing."""
-
-    def __init__(self, name: str, server: MemoryServer, epochs: Epochs, rng: random.Random, *, is_sealed: bool) -> None:
-        self.name = name
-        self.least = dict.fromkeys(epochs.latest, 0)  # of epochs, for requests that are admitted now
-        self.present = dict.fromkeys(epochs.latest, 0)  # of what they compute
-        self.hits = self.l2_hits = self.stores = self.cuts = 0
-        self._server = server
-        self._epochs = epochs
-        self._rng = rng
-        self._is_sealed = is_sealed
-        self._lives = 0
-        self._slab = SharedSlab(f"proof-{uuid.uuid4().hex}", rng.randint(5, 9), SIZE)
-        self._slab.unlink()
-        self.start()
-
-    def start(self) -> None:
-        """A process begins, with nothing in RAM."""
-        self._lives += 1
-        self.asked: list[Asked] = []
-        self.copies: list[Copies] = []
-        self.queues = InlineQueues(self._rng.getrandbits(32))
-        clock = self._server.clock
-        self.follower = LogFollower(MemoryLog(self._server), f"{self.name}/{self._lives}", clock)
-        writer = self._rng.getrandbits(60)
-
-        def opened(again: bool) -> RemoteTier:
-            keys = FixedKeys(writer + again, seed=7) if self._is_sealed else None
-            options = RemoteOptions(
-                MemoryStore(self._server), self.follower, threads=2, store_depth=3, keys=keys, queue=self.queues.queue
-            )
-            return RemoteTier(options, NAMESPACE, SIZE, clock)
-
-        self.tier = _SettledGuard(opened, clock)
-        cost = CostModel(2048, {Tier.L2: 2}, clock) if self._rng.random() < 0.5 else None
-        self.cache = TieredCache(self._slab, self.tier, namespace=NAMESPACE, cost=cost, clock=clock)
-
-    def close(self) -> None:
-        """All is over."""
-        self.tier.close(1.0)
-        self._slab.close()
-
-    # -- what an engine does -----------------------------------------------------------------------------------------
-
-    def follow(self) -> None:
-        """Forget what others invalidated, before anything is admitted."""
-        for scope in self.follower.foreign():
-            self.cache.invalidate(scope, lambda done: None, is_foreign=True)
-            self._disown()
-            if id(scope) in self._epochs.taken:
-                self._bind(*self._epochs.taken[id(scope)])
-            else:  # the log was lost: all that was ever invalidated is forgotten with everything else
-                self.present = dict(self._epochs.latest)
-
-    def arrive(self, text: Text) -> None:
-        """A request is admitted, and looks its text up."""
-        self.follow()
-        self.cache.step()
-        reader = Reader(terms=Terms(tenant=text.tenant, labels=text.labels))
-        asked = Asked(text, reader, dict(self.least), dict(self.present))
-        self.cache.ask(text.chunks, reader)
-        self.asked.append(asked)
-        self.look(asked)
-
-    def look(self, asked: Asked) -> None:
-        """One pass over a text; it is scheduled unless it has to wait."""
-        hits = []
-        prompt = Prompt(len(asked.text.chunks) * 256 + 1, 256)
-        if self.cache.cost is not None and not self.cache.choose([asked.text.chunks], asked.reader, prompt):
-            return
-        for chunk in asked.text.chunks:
-            answer = self.cache.lookup(chunk, asked.reader)
-            if answer is Lookup.RETRY:
-                return
-            if answer is Lookup.MISS:
-                break
-            hits.append(chunk)
-        self.asked.remove(asked)
-        self.cuts += asked.reader.cut
-        self.l2_hits += sum(chunk.key in asked.reader.promoted for chunk in hits)
-        self.hits += len(hits)
-        self.cache.join(asked.text.chunks, asked.reader)
-        slots = self.cache.begin_load([chunk.key for chunk in hits], asked.reader)
-        for chunk, slot in zip(hits, slots, strict=True):
-            self._check(chunk.key, bytes(self._slab.slot(slot)), asked.least[chunk.key])
-        self.cache.end_load([chunk.key for chunk in hits])
-        self.cache.release(asked.reader)
-        if asked.may_store:
-            placements = self.cache.begin_store(asked.text.chunks[len(hits) :], asked.reader)
-            if placements:
-                parts = [(placement.chunk.index, placement.slot) for placement in placements]
-                self.copies.append(Copies(parts, asked.text, asked.present))
-
-    def end_store(self) -> None:
-        """The engine's copies are complete, or failed."""
-        if not self.copies:
-            return
-        copies = self.copies.pop(self._rng.randrange(len(self.copies)))
-        chunks = [copies.text.chunks[index] for index, _ in copies.parts]
-        for chunk, (_, slot) in zip(chunks, copies.parts, strict=True):
-            self._slab.slot(slot)[:] = content(chunk.key, SIZE, copies.epochs[chunk.key])
-        self.stores += len(chunks)
-        if self.cache.cost is not None:
-            self.cache.cost.observe_step(256 * len(chunks), 0, len(chunks) * self._rng.choice((1e-4, 0.01, 1.0)))
-        self.cache.end_store(chunks, success=self._rng.random() < 0.9)
-
-    def invalidate(self, scope: Scope, taken: set[ChunkKey], epoch: int) -> None:
-        """An owner takes something back here; it binds this replica once it is acknowledged."""
-
-        def durable(done: bool) -> None:
-            if done:
-                self._bind(epoch, taken)
-
-        self._disown()
-        for key in taken:
-            self.present[key] = epoch
-        self.cache.invalidate(scope, durable)
-
-    def evict(self) -> None:
-        """RAM gives something up that nobody uses."""
-        idle = [entry for entry in self.cache.ram.entries.values() if not entry.pins and not entry.is_used]
-        if idle:
-            self.cache._forget(self._rng.choice(idle))
-
-    def check(self) -> None:
-        """Raise Broken if the books do not agree."""
-        try:
-            self.cache.check()
-        except AssertionError as error:
-            raise Broken(f"{self.name}: {error}") from error
-
-    # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _bind(self, epoch: int, taken: set[ChunkKey]) -> None:
-        for key in taken:
-            self.least[key] = max(self.least[key], epoch)
-            self.present[key] = max(self.present[key], epoch)
-
-    def _disown(self) -> None:
-        for asked in self.asked:
-            asked.may_store = False
-
-    def _check(self, key: ChunkKey, data: bytes, least: int) -> None:
-        for epoch in range(self._epochs.latest[key], -1, -1):
-            if data == content(key, SIZE, epoch):
-                if epoch < least:
-                    raise Broken(f"{self.name}: a chunk of epoch {epoch} is a hit, and {least} is the least it may be")
-                return
-        raise Broken(f"{self.name}: a hit has wrong bytes")
-
-
-class World:
-    """The replicas and their server."""
-
-    def __init__(self, rng: random.Random, *, is_sealed: bool) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        is_sealed: bool,
+        connect: Connect | None = None,
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> None:
         self.steps = 0
         self.counts = dict.fromkeys(("invalidations", "crashes", "losses", "faults"), 0)
         self._rng = rng
+        self._weights = weights
         self._clock = SimulatedClock()
         self._texts = [Text(text.chunks, text.tenant, frozenset({text.tenant})) for text in texts(3)]
         self._parents = {chunk.key: chunk.parent for text in self._texts for chunk in text.chunks}
@@ -269,18 +74,27 @@ class World:
         self._server = MemoryServer(clock=self._clock, before=self._before)
         self._chance, self._slow_s = 0.0, 0.0
         names = "abcd"[: rng.randint(2, 4)]
-        self.replicas = [Replica(name, self._server, self._epochs, rng, is_sealed=is_sealed) for name in names]
+        connect = connect or (lambda clock: MemoryStore(self._server))
+        self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
 
     def run(self, steps: int) -> None:
         """Random steps of random replicas. Raises: Broken."""
-        for name in self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=steps):
+        for name in self._rng.choices(list(self._weights), list(self._weights.values()), k=steps):
             self.steps += 1
             replica = self._rng.choice(self.replicas)
             getattr(self, "_" + name)(replica)
+            self.after(replica)
             replica.check()
 
-    def end(self) -> None:
-        """All is well again: every replica ends what it is at. Raises: Broken if anything is left over."""
+    def after(self, replica: Replica) -> None:
+        """Called after each step with the replica that took it."""
+
+    def settle(self) -> float:
+        """All is well again: every replica ends what it is at. Seconds until they had, of the simulated clock.
+
+        Raises: Broken if they don't.
+        """
+        started_s = self._clock.monotonic()
         for replica in self.replicas:
             self._repair(replica)
         for _ in range(60):
@@ -293,11 +107,30 @@ class World:
                 for asked in list(replica.asked):
                     replica.look(asked)
                 replica.end_store()
+                replica.check()
+            if all(replica.is_at_rest for replica in self.replicas):
+                return self._clock.monotonic() - started_s
+        raise Broken("not all replicas are at rest though all is well")
+
+    def read_all(self) -> None:
+        """A replica is started anew and asks for every text. Raises: Broken."""
+        replica = self._rng.choice(self.replicas)
+        replica.start(may_decide=False)
+        self.settle()
+        for text in self._texts:
+            replica.arrive(text)
+            self.settle()
+
+    def end(self) -> None:
+        """All is well again, and everybody goes. Raises: Broken if anything is left over."""
+        self.settle()
         for replica in self.replicas:
-            replica.check()
-            if replica.asked or replica.cache.is_moving or replica.cache.ram.is_pinned or not replica.tier.is_up:
-                raise Broken(f"{replica.name} is not at rest though all is well")
             replica.close()
+
+    def abandon(self) -> None:
+        """Let go of everything, whatever state it is in."""
+        for replica in self.replicas:
+            replica.abandon()
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class _Samples:
+class Samples:
     """What may grow, each minute after the warm-up."""
 
     rss_bytes: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Samples:
 
     def drifts(self) -> dict[str, float]:
         """By how much the median of the last quarter exceeds that of the first, as a part of it."""
-        return {name: drift(getattr(self, name)) for name in _Samples.__slots__}
+        return {name: drift(getattr(self, name)) for name in Samples.__slots__}
 
 
 def drift(samples: list[float]) -> float:
@@ -117,7 +117,7 @@ def run(options: Options, progress: Progress) -> Proof:
     """Churn until the time is over."""
     total_s = options.hours * 3600
     sample_s = min(options.sample_s, total_s / 60)
-    findings, samples = Findings(), _Samples()
+    findings, samples = Findings(), Samples()
     with on_disk(options.directory) as path, _sides(path, options) as sides:
         started = time.monotonic()
         next_s = started + _WARM_UP * total_s

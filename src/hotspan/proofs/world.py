@@ -49,7 +49,7 @@ class MortalFiles(SlowFaultyFiles, RecordingFiles):
         RecordingFiles.__init__(self, directory)
 
 
-class _SettledGuard(GuardedTier):
+class SettledGuard(GuardedTier):
     """A guard that goes on only when its tier was opened anew, or refused: the one thread there is, is waited for."""
 
     def finished(self) -> list[Transfer]:
@@ -113,7 +113,7 @@ class World:
         self.queues = InlineQueues(self._rng.getrandbits(32))
         self.slab.view[:] = JUNK * self.slab.bytes
         arm(self.files)
-        self.tier = _SettledGuard(self._open_disk, self.clock) if self.options.is_guarded else self._open_disk(False)
+        self.tier = SettledGuard(self._open_disk, self.clock) if self.options.is_guarded else self._open_disk(False)
         cost = CostModel(2048, {Tier.DISK: 3}, self.clock) if self.options.is_deciding else None
         self.cache = TieredCache(
             self.slab, self.tier, namespace=NAMESPACE, shares=self.options.ram_shares, cost=cost, clock=self.clock

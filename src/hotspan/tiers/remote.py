@@ -378,8 +378,7 @@ class RemoteTier:
         (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
         if found is None:
             return False
-        view = self._follower.view
-        taken_at = max(view.floor, view.taken_at(record.key, self._namespace, found.terms))
+        taken_at = self._follower.view.taken_at(record.key, self._namespace, found.terms)
         if found.terms.generation >= taken_at and is_of(found, record):
             return True
         self._store.delete([record.key], record.terms.tenant)

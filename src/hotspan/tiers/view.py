@@ -1,8 +1,9 @@
 """What a log of invalidations says of one chunk, without reading the whole log for each."""
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
@@ -11,11 +12,18 @@ from hotspan.tiers.stores.base import Found
 
 _Fields = tuple[int | None, int | None, bytes | None]
 
+_Entries = list[tuple[int, Scope]]
+_Name = TypeVar("_Name", ChunkKey, int)
+
+_MOST = 1 << 17
+"""Invalidations by key or label that are known at a time, about 300 bytes each."""
+
 
 class LogView:
     """Invalidations by what they name, so that a chunk is held against few of them.
 
-    floor: what was stored at lower generations can't be judged: the log no longer says what was invalidated then.
+    floor: what was stored at lower generations can't be judged: the log no longer says what was invalidated then, or
+           it was so much that the older half of it was forgotten.
     """
 
     def __init__(self, floor: int = 0) -> None:
@@ -23,20 +31,25 @@ class LogView:
         self._by_key: dict[ChunkKey, list[tuple[int, Scope]]] = defaultdict(list)
         self._by_label: dict[int, list[tuple[int, Scope]]] = defaultdict(list)
         self._broad: dict[_Fields, int] = {}  # whole tenants, adapters, models: the latest of each
+        self._generations: deque[int] = deque()  # of what is known by key or label, one for each
 
     def add(self, generation: int, scope: Scope) -> None:
         """One more invalidation: it takes chunks of lower generations."""
         if scope.keys is not None:
             for key in scope.keys:
                 self._by_key[key].append((generation, scope))
+            self._generations.extend([generation] * len(scope.keys))
         elif scope.labels:
             self._by_label[min(scope.labels)].append((generation, scope))
+            self._generations.append(generation)
         else:
             fields = (scope.tenant, scope.adapter, scope.namespace)
             self._broad[fields] = max(generation, self._broad.get(fields, 0))
+        if len(self._generations) > _MOST:
+            self._forget(self._generations[len(self._generations) // 2])
 
     def taken_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
-        """The generation of the latest invalidation that takes a chunk under these terms; 0 if none does."""
+        """The generation of the latest invalidation that takes a chunk under these terms; the floor if none does."""
         named = [self._by_key[key]] if key in self._by_key else []
         if terms.is_wild:
             named += list(self._by_label.values())  # the log's reader may add to it meanwhile
@@ -45,7 +58,22 @@ class LogView:
         found = [at for entries in named for at, scope in entries if scope.takes(key, namespace, terms)]
         for fields in itertools.product((None, terms.tenant), (None, terms.adapter), (None, namespace)):
             found.append(self._broad.get(fields, 0))
-        return max(found)
+        return max(*found, self.floor)  # read last: what was forgotten meanwhile lies below it
+
+    def _forget(self, floor: int) -> None:
+        """Know nothing any more of what was invalidated up to a generation."""
+        self.floor = max(self.floor, floor)
+        self._by_key = _above(self._by_key, floor)
+        self._by_label = _above(self._by_label, floor)
+        self._generations = deque(generation for generation in self._generations if generation > floor)
+
+
+def _above(named: Mapping[_Name, _Entries], floor: int) -> dict[_Name, _Entries]:
+    kept = defaultdict(list)
+    for name, entries in named.items():
+        if newer := [entry for entry in entries if entry[0] > floor]:
+            kept[name] = newer
+    return kept
 
 
 def readable(
@@ -75,7 +103,7 @@ def readable(
             at = max(at, view.taken_at(chunk.key, namespace, one.terms))
             terms, stored = one.terms, one.record.terms.generation
             expired = terms.expires_s and now_s >= terms.expires_s
-            if expired or terms.generation < max(at, view.floor):
+            if expired or terms.generation < at:
                 dead.append(chunk.key)
             elif parent is None or parent in born:
                 if parent is not None and stored < born[parent]:

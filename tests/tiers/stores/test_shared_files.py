@@ -1,9 +1,12 @@
 """Calls that may hang, and names that one writer gets."""
 
+import contextlib
 import errno
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +38,31 @@ def files(tmp_path: Path) -> SharedFiles:
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_holds_nothing_of_its_job(patient: Calls) -> None:
+    """When a failed call is over, the caller's buffers are free at once, without the garbage collector."""
+
+    class Payload:
+        pass
+
+    def fail(turn: Turn, payload: Payload) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def ask(payload: Payload) -> None:
+        with contextlib.suppress(OSError):
+            patient.run(lambda turn: fail(turn, payload))
+
+    payload = Payload()
+    held = weakref.ref(payload)
+    gc.disable()
+    try:
+        ask(payload)
+        del payload
+        patient.run(lambda turn: None)  # its thread is done with the call before
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_call_returns_or_raises_what_its_job_does(calls: Calls) -> None:

@@ -157,9 +157,9 @@ class FileLog:
     def _nothing_new(self, epoch: Epoch, after: int) -> LogPage | None:
         """The page after the end as it was known, if it is still there: without listing all entries."""
         known, directory = self._known, self._directory(epoch)
-        if (epoch.name, after) != (known.epoch, known.newest) or os.path.lexists(directory / _named(after + 1)):
+        if (epoch.name, after) != (known.epoch, known.newest) or _is_there(directory / _named(after + 1)):
             return None
-        if after != epoch.floor and not os.path.lexists(directory / _named(after)):
+        if after != epoch.floor and not _is_there(directory / _named(after)):
             return None
         return LogPage(epoch.name, after, known.floor, [])
 
@@ -214,6 +214,15 @@ class FileLog:
 
 def _named(number: int) -> str:
     return f"{number:020d}"
+
+
+def _is_there(path: Path) -> bool:
+    """Raises: OSError if nobody can tell, where `os.path.lexists` would say no."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _numbers(directory: Path) -> list[int]:

@@ -68,9 +68,12 @@ class Turn:
 
     def run(self, staging: memoryview) -> None:
         """On the thread."""
-        self.staging = staging
-        self.step()
-        self.result = self._job(self)
+        try:
+            self.staging = staging
+            self.step()
+            self.result = self._job(self)
+        except Exception as error:  # whatever it is, it is the caller's, if that still waits
+            self.error = None if self._is_left else error
 
     def wait(self, timeout_s: float) -> bool:
         """Until it ended; False, and it is left, once it has not got on for `timeout_s`."""
@@ -103,8 +106,12 @@ class Calls:
         self._free_thread().put(turn)
         if not turn.wait(self._timeout_s):
             raise TimeoutError(f"{self._name} did not answer in {self._timeout_s:g} s")
-        if turn.error is not None:
-            raise turn.error
+        error, turn.error = turn.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and what the caller gave
         result: _T = turn.result
         return result
 
@@ -132,10 +139,7 @@ class Calls:
     def _serve(self, turns: "queue.SimpleQueue[Turn | None]") -> None:
         staging = memoryview(mmap.mmap(-1, IO_BYTES))  # closed with the last view of it
         while (turn := turns.get()) is not None:
-            try:
-                turn.run(staging)
-            except Exception as error:  # whatever it is, it is the caller's
-                turn.error = error
+            turn.run(staging)
             with self._lock:
                 is_over = self._closed
                 if not is_over:
