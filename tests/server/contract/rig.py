@@ -10,7 +10,7 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +74,7 @@ from djl_python.input_parser import input_formatter
 from djl_python.output_formatter import output_formatter
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+print("model.py is executed", flush=True)
 
 
 @input_formatter
@@ -133,9 +134,10 @@ def make_model_directory(directory: Path, weights: Path, scratch: Path) -> Path:
 
 @dataclass
 class Container:
-    """A running server. early: what it answered before the model was loaded, path by path."""
+    """A running server of the model in `model`. early: what it answered before it was loaded, path by path."""
 
     server: Server
+    model: Path
     early: dict[str, httpx.Response] = field(default_factory=dict)
     pings: list[tuple[int, str]] = field(default_factory=list)
 
@@ -172,6 +174,23 @@ class Container:
         page = self.admin.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in page if line.startswith((f"{name} ", f"{name}{{")))
 
+    @contextlib.contextmanager
+    def adapter(self, name: str, *, like: str, files: Mapping[str, str] | None = None) -> Iterator[Path]:
+        """An adapter with the weights of another one and with files of its own, registered for the block."""
+        directory, source = (self.model / "adapters" / each for each in (name, like))
+        directory.mkdir()
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copyfile(source / file, directory / file)
+        for file, text in (files or {}).items():
+            (directory / file).write_text(text)
+        try:
+            made = self.admin.post("/adapters", json={"name": name, "src": name})
+            assert made.status_code == 200, made.text
+            yield directory
+        finally:
+            self.admin.delete(f"/adapters/{name}")
+            shutil.rmtree(directory)
+
     def close(self) -> None:
         for name in ("http", "admin", "openai"):
             if name in self.__dict__:
@@ -179,21 +198,24 @@ class Container:
 
 
 @contextlib.contextmanager
-def container(scratch: Path, variables: Mapping[str, str]) -> Iterator[Container]:
-    """`hotspan serve` without a word, in an environment of these variables; gone at the end whatever happens."""
+def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str] = ()) -> Iterator[Container]:
+    """`hotspan serve` without a word, in an environment of these variables; gone at the end whatever happens.
+
+    within: a command that runs it.
+    """
     port, log = free_port(), scratch / "log"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
     own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1", "HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hotspan", "serve"],
+            [*within, sys.executable, "-m", "hotspan", "serve"],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=kept | own | {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables),
             start_new_session=True,
             preexec_fn=_begin_with_few_files,
         )
-    running = Container(Server(process, port, log, "lmi"))
+    running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]))
     try:
         _watch_start(running)
         yield running
@@ -212,7 +234,7 @@ def _begin_with_few_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def _watch_start(running: Container, seconds: float = 120) -> None:
+def _watch_start(running: Container, seconds: float = 200) -> None:
     """Ask /ping until the server is healthy, as SageMaker does; and meanwhile what a hasty client asks, once."""
     deadline = time.monotonic() + seconds
     while (200, "Healthy") not in running.pings:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from .rig import ADAPTER, GREEDY, Container, rows, the_error
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.engine
 PROMPT = "The parties agree that"
 BODY = {"inputs": PROMPT, "parameters": GREEDY}
 CALLERS = 100
+WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +178,35 @@ async def test_a_hundred_first_calls_load_once(container: Container, texts: dict
     assert {reply.json()["generated_text"] for reply in replies} == {texts["poet"]}
     assert container.http.get(f"/adapters/{name}").json()["loaded"] is True
     assert loads(container, name) == before + 1
+
+
+async def test_weights_that_can_not_be_loaded(container: Container, texts: dict[str, str]) -> None:
+    """An adapter whose registration found nothing wrong and that the engine refuses at its first use.
+
+    Everyone who asks for it, at once or later, however they ask, gets an error with its name and the cause, and nobody
+    the base model's answer; the server and the other adapters go on. With other weights it answers.
+    """
+    with container.adapter("unfit", like="poet") as directory:
+        weights = load_file(directory / WEIGHTS)
+        save_file({name.replace("q_proj", "zz_proj"): data for name, data in weights.items()}, directory / WEIGHTS)
+        changed = container.admin.post("/adapters/unfit/update", json={"preload": False})
+        assert changed.status_code == 200, changed.text
+        named = {"headers": {ADAPTER: "unfit"}}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("/invocations", {"json": BODY} | named),
+            ("/invocations", {"json": BODY | {"stream": True}} | named),
+            ("/invocations", {"json": BODY | {"adapters": "unfit"}}),
+            ("/invocations", {"json": {"prompt": PROMPT}} | named),
+            ("/v1/completions", {"json": {"prompt": PROMPT, "model": "unfit", "stream": True}}),
+        ]
+        async with httpx.AsyncClient(base_url=container.server.url, timeout=60) as http:
+            replies = await asyncio.gather(*(http.post(path, **request) for path, request in asked))
+            replies += [await http.post(path, **request) for path, request in asked]
+        for reply in replies:
+            message = the_error(reply, 500)["message"]
+            assert "'unfit' can't be loaded" in message and "zz_proj" in message
+        assert container.http.get("/adapters/unfit").json()["loaded"] is False
+        assert container.generate(PROMPT, headers={ADAPTER: "legal"}) == texts["legal"]
+        assert container.generate(PROMPT) == texts[""]
+        assert container.admin.post("/adapters/unfit/update", json={"src": "poet"}).status_code == 200
+        assert container.generate(PROMPT, headers={ADAPTER: "unfit"}) == texts["poet"]

@@ -69,14 +69,17 @@ def test_the_model_is_called_lmi(container: Container) -> None:
 
 def test_schemas_are_chosen_by_key_in_order(container: Container) -> None:
     """prompt before inputs before messages before requestType, whatever else is there."""
+    other: dict[str, Any] = {"messages": CHAT, "requestType": "NEW_SESSION", "max_tokens": 2}
     bodies: list[tuple[dict[str, Any], str]] = [
-        ({"prompt": PROMPT, "messages": CHAT, "requestType": "NEW_SESSION", "max_tokens": 2}, "text_completion"),
-        ({"messages": CHAT, "requestType": "NEW_SESSION", "max_tokens": 2}, "chat.completion"),
+        ({"inputs": "Say", **other, "prompt": PROMPT}, "text_completion"),
+        (other, "chat.completion"),
     ]
     for body, kind in bodies:
         reply = container.invoke(body)
         assert reply.status_code == 200 and reply.json()["object"] == kind
     assert "generated_text" in container.invoke({"inputs": PROMPT}).json()
+    refused = container.invoke({"inputs": PROMPT, "messages": CHAT})
+    assert the_error(refused, 400)["param"] == "messages"  # which LMI's schema does not have
     assert "session_id" in container.invoke({"requestType": "NEW_SESSION"}).json()
     error = the_error(container.invoke({"text": PROMPT}), 400)
     assert all(key in error["message"] for key in ("prompt", "inputs", "messages", "requestType"))

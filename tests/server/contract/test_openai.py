@@ -95,6 +95,45 @@ def test_a_required_tool_in_a_stream(container: Container) -> None:
     assert is_place("".join(call.function.arguments or "" for call in calls if call.function))
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_tool_that_the_model_chooses(container: Container, is_stream: bool) -> None:
+    """tool_choice=auto: a call as the model's parser (hermes) knows it becomes a call, and is no content.
+
+    The model has nothing to say of its own: structured output has it write one.
+    """
+    call = '<tool_call>\n{"name": "find_place", "arguments": {"city": "Oslo", "is_far": true}}\n</tool_call>'
+    tool: Any = {"type": "function", "function": {"name": "find_place", "parameters": PLACE}}
+    asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 200, "tools": [tool], "tool_choice": "auto"}
+    asked["extra_body"] = {"structured_outputs": {"choice": [call]}}
+    if is_stream:
+        chunks = [
+            chunk.choices[0]
+            for chunk in container.openai.chat.completions.create(**asked, stream=True)
+            if chunk.choices
+        ]
+        calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+        name, arguments = (
+            "".join(getattr(call.function, part) or "" for call in calls) for part in ("name", "arguments")
+        )
+        content, reason = "".join(chunk.delta.content or "" for chunk in chunks), chunks[-1].finish_reason
+    else:
+        (choice,) = container.openai.chat.completions.create(**asked).choices
+        (made,) = choice.message.tool_calls or ()
+        name, arguments = made.function.name, made.function.arguments
+        content, reason = choice.message.content or "", choice.finish_reason
+    assert (name, json.loads(arguments)) == ("find_place", {"city": "Oslo", "is_far": True})
+    assert not content.strip() and reason == "tool_calls"
+
+
+def test_a_model_that_chooses_no_tool(container: Container) -> None:
+    """tool_choice=auto: what is no call is content, streamed or not."""
+    asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "tools": [TOOL]}
+    whole = container.openai.chat.completions.create(**asked, tool_choice="auto").choices[0]
+    assert whole.message.content and not whole.message.tool_calls and whole.finish_reason == "length"
+    stream = container.openai.chat.completions.create(**asked, tool_choice="auto", stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == whole.message.content
+
+
 def test_structured_output(container: Container) -> None:
     """response_format with a JSON schema, and the engine's own choice and regex, hold for every sampled text."""
     asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 60, "temperature": 1.5}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ VARIABLES = {
     "MAX_BATCH_PREFILL_TOKENS": "1024",
     "MAX_BATCH_SIZE": "8",
     "SERVING_JOB_QUEUE_SIZE": "2",
+    "SAGEMAKER_MAX_REQUEST_SIZE": "100000",
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": "2",  # SAGEMAKER_MAX_REQUEST_SIZE beats it
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": str(LIMIT_S),
     "HOTSPAN_NO_CACHE": "true",
 }
@@ -46,6 +49,38 @@ SHORT: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 1}}
 def strict(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     with serving(tmp_path_factory.mktemp("strict"), VARIABLES | {"HF_MODEL_ID": str(tiny_model)}) as running:
         yield running
+
+
+def test_other_containers_variables(strict: Container) -> None:
+    """CUDA_MEMORY_FRACTION, ENABLE_CUDA_GRAPHS, which is inverted, and MAX_BATCH_PREFILL_TOKENS reach the engine."""
+    assert 'gpu_memory_utilization="0.2"' in strict.admin.get("/metrics").text
+    log = strict.server.log.read_text()
+    assert "enforce_eager=True" in log and "max_num_batched_tokens=1024" in log
+
+
+def test_sequences_at_a_time(strict: Container) -> None:
+    """Of more sequences than MAX_BATCH_SIZE so many run, and the others wait."""
+    many = LONG | {"parameters": LONG["parameters"] | {"top_n_tokens": 20, "do_sample": True}}
+    found: set[tuple[float, float]] = set()
+    deadline = time.monotonic() + 60
+    with ThreadPoolExecutor() as threads:
+        while not any(running and waiting for running, waiting in found):
+            assert time.monotonic() < deadline, found
+            asked = threads.submit(strict.invoke, many)  # which ends at its time limit
+            while not asked.done():
+                found.add((strict.gauge("vllm:num_requests_running"), strict.gauge("vllm:num_requests_waiting")))
+    assert max(found)[0] == 8
+
+
+def test_a_body_that_is_too_large(strict: Container) -> None:
+    """A byte over SAGEMAKER_MAX_REQUEST_SIZE is a 413, of LMI's routes too; that many are not."""
+    most = int(VARIABLES["SAGEMAKER_MAX_REQUEST_SIZE"])
+    body = json.dumps({"prompt": "Say", "max_tokens": 1, "user": ""}).encode()
+    for path in ("/invocations", "/v1/completions"):
+        for size, status in ((most, 200), (most + 1, 413)):
+            padded = body[:-2] + b"x" * (size - len(body)) + body[-2:]
+            reply = strict.http.post(path, content=padded, headers={"content-type": "application/json"})
+            assert reply.status_code == status, reply.text
 
 
 def test_lmis_statuses(strict: Container) -> None:
@@ -127,7 +162,7 @@ def test_a_stop_lets_requests_end(strict: Container) -> None:
 
 def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:
     """After SAGEMAKER_STARTUP_TIMEOUT the server gives up in one sentence that says what to do, and leaves nothing."""
-    before = set(Path("/dev/shm").glob("hotspan-*"))
+    before = set(Path("/dev/shm").glob("hotspan-slab-*"))
     given = {"HF_MODEL_ID": str(tiny_model), "SAGEMAKER_STARTUP_TIMEOUT": "0.5", "OPTION_RAM_GIB": "0.1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
     done = subprocess.run(
@@ -139,4 +174,4 @@ def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> No
     )
     assert done.returncode == 2
     assert "not loaded within 0.5 s" in done.stderr and "SAGEMAKER_STARTUP_TIMEOUT" in done.stderr.splitlines()[-1]
-    assert set(Path("/dev/shm").glob("hotspan-*")) <= before
+    assert set(Path("/dev/shm").glob("hotspan-slab-*")) <= before

@@ -1,0 +1,82 @@
+"""A server for which nobody named a tier: `option.lmcache_auto_config=True` chooses them, by what its machine has."""
+
+import itertools
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.bench.prose import prose
+
+from .rig import Container
+from .rig import container as serving
+
+pytestmark = pytest.mark.engine
+
+SHARED_MIB = 512
+SMALL = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+SMALL += [f'mount -t tmpfs -o size={SHARED_MIB}m tmpfs /dev/shm && exec "$@"', "sh"]
+"""A container with a small /dev/shm: the tier takes what there is, and on a large machine that takes long to fill."""
+
+VARIABLES = {
+    "OPTION_LMCACHE_AUTO_CONFIG": "True",
+    "HOTSPAN_PERSISTENCE": "none",  # a disk tier would take what this machine's disk has left
+    "OPTION_DTYPE": "fp32",
+    "OPTION_MAX_MODEL_LEN": "2048",
+    "OPTION_BLOCK_SIZE": "128",
+    "OPTION_NUM_GPU_BLOCKS_OVERRIDE": "20",
+    "OPTION_ENFORCE_EAGER": "true",
+}
+FILLING = 3
+"""Prompts of 1,000 tokens and more that fill the engine's own pool."""
+
+PROMPT = prose(4, 700)
+
+
+@pytest.fixture(scope="module")
+def sized(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    tried = subprocess.run([*SMALL, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no namespace for a /dev/shm of its own here: {tried.stderr.strip()}")
+    variables = VARIABLES | {"HF_MODEL_ID": str(tiny_model)}
+    with serving(tmp_path_factory.mktemp("sized"), variables, within=SMALL) as running:
+        yield running
+
+
+def asked(container: Container, prompt: str) -> Any:
+    reply = container.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4, "temperature": 0})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_the_tiers_are_chosen(sized: Container) -> None:
+    """The RAM tier is what /dev/shm leaves; the log says so and why, and the metrics and the admin API agree."""
+    log = sized.server.log.read_text()
+    ready = re.search(r"^hotspan is ready.* ([0-9.]+) GiB of RAM$", log, re.MULTILINE)
+    assert ready is not None, log[-3000:]
+    ram = round(float(ready[1]) * 1024)
+    assert SHARED_MIB / 2 < ram < SHARED_MIB
+    assert re.search(rf"RAM +│ {ram}\.0 MiB +│ what /dev/shm leaves", log)
+    (replica,) = sized.admin.get("/hotspan/cache").json()["replicas"]
+    assert replica["tiers"].keys() == {"ram"} and replica["tiers"]["ram"]["is_up"]
+    found = sized.gauge("hotspan_cache_capacity_bytes")
+    assert found == replica["tiers"]["ram"]["capacity_bytes"] == pytest.approx(ram << 20, rel=0.01)
+
+
+def test_what_was_asked_is_a_hit(sized: Container) -> None:
+    """A prompt comes back from the chosen tier once the engine's own cache has other things to hold."""
+    first = asked(sized, PROMPT)
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    before, deadline, others = sized.gauge("hotspan_cache_hit_tokens_total"), time.monotonic() + 60, itertools.count(50)
+    again = first
+    while sized.gauge("hotspan_cache_hit_tokens_total") == before:
+        assert time.monotonic() < deadline, "no hit"
+        for _ in range(FILLING):
+            asked(sized, prose(next(others), 600))
+        again = asked(sized, PROMPT)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1024
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
