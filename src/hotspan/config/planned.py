@@ -18,6 +18,9 @@ def with_named(plan: TierPlan, settings: CacheSettings) -> TierPlan:
     if settings.ram_bytes:
         plan = replace(plan, ram_bytes=settings.ram_bytes)
         named["RAM"] = Reason("RAM", _size(settings.ram_bytes), _NAMED)
+    if settings.persistence == "none":
+        plan = replace(plan, disk=None, l2=None)
+        named |= {what: Reason(what, "none", "persistence is none") for what in ("disk", "L2")}
     if settings.disk is not None:
         directory, size = settings.disk.directory, settings.disk.bytes
         plan = replace(plan, disk=DiskChoice(Path(directory), size))

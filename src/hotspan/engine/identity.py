@@ -49,9 +49,13 @@ def namespace_fields(
         "device": _device(),
     }
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.model is not None:
+    if speculative is not None and speculative.model not in (None, *_WITHOUT_WEIGHTS):
         fields["draft_model"] = _model_bytes(str(speculative.model), speculative.revision, full=full)
     return fields
+
+
+_WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "extract_hidden_states")
+"""What vLLM calls the draft model where there is none."""
 
 
 def _hf_config(fields: dict[str, Any]) -> str:

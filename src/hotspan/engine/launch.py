@@ -21,6 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
+from hotspan.engine.bodies import refuse_bodies
 from hotspan.engine.compat import ask_cores
 from hotspan.engine.door import Door
 from hotspan.engine.entrypoints import build_app, init_app_state
@@ -123,6 +124,7 @@ async def launch(arguments: Namespace, door: Door) -> AsyncIterator[Engine]:
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
+        refuse_bodies(app)
         door.guard_routes(app)
         await client.reset_mm_cache()
         yield Engine(app, client, door)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from hotspan.core.types import MIB
 from hotspan.server.errors import HttpError
 from hotspan.server.exchange import Exchange
 from hotspan.server.settings import HttpSettings
@@ -53,7 +52,7 @@ class Bodies:
 
     def _check(self, size: int, more: int) -> None:
         if size > self._settings.max_request_bytes:
-            most = self._settings.max_request_bytes / MIB
-            raise HttpError(413, f"the body is larger than {most:g} MiB: send less, or raise max_request_bytes")
+            most = self._settings.max_request_bytes
+            raise HttpError(413, f"the body is larger than {most:,} bytes: send less, or raise max_request_bytes")
         if self._held + more > self._settings.held_bytes:
             raise HttpError(503, "the server holds as many bytes of requests as it may: try again", retry_s=1)

@@ -22,7 +22,7 @@ from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
 from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
-from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
@@ -163,8 +163,8 @@ async def _serve(
                 registry = await _adapters(engine, options, formatters)
                 engine.app.include_router(adapter_router(registry, engine.names))
                 engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
-                if options.cache is not None:
-                    loaded = await engine.warm(options.cache.chunk_tokens)
+                if not engine.is_embedding:
+                    loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
                     logger.info("load_path_warmed tokens=%d", loaded)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
@@ -188,6 +188,8 @@ async def _serve(
                 await server.serve(sockets=listeners)
             finally:
                 watch.cancel()
+            if engine.is_dead:
+                raise EngineError("the engine died: the log above says why. Start the server again")
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again

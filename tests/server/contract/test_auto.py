@@ -1,6 +1,7 @@
 """A server for which nobody named a tier: `option.lmcache_auto_config=True` chooses them, by what its machine has."""
 
 import itertools
+import json
 import re
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 
-from .rig import Container
+from .rig import Container, rows
 from .rig import container as serving
 
 pytestmark = pytest.mark.engine
@@ -30,6 +31,9 @@ VARIABLES = {
     "OPTION_BLOCK_SIZE": "128",
     "OPTION_NUM_GPU_BLOCKS_OVERRIDE": "20",
     "OPTION_ENFORCE_EAGER": "true",
+    "OPTION_SPECULATIVE_CONFIG": json.dumps(
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    ),
 }
 FILLING = 3
 """Prompts of 1,000 tokens and more that fill the engine's own pool."""
@@ -80,3 +84,18 @@ def test_what_was_asked_is_a_hit(sized: Container) -> None:
         again = asked(sized, PROMPT)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1024
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+def test_several_tokens_in_a_chunk(sized: Container) -> None:
+    """Speculation gives several tokens at a time: a stream in LMI's schema has a row for each all the same."""
+    asked = {"prompt": "Say", "max_tokens": 200, "temperature": 0, "stream": True, "return_token_ids": True}
+    events = sized.http.post("/v1/completions", json=asked).text.splitlines()
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+    parts = [choice.get("token_ids") or [] for chunk in chunks for choice in chunk["choices"]]
+    assert max(map(len, parts)) > 1
+    body = {"inputs": "Say", "parameters": {"max_new_tokens": 200, "do_sample": False, "details": True}}
+    whole, told = sized.invoke(body).json(), rows(sized.invoke(body | {"stream": True}))
+    ids = [row["token"]["id"] for row in told]
+    assert ids == [token["id"] for token in whole["details"]["tokens"]] == [one for part in parts for one in part]
+    assert "".join(row["token"]["text"] for row in told) == told[-1]["generated_text"] == whole["generated_text"]
+    assert told[-1]["details"]["generated_tokens"] == whole["details"]["generated_tokens"] == len(told) == 200

@@ -25,7 +25,7 @@ VARIABLES = {
     "OPTION_NUM_GPU_BLOCKS_OVERRIDE": "64",
     "OPTION_GPU_MEMORY_UTILIZATION": "0.2",
     "OPTION_ENFORCE_EAGER": "true",
-    "HOTSPAN_NO_CACHE": "true",
+    "HOTSPAN_RAM_GIB": "0.1",
 }
 TEXTS = ["Where does the river begin?", "Once"]
 GONE_S = 30
@@ -122,4 +122,5 @@ def test_an_engine_that_died(embedding: Container) -> None:
         time.sleep(0.05)
     statuses = [status for status, _ in said]
     assert statuses == sorted(statuses) and set(said) <= {(200, "Healthy"), (503, "Unhealthy"), (503, "Draining")}
-    assert "engine_died" in embedding.server.log.read_text()
+    assert "hotspan: the engine died" in embedding.server.log.read_text()
+    assert embedding.server.process.returncode == 2

@@ -117,6 +117,8 @@ def problem(reply: Any) -> str | None:
     """What is wrong with an answer; None if nothing is."""
     if reply.status_code == 503 and "retry-after" in reply.headers:
         return None
+    if reply.status_code == HTTPStatus.INSUFFICIENT_STORAGE:
+        return None  # all slots are pinned, which a client can't know
     if reply.status_code == 500 and _ENGINES_FAULT in reply.text:
         return None
     if reply.status_code >= 500 and reply.status_code != HTTPStatus.NOT_IMPLEMENTED:  # what this model is not made for
