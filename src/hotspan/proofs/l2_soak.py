@@ -36,6 +36,9 @@ _REMEMBERED = 128
 _LEAST_CHURN = 10.0
 _MOST_LATE = 10
 _MOST_DRIFT = 0.01
+_LEAST_SAMPLES = 4
+_SETTLED_S = 60.0
+"""Of a soak: in a shorter one memory still grows to what it will be, and is not looked at."""
 _MOST_OVER = 2.0
 """Objects over the capacity of 8: each of 4 writers counts what it wrote itself, and sweeps at 9 down to 7."""
 
@@ -55,7 +58,7 @@ class Churn:
     @property
     def is_steady(self) -> bool:
         """Whether it was about something, and nothing grew."""
-        is_small = self.over <= _MOST_OVER and not self.left and self.samples >= 4
+        is_small = self.over <= _MOST_OVER and not self.left and self.samples >= _LEAST_SAMPLES
         return is_small and self.churn >= _LEAST_CHURN and all(value < _MOST_DRIFT for value in self.drifts.values())
 
 
@@ -83,7 +86,9 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
         sample_s = min(60.0, total_s / 60)
         next_s = started_s + _WARM_UP * total_s
         try:
-            while (now_s := time.monotonic()) < end_s or (stored < least and now_s < end_s + _MOST_LATE * total_s):
+            while (now_s := time.monotonic()) < end_s or (
+                (stored < least or len(samples.fds) < _LEAST_SAMPLES) and now_s < end_s + _MOST_LATE * total_s
+            ):
                 world.run(100)
                 stored += sum(replica.cache.take_stats().store_bytes[Tier.L2] for replica in world.replicas)
                 found.over = max(found.over, len(list(root.glob("objects/*/*/*/*/object"))) / _OBJECTS)
@@ -100,5 +105,6 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
     found.churn = stored / (_OBJECTS * SIZE)
     found.l2_hits = sum(replica.l2_hits for replica in world.replicas)
     found.invalidations, found.samples = world.counts["invalidations"], len(samples.fds)
-    found.drifts = {name: drift(getattr(samples, name)) for name in ("rss_bytes", "fds")}
+    judged = ("rss_bytes", "fds") if total_s >= _SETTLED_S else ("fds",)
+    found.drifts = {name: drift(getattr(samples, name)) for name in judged}
     return found

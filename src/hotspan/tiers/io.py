@@ -4,8 +4,10 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from hotspan.core.frame import (
     HEADER_BYTES,
@@ -27,15 +29,27 @@ from hotspan.core.frame import (
     verify_part,
 )
 from hotspan.core.types import MIB, PAGE_BYTES, round_up
-from hotspan.tiers.files import Files, whole
+from hotspan.tiers.files import Buffer, Files, whole
 
 IO_BYTES = 4 * MIB
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 def staging_bytes(payload_bytes: int) -> int:
     """What an I/O thread needs beside the header to seal or open frames: one I/O and a page for the last tag."""
     most = max(_part_bytes(payload_bytes), IO_BYTES)  # of smaller payloads, too
     return min(most, round_up(payload_bytes, PAGE_BYTES)) + PAGE_BYTES
+
+
+def copy(source: Buffer, into: Sequence[memoryview]) -> None:
+    """Fill the buffers, one after the other, with the GIL released, which `into[:] = source` would hold."""
+    flat = np.frombuffer(source, np.uint8) if len(source) else _NOTHING
+    at = 0
+    for buffer in into:
+        if len(buffer):
+            np.copyto(np.frombuffer(buffer, np.uint8), flat[at : at + len(buffer)])
+            at += len(buffer)
 
 
 class FrameFile:

@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from hotspan.testing.stores import (
     read,
     record_of,
 )
+from hotspan.tiers.io import copy
 from hotspan.tiers.record import pack
 from hotspan.tiers.stores import daemon
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, marks_of
@@ -108,14 +109,13 @@ def overwrite(process: DaemonProcess) -> None:
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What is done after a copy, the first after the first one; empty when all of it was done."""
     to_do: list[Callable[[], object]] = []
-    copy = daemon._copy
 
-    def copy_then(into: memoryview, source: memoryview) -> None:
-        copy(into, source)
+    def copy_then(source: memoryview, into: Sequence[memoryview]) -> None:
+        copy(source, into)
         if to_do:
             to_do.pop(0)()
 
-    monkeypatch.setattr(daemon, "_copy", copy_then)
+    monkeypatch.setattr(daemon, "copy", copy_then)
     return to_do
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.types import MIB
-from hotspan.tiers.stores.shared_files import IO_BYTES, Calls, SharedFiles, Turn
+from hotspan.tiers.io import IO_BYTES
+from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn
 
 
 @pytest.fixture

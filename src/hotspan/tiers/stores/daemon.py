@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import segment_bytes_for
 from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
+from hotspan.tiers.io import copy
 from hotspan.tiers.record import Record, pack, unpack
 from hotspan.tiers.stores.base import (
     MARK_BYTES,
@@ -137,7 +136,7 @@ class DaemonStore:
                 if not segment.has(places, size):
                     raise ConnectionError("the daemon gave a place that is not in its segment")
                 for part, place in _split([preamble, *frame], places, 0):
-                    _copy(segment.view[place.offset : place.offset + place.size], part)
+                    copy(part, [segment.view[place.offset : place.offset + place.size]])
                 status, _ = connection.ask(Operation.COMMIT, b"", deadline)
         if status is Status.OK or status is Status.EXISTS:
             return status is Status.OK
@@ -320,7 +319,7 @@ def _copy_out(
         return False
     if landed is None:
         for part, place in _split(into, known.places, PREAMBLE_BYTES):
-            _copy(part, segment.view[place.offset : place.offset + place.size])
+            copy(segment.view[place.offset : place.offset + place.size], [part])
         return True
     header, payload = into
     step = segment_bytes_for(len(payload))
@@ -328,7 +327,7 @@ def _copy_out(
     ends = itertools.accumulate(map(len, pieces[1:]))
     at, end = -len(header), 0
     for part, place in _split(pieces, known.places, PREAMBLE_BYTES):
-        _copy(part, segment.view[place.offset : place.offset + place.size])
+        copy(segment.view[place.offset : place.offset + place.size], [part])
         at += len(part)
         if at == end:  # a whole piece: of the payload, but for the first
             if end:
@@ -336,8 +335,3 @@ def _copy_out(
                 landed(first, payload[first:end])
             end = next(ends, end)
     return True
-
-
-def _copy(into: memoryview, source: memoryview) -> None:
-    """With the GIL released, which `into[:] = source` would hold."""
-    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

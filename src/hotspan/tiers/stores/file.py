@@ -21,12 +21,13 @@ from pathlib import Path
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, ChunkKey
+from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
 from hotspan.tiers.stores.file_log import FileEpochs, FileLog
 from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of
 from hotspan.tiers.stores.parts import parts_of
-from hotspan.tiers.stores.shared_files import IO_BYTES, Calls, SharedFiles, Turn, is_gone
+from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn, is_gone
 
 logger = logging.getLogger(__name__)
 

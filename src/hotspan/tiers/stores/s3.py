@@ -21,12 +21,11 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
+from hotspan.tiers.io import copy
 from hotspan.tiers.record import Record
 from hotspan.tiers.stores.base import Found, Landed, SharedLog, StoreUsage, marked, marks_of
 from hotspan.tiers.stores.s3_bucket import Blob, Bucket, Data
@@ -136,14 +135,14 @@ class S3Store:
         with self._lock:
             part, placed = self._pending.get(key), self._placed.get(key)
         if part is not None and part.record.stamp == stamp and len(part.frame) == size:
-            _copy(part.frame, into)
+            copy(part.frame, into)
             return True
         if placed is None or placed.record.stamp != stamp or placed.entry.size != size:
             return False
         data = self._frame(placed, self._bucket.until())
         if data is None:
             return False
-        _copy(data, into)
+        copy(memoryview(data), into)
         return True
 
     def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
@@ -379,13 +378,3 @@ def _entries(blob: Blob | None, keys: Sequence[ChunkKey]) -> tuple[Entry, ...] |
     """What an object's index says; None if that is not an object of exactly these chunks."""
     entries = None if blob is None else read_index(bytes(blob.data), blob.size)
     return entries if entries is not None and [entry.record.key for entry in entries] == list(keys) else None
-
-
-def _copy(data: Data, into: Sequence[memoryview]) -> None:
-    """Fill the buffers, one after the other; other threads run meanwhile."""
-    source = np.frombuffer(memoryview(data), np.uint8)
-    at = 0
-    for buffer in into:
-        if len(buffer):
-            np.copyto(np.frombuffer(buffer, np.uint8), source[at : at + len(buffer)])
-            at += len(buffer)

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hotspan.core.types import MIB
 from hotspan.tiers.files import Buffer
+from hotspan.tiers.io import IO_BYTES, copy
 
-IO_BYTES = 4 * MIB
 TEMPORARY = "tmp"
 
 _T = TypeVar("_T")
@@ -61,10 +60,7 @@ class Turn:
         """Copy into the caller's buffers, which are its own again once it has left."""
         with self._lock:
             self.step()
-            at = 0
-            for view in into:
-                view[:] = source[at : at + len(view)]
-                at += len(view)
+            copy(source, into)
 
     def run(self, staging: memoryview) -> None:
         """On the thread."""
