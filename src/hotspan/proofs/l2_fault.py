@@ -5,6 +5,7 @@ is gone before anybody hears of that.
 """
 
 import errno
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -84,6 +85,7 @@ def sweep(steps: int, every: int, seed: int, only: int | None, findings: Finding
             findings.add(fault.case, f"{fault}: {error}")
         tally.runs[fault.kind] += 1
         progress(number * every, len(faults))
+    gc.collect()  # processes that crashed are rings, and hold their slabs
     tally.leaked_fds = len(open_fds() - fds)
     return tally
 
