@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from hotspan.engine.entrypoints import create_error_response
 
-_TRIPS = (AttributeError, TypeError, KeyError, IndexError)
+_TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
 
@@ -19,6 +19,7 @@ def refuse_bodies(app: FastAPI) -> None:
     """
     for kind in _TRIPS:
         app.add_exception_handler(kind, _refused)
+    app.middleware_stack = None  # made anew, should it have been made: it has its own copy of the handlers
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
