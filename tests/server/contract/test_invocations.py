@@ -230,14 +230,12 @@ def test_a_stream_has_a_row_for_every_token(container: Container) -> None:
 def test_a_stream_comes_token_by_token(container: Container, accept: str) -> None:
     """Rows arrive as they are made: the first long before the last, and not all in one piece."""
     body = {"inputs": PROMPT, "parameters": GREEDY | {"max_new_tokens": 200}, "stream": True}
-    for _ in range(5):  # a machine that lets the server wait for its turn holds up a stream, too
+    for _ in range(2):  # the first stream of a server pays for what is imported then
         began, arrivals = time.monotonic(), []
         with container.http.stream("POST", "/invocations", json=body, headers={"accept": accept}) as reply:
             assert reply.headers["content-type"].startswith(accept)
             for part in reply.iter_raw():
                 arrivals += [time.monotonic() - began] * part.count(b'"index"')
-        if arrivals[0] < 0.5 * arrivals[-1]:
-            break
     assert len(arrivals) == 200 and len(set(arrivals)) > 50
     assert arrivals[0] < 0.5 * arrivals[-1]
 

@@ -61,9 +61,6 @@ _ADAPTER = _CHANGE | {
 }
 _WHICH = {"in": "path", "name": "adapter_name", "required": True, "schema": {"enum": [*_REGISTERED, "nobody"]}}
 
-_ENGINES_FAULT = "'ResponseOutputRefusal' object has no attribute 'text'"
-"""vLLM 0.32 fails on a refusal in the history of a /v1/responses request."""
-
 
 def post(body: Any, *parameters: Any) -> dict[str, Any]:
     content = {"application/json": {"schema": body}}
@@ -119,8 +116,6 @@ def problem(reply: Any) -> str | None:
         return None
     if reply.status_code == HTTPStatus.INSUFFICIENT_STORAGE:
         return None  # all slots are pinned, which a client can't know
-    if reply.status_code == 500 and _ENGINES_FAULT in reply.text:
-        return None
     if reply.status_code >= 500 and reply.status_code != HTTPStatus.NOT_IMPLEMENTED:  # what this model is not made for
         return "it failed"
     if reply.status_code < 400:
