@@ -254,7 +254,7 @@ def test_chats_hit_behind_the_router_as_at_one_replica(node: Node) -> None:
 
 def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) -> None:
     """Who had no byte yet is answered by the other replica; chats go on warm there; a new process is warm, too."""
-    talk = chat(node.router, range(300, 306), turns=2)
+    talk = chat(node.router, range(300, 312), turns=2)
     time.sleep(2)
     before = [ask(node.two, text)[0] for text in TEXTS]
     with ThreadPoolExecutor(12) as pool:
@@ -264,11 +264,12 @@ def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) 
         streams = [future.result() for future in asked]
     assert all(stream.is_whole or stream.texts for stream in streams)
     assert sum(stream.is_whole for stream in streams) >= 6
-    moved = [found for found in talk[-6:] if found.replica == node.one.url]
-    assert moved
-    for found in moved:
-        again = node.router.ask(found.prompt + " And then?")
-        assert again.replica == node.two.url and again.cached >= 0.5 * (found.tokens // CHUNK * CHUNK)
+    moved = [found for found in talk[-12:] if found.replica == node.one.url]
+    assert len(moved) >= 2
+    again = [node.router.ask(found.prompt + " And then?") for found in moved]
+    assert {found.replica for found in again} == {node.two.url}
+    # Together: one whose load a busy machine holds up for longer than it saves computes the rest instead.
+    assert sum(found.cached for found in again) >= 0.6 * sum(found.tokens // CHUNK * CHUNK for found in moved)
     with node.start("again") as third:
         third.wait_until_ready()
         warm = [ask(third, text) for text in TEXTS]
