@@ -44,6 +44,7 @@ from hotspan.router.blocks import Blocks
 from hotspan.router.fleet import Fleet
 from hotspan.router.follow import Follower
 from hotspan.router.index import PrefixIndex
+from hotspan.router.memory import settle_memory
 from hotspan.router.session import session_key
 from hotspan.router.text import Prompts
 from hotspan.router.wire import Removed, Stored
@@ -331,6 +332,7 @@ def memory(prompts: int, seed: int = 1) -> dict[str, Any]:
         if number < 2:
             told[name] = Told(slot, reader, fleet.index)
     process, filler, samples = psutil.Process(), "word " * 400, []
+    settle_memory()
     began, full_at = time.process_time(), 0
     for number in range(prompts):
         text = f"{rng.getrandbits(64):016x} {filler}"

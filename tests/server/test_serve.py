@@ -119,7 +119,7 @@ def stream_tokens(server: Server, tokens: int, into: list[str], started: threadi
 def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: str) -> None:
     """SIGTERM, and Ctrl-C to the whole process group, let a stream end; a new server finds the text on disk."""
     disk = ("--ram-gib", "0.1", "--disk", str(tmp_path / "kv"), "--disk-gib", "0.25")
-    shm = set(Path("/dev/shm").glob("hotspan-*"))
+    shm = set(Path("/dev/shm").glob("hotspan-slab-*"))
     with serving(tiny_model, tmp_path / "log", *disk) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         first = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
@@ -135,7 +135,7 @@ def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: 
         thread.join(60)
         assert len(finished) >= 100 and finished[-1] == "length"
         assert server.process.wait(60) == 0
-    assert set(Path("/dev/shm").glob("hotspan-*")) <= shm
+    assert set(Path("/dev/shm").glob("hotspan-slab-*")) <= shm
     if how == "interrupt":
         return
     with serving(tiny_model, tmp_path / "log2", *disk) as server:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import random
 import signal
@@ -25,6 +24,7 @@ from hotspan.router.gateway import Gateway, Parts
 from hotspan.router.health import Vitals
 from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import Measured
+from hotspan.router.memory import settle_memory
 from hotspan.router.metrics import Counts, Exposition
 from hotspan.router.places import Places
 from hotspan.router.policy import Weights
@@ -150,18 +150,11 @@ async def _serve(settings: RouterSettings, listener: socket.socket, connection: 
         tracer, ends_tracer = open_tracer(settings.otlp_endpoint)
     try:
         async with opened(settings, tracer=tracer) as router:
-            _settle_memory()
+            settle_memory()
             server = _Server(uvicorn_config(router.gateway, connection), settings, router.gateway, listener)
             await server.serve(sockets=[listener])
     finally:
         ends_tracer()
-
-
-def _settle_memory() -> None:
-    """Look for garbage seldom: requests leave hardly any cycles, and what lives as long as the process none."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _nothing() -> None:
