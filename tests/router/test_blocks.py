@@ -1,7 +1,9 @@
 """Blocks: a piece is claimed exactly while a medium has all blocks that it overlaps."""
 
 import random
+import time
 import tracemalloc
+from itertools import islice
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hotspan.router.blocks import Blocks
 from hotspan.router.roots import Roots
 from hotspan.router.types import Medium
-from hotspan.router.wire import Stored
+from hotspan.router.wire import Removed, Stored
 from tests.router.engine import (
     BLOCK_TOKENS,
     NAMES,
@@ -151,6 +153,25 @@ def test_the_cap_holds_and_the_oldest_unheld_go_first() -> None:
     assert len(blocks) == 20
     assert blocks.store(Stored(block_hashes=list(blocks_of(first)), medium="CPU")) == (Medium.RAM, [])
     blocks.check()
+
+
+def test_room_costs_the_same_however_many_could_make_it() -> None:
+    """A new block takes the place of one of 150,000 as quickly as of one of 5,000."""
+
+    def seconds(cap: int) -> float:
+        blocks, names = new_blocks(cap), iter(range(10**9))
+
+        def add(count: int) -> float:
+            started_s = time.thread_time()
+            for name in islice(names, count):
+                blocks.store(Stored(block_hashes=[name], token_ids=[1] * BLOCK_TOKENS, block_size=BLOCK_TOKENS))
+                blocks.remove(Removed(block_hashes=[name]))
+            return (time.thread_time() - started_s) / count
+
+        add(cap)
+        return add(cap)
+
+    assert seconds(150_000) < 3 * seconds(5_000)
 
 
 def test_a_salt_an_adapter_and_an_image_are_told_apart() -> None:

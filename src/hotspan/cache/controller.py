@@ -1,5 +1,7 @@
 """The store controller: which chunks of RAM go to a tier below, in the background, and in which order."""
 
+from collections import OrderedDict
+
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
@@ -14,7 +16,7 @@ class StoreController:
         self._ram = ram
         self._below = below
         self._stats = stats
-        self._offered: dict[ChunkKey, None] = {}  # in the order in which they came
+        self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
         self._writing: dict[ChunkKey, Entry] = {}
 
     @property
@@ -49,8 +51,7 @@ class StoreController:
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
         while self._offered and self._below.can_store():
-            key = next(iter(self._offered))
-            del self._offered[key]
+            key, _ = self._offered.popitem(last=False)
             entry = self._ram.entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
                 continue

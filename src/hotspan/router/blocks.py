@@ -18,6 +18,7 @@ A medium holds a piece if it holds all blocks that overlap it. What is not sure 
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
@@ -73,7 +74,7 @@ class Blocks:
         """Forget everything."""
         self._numbers: dict[int, int] = {}
         self._free: list[int] = []
-        self._spare: dict[int, None] = {}  # held by nothing and with nothing behind, oldest first
+        self._spare: OrderedDict[int, None] = OrderedDict()  # held by nothing and with nothing behind, oldest first
         self._hash, self._key = array("Q"), array("Q")  # _key: of the last piece that ends in the block or before
         self._parent, self._child = array("i"), array("i")
         self._next, self._prev = array("i"), array("i")  # children of the same parent

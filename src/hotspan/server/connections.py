@@ -9,6 +9,7 @@ deadlines where they are read (bodies.py).
 
 import asyncio
 import resource
+from collections import OrderedDict
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,7 +27,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     limits: ClassVar[HttpSettings]
     most: ClassVar[int]
-    waiting: ClassVar[dict["BoundedConnection", None]]
+    waiting: ClassVar[OrderedDict["BoundedConnection", None]]
     """Those without a request in work, the one that has waited longest first."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -128,6 +129,6 @@ def connection_class(settings: HttpSettings) -> type[asyncio.Protocol]:
     class Connection(BoundedConnection):
         limits = settings
         most = min(settings.connections, files // 2)
-        waiting: ClassVar[dict[BoundedConnection, None]] = {}
+        waiting: ClassVar[OrderedDict[BoundedConnection, None]] = OrderedDict()
 
     return Connection
