@@ -120,6 +120,7 @@ class Gateway:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
         except TimeoutError:
+            logger.warning("drain_overdue requests=%d: they are cut off", self.active)
             return False
         return True
 

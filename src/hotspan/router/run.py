@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import uvicorn
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
 from hotspan.router.admin import Admin
@@ -41,10 +41,6 @@ from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-CUT_S = 2
-"""Of the time to drain: for connections that are not over."""
-
-_STOPS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 4096
 
 
@@ -151,10 +147,17 @@ async def _serve(settings: RouterSettings, listener: socket.socket, connection: 
     try:
         async with opened(settings, tracer=tracer) as router:
             settle_memory()
-            server = _Server(uvicorn_config(router.gateway, connection), settings, router.gateway, listener)
+            config = uvicorn_config(router.gateway, connection)
+            server = DrainingServer(config, router.gateway, settings.drain_s, lambda: _ready_line(settings, listener))
             await server.serve(sockets=[listener])
     finally:
         ends_tracer()
+
+
+def _ready_line(settings: RouterSettings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"hotspan routes to {len(settings.replicas)} replicas at http://{shown}:{port}"
 
 
 def _nothing() -> None:
@@ -176,54 +179,6 @@ def uvicorn_config(app: Gateway, connection: type[asyncio.Protocol] | None) -> u
         backlog=_BACKLOG,
         timeout_graceful_shutdown=CUT_S,
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that drains on the first signal and cuts off on the second.
-
-    The port stays open while requests in flight go on, so that whoever comes is told to go elsewhere.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, settings: RouterSettings, gateway: Gateway, listener: socket.socket
-    ) -> None:
-        super().__init__(config)
-        self._settings = settings
-        self._gateway = gateway
-        self._listener = listener
-        self._draining: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            host, port = self._listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            number = len(self._settings.replicas)
-            print(f"hotspan routes to {number} replicas at http://{shown}:{port}", flush=True)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in _STOPS:
-            loop.add_signal_handler(number, self._stop, number)
-        try:
-            yield
-        finally:
-            for number in _STOPS:
-                loop.remove_signal_handler(number)
-
-    def _stop(self, number: signal.Signals) -> None:
-        if self._draining is not None:
-            self.should_exit = self.force_exit = True
-            return
-        print(f"hotspan stops on {signal.Signals(number).name}: requests in flight go on to their end", flush=True)
-        self._gateway.drain()
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        if not await self._gateway.drained(max(self._settings.drain_s - CUT_S, 0)):
-            logger.warning("drain_overdue requests=%d: they are cut off", self._gateway.active)
-        self.should_exit = True
 
 
 def _prompts(settings: RouterSettings, tenants: TenantNames) -> tuple[Prompts, TokenTable | None]:

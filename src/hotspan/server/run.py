@@ -22,6 +22,7 @@ from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
 from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
+from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.listen import bind
 from hotspan.core.types import GIB
@@ -35,7 +36,6 @@ from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.checks import check_engine_adapters, check_engine_keys
 from hotspan.server.connections import connection_class
-from hotspan.server.draining import CUT_S, DrainingServer
 from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
 from hotspan.server.lmi.plugs import Forget

@@ -16,7 +16,7 @@ import sys
 sys.path.insert(0, ".")
 import uvicorn
 from hotspan.server.connections import connection_class
-from hotspan.server.draining import DrainingServer
+from hotspan.core.draining import DrainingServer
 from hotspan.server.settings import HttpSettings
 from tests.server.lmi.fake_engine import FakeEngine, Step
 from tests.server.lmi.serving import front

@@ -20,13 +20,13 @@ from hotspan.config.model_source import model_cache
 from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
+from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
 from hotspan.server.admin_token import admin_token
 from hotspan.server.connections import connection_class
-from hotspan.server.draining import CUT_S, DrainingServer
 from hotspan.server.hardening import check_tls, tls_options
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked

@@ -1,17 +1,26 @@
-"""The server's process: it says when it is ready, and how it stops."""
+"""A server's process: it says when it is ready, and how it stops."""
 
 import asyncio
 import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import uvicorn
 
-from hotspan.server.admission import Admission
-
 CUT_S = 3
 """Of the time to drain: for the errors of those that did not end, and for their connections."""
+
+
+class Drainable(Protocol):
+    """Who knows which requests are in work."""
+
+    def drain(self) -> None:
+        """Admit nobody from now on."""
+
+    async def drained(self, within_s: float) -> object:
+        """Return when the last request has ended, or is to be cut off because it has not by then."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -21,10 +30,10 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, admission: Admission, drain_s: float, ready_line: Callable[[], str]
+        self, config: uvicorn.Config, requests: Drainable, drain_s: float, ready_line: Callable[[], str]
     ) -> None:
         super().__init__(config)
-        self._admission = admission
+        self._requests = requests
         self._drain_s = drain_s
         self._ready_line = ready_line
         self._draining: asyncio.Task[None] | None = None
@@ -50,9 +59,9 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         print(f"hotspan stops on {signal.Signals(number).name}: requests in flight go on to their end", flush=True)
-        self._admission.drain()
+        self._requests.drain()
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._admission.drained(max(self._drain_s - CUT_S, 0))
+        await self._requests.drained(max(self._drain_s - CUT_S, 0))
         self.should_exit = True
