@@ -22,7 +22,7 @@ from hotspan.keyring.records import (
     file_name,
 )
 from hotspan.keyring.store import KeyStore, create_store
-from hotspan.keyring.wrap import pack
+from hotspan.keyring.wrapped import pack
 
 SECRET = bytes(range(100, 148))
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
-from hotspan.keyring.wrap import ChangingWrapper, LocalWrapper, create_kek, open_wrapper, try_wrapper, wrapped_by
+from hotspan.keyring.wrap import ChangingWrapper, LocalWrapper, create_kek, open_wrapper, try_wrapper
+from hotspan.keyring.wrapped import wrapped_by
 from tests.keyring.conftest import Kms
 
 KEK = bytes(range(200, 232))

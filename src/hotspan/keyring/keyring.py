@@ -31,7 +31,8 @@ from hotspan.keyring.tenant import (
     wrap_root,
     wrap_secrets,
 )
-from hotspan.keyring.wrap import ChangingWrapper, KeyWrapper, open_wrapper, wrapped_by
+from hotspan.keyring.wrap import ChangingWrapper, KeyWrapper, open_wrapper
+from hotspan.keyring.wrapped import wrapped_by
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
-from hotspan.keyring.wrap import changed, pack, unpack
+from hotspan.keyring.wrapped import changed, pack, unpack
 
 _CONNECT_S = 2
 _READ_S = 5

@@ -17,7 +17,7 @@ from typing import Any
 
 from hotspan.core.errors import KeyUnavailable
 from hotspan.keyring.sealing import KEY_ID_BYTES
-from hotspan.keyring.wrap import wrapped_by
+from hotspan.keyring.wrapped import wrapped_by
 
 VERSION = 1
 

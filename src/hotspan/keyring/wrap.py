@@ -4,9 +4,7 @@
     env:NAME                                         32 bytes, hex or base64, in the caller's environment
     aws-kms:KEY_ID_OR_ARN[?region=..&endpoint=..]    stays inside the KMS (keyring/kms.py)
 
-A wrapped key says itself which KEK opens it:
-
-    length of id, 2 bytes big-endian | id, UTF-8 | what the KEK sealed
+A wrapped key says itself which of them opens it (keyring/wrapped.py).
 """
 
 import base64
@@ -24,6 +22,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
+from hotspan.keyring.kms import open_kms
+from hotspan.keyring.wrapped import changed, pack, unpack, wrapped_by
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -149,42 +149,6 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def pack(wrapper_id: str, sealed: bytes) -> bytes:
-    """What `wrap` returns, from what the KEK `wrapper_id` sealed."""
-    name = wrapper_id.encode()
-    return len(name).to_bytes(2, "big") + name + sealed
-
-
-def wrapped_by(blob: bytes) -> str:
-    """The id of the KEK that wrapped `blob`. Raises: KeyUnavailable if it is not a wrapped key."""
-    end = 2 + int.from_bytes(blob[:2], "big")
-    if not 2 < end < len(blob):
-        raise changed()
-    try:
-        return blob[2:end].decode()
-    except UnicodeDecodeError:
-        raise changed() from None
-
-
-def unpack(wrapper_id: str, blob: bytes) -> bytes:
-    """What the KEK sealed. Raises: KeyUnavailable if it was another KEK than `wrapper_id`."""
-    found = wrapped_by(blob)
-    if found != wrapper_id:
-        raise KeyUnavailable(
-            f"the key was wrapped by {found[:100]!r} and this is {wrapper_id!r}: give --kek as it was then, "
-            "or finish `hotspan keys rotate --new-kek`"
-        )
-    return blob[2 + len(found.encode()) :]
-
-
-def changed() -> KeyUnavailable:
-    """The error for a wrapped key that the right KEK does not open."""
-    return KeyUnavailable(
-        "a wrapped key was changed, or stands where another tenant's belongs: "
-        "restore the key store as it was, or shred the tenant to give it new keys"
-    )
-
-
 def _read_kek(path: Path) -> bytes:
     try:
         # Nonblocking, or a named pipe would hold us here; links are followed, as mounted secrets are links.
@@ -237,8 +201,6 @@ def _unbase64(text: bytes) -> bytes:
 
 
 def _open_aws(rest: str) -> KeyWrapper:
-    from hotspan.keyring.kms import open_kms
-
     key, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options.keys() - {"region", "endpoint"}:
