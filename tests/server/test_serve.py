@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from hotspan.bench.prose import prose
+from hotspan.tiers.slab import sweep_dead_slabs
 
 from .conftest import Server, serving
 
@@ -119,7 +120,7 @@ def stream_tokens(server: Server, tokens: int, into: list[str], started: threadi
 def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: str) -> None:
     """SIGTERM, and Ctrl-C to the whole process group, let a stream end; a new server finds the text on disk."""
     disk = ("--ram-gib", "0.1", "--disk", str(tmp_path / "kv"), "--disk-gib", "0.25")
-    shm = set(Path("/dev/shm").glob("hotspan-slab-*"))
+    sweep_dead_slabs()
     with serving(tiny_model, tmp_path / "log", *disk) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         first = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
@@ -135,7 +136,7 @@ def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: 
         thread.join(60)
         assert len(finished) >= 100 and finished[-1] == "length"
         assert server.process.wait(60) == 0
-    assert set(Path("/dev/shm").glob("hotspan-slab-*")) <= shm
+    assert sweep_dead_slabs() == 0
     if how == "interrupt":
         return
     with serving(tiny_model, tmp_path / "log2", *disk) as server:

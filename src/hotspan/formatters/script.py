@@ -1,5 +1,6 @@
 """`model.py`: users' own formatters."""
 
+import ast
 import inspect
 import itertools
 import json
@@ -53,6 +54,23 @@ def load_script(file: Path) -> Script:
         raise
 
 
+def check_script(file: Path) -> None:
+    """Raise ConfigError for a `model.py` that `load_script` would refuse, as far as reading it tells."""
+    try:
+        body = ast.parse(file.read_bytes(), str(file)).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{file} can't be loaded: {error}. Correct it, or take the file away") from error
+    if any(getattr(each, "name", None) == "handle" for each in body):
+        raise _answers(file)
+
+
+def _answers(file: Path) -> ConfigError:
+    return ConfigError(
+        f"{file} has a function handle, which would answer in the engine's place; hotspan calls formatters only."
+        " Take it away, and mark what changes requests or answers with @input_formatter or @output_formatter"
+    )
+
+
 def _executed(file: Path) -> ModuleType:
     name = f"hotspan_model_py_{next(_numbers)}"  # without the adapter's name, of which a-b and a.b would make the same
     loader = FreshLoader(name, str(file))
@@ -83,10 +101,7 @@ def _remedy(error: BaseException) -> str:
 
 def _formatters(file: Path, module: ModuleType) -> dict[Phase, Formatter]:
     if callable(getattr(module, "handle", None)):
-        raise ConfigError(
-            f"{file} has a function handle, which would answer in the engine's place; hotspan calls formatters only."
-            " Take it away, and mark what changes requests or answers with @input_formatter or @output_formatter"
-        )
+        raise _answers(file)
     formatters = {}
     for phase in Phase:
         candidates = _candidates(module, phase)

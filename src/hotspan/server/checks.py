@@ -1,6 +1,5 @@
 """What `hotspan serve` refuses before it starts an engine, for who asks without serving."""
 
-import ast
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
 from hotspan.formatters.declared import load_declared
 from hotspan.formatters.formatters import DECLARED, SCRIPT
+from hotspan.formatters.script import check_script
 from hotspan.keyring.keyring import open_keyring
 from hotspan.server.hardening import check_files, check_tls, hardened
 from hotspan.server.options import ServeOptions, check_host
@@ -76,15 +76,5 @@ def _check_formatters(server: ServerSettings) -> None:
         raise ConfigError(f"{directory} is no directory: name the one with {SCRIPT} or {DECLARED}")
     if (directory / DECLARED).exists():
         load_declared(directory / DECLARED)
-    script = directory / SCRIPT
-    if not script.exists():
-        return
-    try:
-        body = ast.parse(script.read_bytes(), str(script)).body
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{script} can't be loaded: {error}. Correct it, or take the file away") from error
-    if any(getattr(each, "name", None) == "handle" for each in body):
-        raise ConfigError(
-            f"{script} has a function handle, which would answer in the engine's place; hotspan calls formatters only."
-            " Take it away, and mark what changes requests or answers with @input_formatter or @output_formatter"
-        )
+    if (directory / SCRIPT).exists():
+        check_script(directory / SCRIPT)

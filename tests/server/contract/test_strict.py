@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hotspan.tiers.slab import sweep_dead_slabs
 from tests.server.conftest import free_port
 
 from .rig import GREEDY, Container, rows, the_error
@@ -157,7 +158,7 @@ def test_a_stop_lets_requests_end(strict: Container) -> None:
 
 def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:
     """After SAGEMAKER_STARTUP_TIMEOUT the server gives up in one sentence that says what to do, and leaves nothing."""
-    before = set(Path("/dev/shm").glob("hotspan-slab-*"))
+    sweep_dead_slabs()
     given = {"HF_MODEL_ID": str(tiny_model), "SAGEMAKER_STARTUP_TIMEOUT": "0.5", "OPTION_RAM_GIB": "0.1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
     done = subprocess.run(
@@ -169,4 +170,4 @@ def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> No
     )
     assert done.returncode == 2
     assert "not loaded within 0.5 s" in done.stderr and "SAGEMAKER_STARTUP_TIMEOUT" in done.stderr.splitlines()[-1]
-    assert set(Path("/dev/shm").glob("hotspan-slab-*")) <= before
+    assert sweep_dead_slabs() == 0, "a slab kept its name"
