@@ -8,6 +8,7 @@ import pytest
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.core.errors import ConfigError
+from tests.config.rig import configured
 
 
 def test_settings_travel() -> None:
@@ -28,6 +29,24 @@ def test_options_need_an_l2(given: dict[str, object]) -> None:
     """What belongs to an L2 is refused without one."""
     with pytest.raises(ConfigError, match="--l2"):
         cache_settings(ram_gib=1, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "option", "expected"),
+    [
+        ("redis://h", "timeout=5", "did you mean timeout_s"),
+        ("redis://h", "timeout_s=abc", "give a number"),
+        ("file:///shared", "capacity=1", "capacity_gib"),
+        ("s3://b/p", "connections=many", "give a number"),
+        ("sagemaker-hyperpod://h", "timeout=5", "did you mean sagemaker_hyperpod_timeout"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(url: str, option: str, expected: str) -> None:
+    """A name or value that the store would refuse is refused with the configuration, which names its place."""
+    name, _, text = option.partition("=")
+    with pytest.raises(ConfigError, match=expected):
+        configured(flags={"ram_gib": 1.0, "l2": url, "l2_option": {name: text}})
+    assert configured(flags={"ram_gib": 1.0, "l2": "redis://h", "l2_option": {"password": "env:P"}}).cache is not None
 
 
 def test_secrets_are_fetched(tmp_path: Path) -> None:

@@ -219,6 +219,29 @@ def test_model_directory_that_names_weights(tmp_path: Path) -> None:
     assert load(str(tmp_path), tmp_path / "none") == (str(tmp_path), Source.COMMAND_LINE)
 
 
+@pytest.mark.parametrize(
+    ("serving", "variables"),
+    [
+        ("option.dtype=bf16", {}),
+        ("engine=Python\noption.rolling_batch=vllm\noption.async_mode=true", {}),
+        ("", {"OPTION_ROLLING_BATCH": "vllm"}),
+        ("", {"SERVING_JOB_QUEUE_SIZE": "10"}),
+    ],
+)
+def test_what_is_only_accepted_is_lmis_configuration_too(
+    tmp_path: Path, serving: str, variables: dict[str, str]
+) -> None:
+    """Its defaults, names and formatters hold for MODEL, whatever is written in LMI's way."""
+    for name in ("config.json", "model.py"):
+        (tmp_path / name).touch()
+    if serving:
+        (tmp_path / "serving.properties").write_text(serving)
+    nowhere = Places(tmp_path / "none", tmp_path / "none")
+    done = load_configuration(CommandLine(str(tmp_path)), variables | {"MAX_BATCH_SIZE": "7"}, places=nowhere)
+    assert done.server.formatters == tmp_path
+    assert (value(done, "served_model_name"), value(done, "max_num_seqs")) == ("lmi", 7)
+
+
 def test_code_is_found_in_containers_only(tmp_path: Path) -> None:
     """model.py beside a model that somebody downloaded is not taken for formatters without LMI's configuration."""
     for name in ("config.json", "model.py"):

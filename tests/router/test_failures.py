@@ -1,14 +1,17 @@
 """What becomes of requests when replicas fail: tried again before the first byte, kept away from what is ill."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from hotspan.router.health import HealthSettings
 from hotspan.router.settings import Replica
+from hotspan.router.types import Strategy
 
 from .rig import QUICK, Answering, Routed, die, replicas, routed, say, say_ok, until
 
@@ -21,6 +24,15 @@ async def dies_early(request: web.Request, body: bytes) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()
     return response
+
+
+async def dies_late(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Sends some of a stream, and dies."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"data: 1\n\n")
+    await asyncio.sleep(0.02)
+    return await die(request, body)
 
 
 @pytest.mark.parametrize("bad", [die, dies_early, say(502), say(503), say(504)])
@@ -84,6 +96,20 @@ async def test_the_breaker_opens_and_closes_again() -> None:
         for _ in range(20):
             assert await at.status() == 200
         assert ill.works > before and await at.metric("breaker_state", replica=ill.url, state="closed") == 1
+
+
+@pytest.mark.parametrize("bad", [dies_early, dies_late])
+async def test_the_breaker_opens_for_answers_that_break_off(bad: Answering) -> None:
+    """A head alone is no success: who dies after it, or after some of its answer, soon gets few requests."""
+    async with (
+        replicas(bad, say_ok) as (ill, well),
+        routed([ill, well], strategy=Strategy.ROUNDROBIN, health=replace(QUICK, open_s=30)) as at,
+    ):
+        for _ in range(20):
+            with contextlib.suppress(aiohttp.ClientError):
+                await at.status()
+        assert ill.works == 3 and await at.metric("breaker_opened_total", replica=ill.url) == 1
+        assert well.works >= 17
 
 
 async def until_opened(at: Routed, url: str) -> None:
@@ -301,6 +327,54 @@ async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
         assert await at.metric("split_fallbacks_total") == sum(first[:100])
 
 
+async def test_who_waits_for_a_canary_that_goes_down_goes_to_the_others() -> None:
+    """Requests in the queue whose group has nobody left are answered by the rest, not refused."""
+    async with (
+        replicas(hang, say_ok) as fakes,
+        routed(fakes, {fakes[0].url: "canary"}, shares={"canary": 0.9}, max_in_flight=1) as at,
+    ):
+        tasks = [asyncio.create_task(at.status(headers={"x-session-id": f"s{n}"})) for n in range(20)]
+        await until(lambda: fakes[0].open == 1 and len(at.router.places.queue) + fakes[1].works >= 19)
+        waiting = len(at.router.places.queue)
+        fakes[0].ping = (503, {"status": "Unhealthy"})
+        await until(lambda: sum(task.done() for task in tasks) == 19)
+        assert waiting > 10 and {task.result() for task in tasks if task.done()} == {200}
+        assert await at.metric("split_fallbacks_total") == waiting
+        await ended(tasks)
+
+
+async def test_who_waits_for_its_sessions_replica_goes_elsewhere_when_that_is_down() -> None:
+    """As one that came a moment later would."""
+    named = {"X-Amzn-SageMaker-Session-Id": "abc"}
+
+    async def begin(request: web.Request, body: bytes) -> web.StreamResponse:
+        if b"NEW_SESSION" in body:
+            return web.json_response({}, headers=named)
+        return await hang(request, body)
+
+    async with replicas(begin, say_ok) as (home, other), routed([home, other], max_in_flight=1) as at:
+        while not home.works:
+            asks = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
+            await at.status({"requestType": "NEW_SESSION"}, "/invocations", headers=asks)
+        tasks = [asyncio.create_task(at.status({"inputs": "x"}, "/invocations", headers=named)) for _ in range(4)]
+        await until(lambda: len(at.router.places.queue) == 3)
+        home.ping = (503, {"status": "Unhealthy"})
+        await until(lambda: sum(task.done() for task in tasks) == 3)
+        assert {task.result() for task in tasks if task.done()} == {200}
+        await ended(tasks)
+
+
+async def hang(request: web.Request, body: bytes) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def ended(tasks: list[asyncio.Task[int]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_waiting_requests_are_served_by_turns() -> None:
     """While one tenant has 40 requests waiting, another one's request is not behind them."""
 
@@ -309,7 +383,8 @@ async def test_waiting_requests_are_served_by_turns() -> None:
         return await say_ok(request, body)
 
     async with replicas(slow) as (fake,), routed([fake], max_in_flight=1, queue_size=100) as at:
-        crowd = [asyncio.create_task(at.status(headers={"authorization": "Bearer a"})) for _ in range(40)]
+        spelled = ("Bearer a", "bearer a", "bEaReR  a")
+        crowd = [asyncio.create_task(at.status(headers={"authorization": spelled[n % 3]})) for n in range(40)]
         await until(lambda: len(at.router.places.queue) > 30)
         began = time.monotonic()
         assert await at.status(headers={"authorization": "Bearer b"}) == 200

@@ -68,6 +68,15 @@ def test_a_chat_stays_one_session_as_it_grows() -> None:
     assert session_key({}, {"messages": other}) != session_key({}, CHAT)
 
 
+def test_responses_have_sessions_too() -> None:
+    """As chats have: by their instructions and the first message, whichever way that is written."""
+    asks = {"instructions": "Be brief.", "input": "Hello"}
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    assert session_key({}, asks) == session_key({}, asks | {"input": turns}) != b""
+    assert session_key({}, asks) != session_key({}, asks | {"instructions": "Be long."})
+    assert session_key({}, asks) != session_key({}, asks | {"input": "Good day"})
+
+
 def test_completions_have_sessions_too() -> None:
     """By the beginning of their prompt: text, a list of texts, token ids, or parts of text."""
     prompts: list[Any] = ["long " * 3000, ["long " * 3000], list(range(5000)), "other"]

@@ -158,9 +158,7 @@ class _Loader:
             reader.read_file(serving, Source.SERVING_PROPERTIES)
         reader.read_variables(self._surroundings)
         is_named = self._command_line.model is not None
-        is_lmi = any(
-            given.source <= Source.CONFIG_PROPERTIES and given.source != Source.ALIAS for given in reader.givens
-        )
+        is_lmi = reader.is_used
         is_lmi |= not is_named and any(given.key == "model" for given in reader.givens)
         is_lmi |= not is_named and self._model_directory is not None
         # Others have variables called MAX_BATCH_SIZE, too.

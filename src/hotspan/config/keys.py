@@ -218,7 +218,7 @@ _SERVER = (
     Key(
         "session_expiry_s",
         kinds.SECONDS,
-        "Seconds after which an unused session is gone.",
+        "Seconds after which a session is gone.",
         1200.0,
         part="server",
         lmi=_lmi("option.sessions_expiration"),

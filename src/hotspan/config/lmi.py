@@ -36,9 +36,11 @@ class LmiReader:
     def __init__(self) -> None:
         self.givens: list[Given] = []
         self.notes: list[Note] = []
+        self.is_used = False
 
     def read_file(self, path: Path, source: Source) -> None:
         """Take a properties file. Raises: ConfigError that names key, value, place and remedy."""
+        self.is_used = True
         for entry in read_properties(path):
             self._take(entry.name, entry.value, source, entry.name, f"{path}:{entry.line}")
 
@@ -50,8 +52,10 @@ class LmiReader:
             if name in _VARIABLES:
                 self._take_variable(name, raw)
             elif name.startswith("OPTION_"):
+                self.is_used = True
                 self._take(_option(name.removeprefix("OPTION_")), raw, Source.OPTION, name, ENVIRONMENT)
             elif name.startswith("SERVING_"):
+                self.is_used = True
                 self._take(_lowered(name.removeprefix("SERVING_")), raw, Source.SERVING, name, ENVIRONMENT)
             elif name in SAGEMAKER_ACCEPTED:
                 self._note(name, *SAGEMAKER_ACCEPTED[name], raw, said(ENVIRONMENT, name))
@@ -65,6 +69,7 @@ class LmiReader:
             source = Source.SAGEMAKER
         elif name.startswith("LMCACHE_"):
             source = Source.LMCACHE_VARIABLE
+        self.is_used |= source is Source.SAGEMAKER
         self._give(key, spelling, raw, source, name, ENVIRONMENT)
 
     def _take(self, name: str, raw: str, source: Source, written: str, place: str) -> None:

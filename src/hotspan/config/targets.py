@@ -10,7 +10,7 @@ from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings,
 from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
-from hotspan.tiers.stores.open import parse_store_url
+from hotspan.tiers.stores.open import check_store
 
 
 def is_on(settings: Mapping[str, Setting], name: str) -> bool:
@@ -36,9 +36,9 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
     """
     value = {name: setting.value for name, setting in settings.items()}
     try:
-        for name in ("l2", "l2_log"):
+        for name, options in (("l2", value["l2_option"] or {}), ("l2_log", {})):
             if value[name] is not None:
-                parse_store_url(BY_NAME[name].flag, value[name])
+                check_store(BY_NAME[name].flag, value[name], options)
         if value["no_cache"]:
             return None
         return cache_settings(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.router.exchange import ClientGone, Exchange, RawHeaders, Refusal
+from hotspan.router.fleet import NoReplicaError
 from hotspan.router.health import RetryBudget
 from hotspan.router.metrics import Counts
 from hotspan.router.places import Place, Places
@@ -99,9 +100,15 @@ class Carrier:
             self._budget.asked()
             self._aim(request)
             while True:
-                place = await self._places.take(
-                    ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
-                )
+                try:
+                    place = await self._places.take(
+                        ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
+                    )
+                except NoReplicaError:
+                    if request.where is None:
+                        raise
+                    self._widen(request)
+                    continue
                 try:
                     request.attempts += 1
                     self._counts.decided(place.decision, request.group, ask.tokens)
@@ -127,10 +134,8 @@ class Carrier:
         is_over = False
         try:
             answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
-            is_over = True
-            if answer.status not in _RETRIED:
-                self._watch.succeeded(name)
-            else:
+            if is_refused := answer.status in _RETRIED:
+                is_over = True
                 self._watch.failed(name, str(answer.status))
                 if request.home is None and self._may_retry(request, name):
                     return str(answer.status)
@@ -138,6 +143,9 @@ class Carrier:
                 first = await answer.part()
             except BrokenError as error:
                 raise UnreachedError(str(error), is_overdue=error.is_overdue) from error
+            if not is_refused:
+                is_over = True
+                self._watch.answered(name)
             await self._relay(request, place, answer, first)
             return None
         except UnreachedError as error:
@@ -169,6 +177,14 @@ class Carrier:
             self._counts.retries_refused += 1
             return False
         return True
+
+    def _widen(self, request: _Request) -> None:
+        """Nobody is up any more where a request waited: it goes anywhere."""
+        if request.home is not None:
+            self._unbind(request)
+        else:
+            self._counts.split_fallbacks += 1
+            request.where = None
 
     def _unbind(self, request: _Request) -> None:
         """A session's replica is gone: the request goes elsewhere, where the session may be taken on."""
@@ -203,6 +219,8 @@ class Carrier:
             return
         if not exchange.is_over:
             await exchange.write(b"", is_last=True)
+        if answer.status not in _RETRIED:
+            self._watch.succeeded(place.name)
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
 
     def _learn(self, ask: Ask, before: bytes, last: bytes) -> int | None:

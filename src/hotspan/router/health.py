@@ -88,11 +88,15 @@ class Breaker:
         """A request goes there."""
         self._is_trying = self._until_s is not None
 
-    def succeeded(self) -> None:
-        """It answered a request."""
-        self._failures = 0
+    def answered(self) -> None:
+        """An answer has begun: requests may go there, and what fails from now on still counts in the row."""
         self._is_trying = False
         self._until_s = None
+
+    def succeeded(self) -> None:
+        """It answered a request to its end."""
+        self.answered()
+        self._failures = 0
         self._open_s = self._settings.open_s
 
     def gave_up(self) -> None:

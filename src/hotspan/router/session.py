@@ -128,7 +128,7 @@ def _field(body: Mapping[str, Any], name: str) -> bytes:
 
 def _beginning(body: Mapping[str, Any]) -> bytes:
     """Of the system prompt and the first message of a user, or of a plain prompt."""
-    messages = body.get("messages")
+    messages = body["messages"] if "messages" in body else _turns(body)
     if isinstance(messages, list):
         parts: list[bytes] = []
         for message in messages:
@@ -145,6 +145,15 @@ def _beginning(body: Mapping[str, Any]) -> bytes:
         prompt = prompt[0]
     beginning = _text(prompt)
     return xxh3_128_digest(beginning[:FIRST_BYTES]) if beginning else b""
+
+
+def _turns(body: Mapping[str, Any]) -> list[Any] | None:
+    """What a request to /v1/responses has for messages."""
+    given = body.get("input")
+    if given is None:
+        return None
+    turns = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    return [{"role": "system", "content": body.get("instructions")}, *turns]
 
 
 def _text(content: object) -> bytes:

@@ -5,8 +5,6 @@ import hmac
 import secrets
 from collections.abc import Mapping
 
-_KEY_HEADERS = ("authorization", "x-api-key")
-
 
 class TenantNames:
     """Names for those who ask. They hold for one run: nobody can find a key by trying.
@@ -17,15 +15,13 @@ class TenantNames:
 
     def __init__(self, header: str | None = None, keys: Mapping[bytes, str] | None = None) -> None:
         self._keys = {digest: tenant for digest, tenant in (keys or {}).items() if tenant}
-        self._headers = (header.lower(),) if header else _KEY_HEADERS
+        self._header = header.lower() if header else None
         self._secret = secrets.token_bytes(32)
 
     def of(self, headers: Mapping[str, str]) -> str:
         """Whose share of the queue a request is; "" if it names nobody."""
-        for name in self._headers:
-            if given := headers.get(name):
-                return hmac.digest(self._secret, given.encode("latin-1", "replace"), "sha256")[:8].hex()
-        return ""
+        given = headers.get(self._header) if self._header else shown_key(headers)
+        return hmac.digest(self._secret, given.encode("latin-1", "replace"), "sha256")[:8].hex() if given else ""
 
     def at_replicas(self, headers: Mapping[str, str]) -> str:
         """The tenant whose caches a request uses; "" is the default one, or one that is not known here."""

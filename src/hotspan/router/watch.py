@@ -55,10 +55,15 @@ class Watch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def succeeded(self, name: str) -> None:
-        """A replica answered a request."""
+        """A replica answered a request to its end."""
+        self.answered(name)
+        self._vitals[name].breaker.succeeded()
+
+    def answered(self, name: str) -> None:
+        """A replica's answer has begun."""
         breaker = self._vitals[name].breaker
         was_closed = breaker.state is BreakerState.CLOSED
-        breaker.succeeded()
+        breaker.answered()
         if not was_closed:
             logger.info("breaker_closed replica=%s", name)
             self.changed(name)

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hotspan.server.lmi.routes import OPENAI
 from hotspan.server.principal import current_tenant
 
 PROMPT_IDS = [1, 17]
@@ -56,7 +57,7 @@ class FakeEngine:
 
     def app(self) -> FastAPI:
         app = FastAPI()
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/invocations", "/score"):
+        for path in (*OPENAI, "/invocations"):
             app.add_api_route(path, self._cancellable(self._answer), methods=["POST"])
         app.add_api_route("/health", self._fine, methods=["GET"])
         app.add_api_route("/broken", self._broken, methods=["GET"])

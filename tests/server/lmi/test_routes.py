@@ -13,6 +13,7 @@ from hotspan.core.errors import FormatterError
 from hotspan.server.errors import HttpError
 from hotspan.server.front import Front
 from hotspan.server.lmi.choice import chosen_schema
+from hotspan.server.lmi.routes import OPENAI, WORK
 from hotspan.server.principal import Principal, asking
 from hotspan.server.settings import HttpSettings
 
@@ -85,6 +86,15 @@ async def test_lmi() -> None:
         answer = await invoke(app, {"inputs": "Say", "parameters": {"max_new_tokens": 3}}, path)
         assert (answer.status_code, answer.json()) == (200, {"generated_text": "Hello wide world"})
         assert engine.seen[-1][0] == "/v1/completions" and engine.body == {"prompt": "Say", "max_tokens": 3}
+
+
+@pytest.mark.parametrize("path", sorted(WORK - set(OPENAI)))
+async def test_no_route_answers_with_the_base_model_for_an_adapter(path: str) -> None:
+    """Where the header can't choose the model it is refused, and the engine is not asked."""
+    engine = FakeEngine()
+    app = front(engine, plugs={"adapters": FakeAdapters("legal")})
+    refused = await invoke(app, {"messages": []}, path, **{ADAPTER: "legal"})
+    assert refused.status_code == 400 and "takes no adapter" in refused.text and not engine.seen
 
 
 async def test_lmi_stream() -> None:

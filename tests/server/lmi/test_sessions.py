@@ -109,6 +109,35 @@ def test_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list((tmp_path / "sessions").glob("*/*"))) == 2
 
 
+def test_a_full_place_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused again and again costs the others nothing; closed and expired ones make room as ever."""
+    monkeypatch.setattr(module, "MOST_SESSIONS", 50)
+    reads: list[Path] = []
+    ends_s = module._ends_s
+    monkeypatch.setattr(module, "_ends_s", lambda path: (reads.append(path), ends_s(path))[1])
+    clock = SimulatedClock()
+    known = sessions(tmp_path, clock)
+    first = known.create("acme")
+    clock.advance(10)
+    made = [known.create("acme") for _ in range(49)]
+    for _ in range(20):
+        with pytest.raises(HttpError, match="close some"):
+            known.create("acme")
+    assert len(reads) == 50
+    known.close("acme", made[0].id)
+    newest = known.create("acme")
+    clock.advance(1191)
+    known.create("acme")  # in the place of the first
+    with pytest.raises(HttpError, match="there is no session"):
+        known.use("acme", first.id)
+    assert known.use("acme", newest.id) == newest.id
+    with pytest.raises(HttpError, match="close some"):
+        known.create("acme")
+    clock.advance(10)
+    known.create("acme")
+    assert len(list((tmp_path / "sessions").glob("*/*"))) == 2
+
+
 def test_nobody_else_reads_them(tmp_path: Path) -> None:
     """The directory is the server's alone; one that is open to others, or a link, is refused."""
     sessions(tmp_path).create("acme")
@@ -141,7 +170,12 @@ async def test_a_sessions_life(tmp_path: Path, asks: str) -> None:
     engine = FakeEngine()
     app = front(engine, sessions_path=tmp_path / "s", is_strict_sessions=True)
     made = await create(app)
-    for body, path in (({"inputs": "Say"}, "/predictions/lmi"), ({"messages": []}, "/v1/chat/completions")):
+    for body, path in (
+        ({"inputs": "Say"}, "/predictions/lmi"),
+        ({"messages": []}, "/v1/chat/completions"),
+        ({"messages": []}, "/v1/messages"),
+        ({"input": "Say"}, "/v1/responses"),
+    ):
         assert (await invoke(app, body, path, **{HEADER: made})).status_code == 200
         assert engine.body["kv_transfer_params"] == {"session": made}
         assert HEADER.lower() not in engine.seen[-1][2]

@@ -36,7 +36,7 @@ WORK = frozenset(
 )
 """The engine's routes that make it compute."""
 
-_WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 _UNFORMATTED = WORK - set(OPENAI) | {"/v1/responses", "/v1/messages"}
 """Routes whose bodies or streams no formatter could take: they are refused where there is one."""
 
@@ -96,6 +96,8 @@ class Invocations:
         """Answer a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
         plugs, is_post = self._plugs, exchange.scope["method"] == "POST"
         is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
+        if is_post and path in WORK and path not in OPENAI and exchange.headers.get(ADAPTER_HEADER):
+            raise HttpError(400, f"{path} takes no adapter by header: leave {ADAPTER_HEADER} out", param=ADAPTER_HEADER)
         if is_plain or not is_post or path not in OPENAI:
             if is_post and path in _UNFORMATTED and self.has_formatters:
                 raise _unformatted(path)

@@ -13,6 +13,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from hotspan.core.errors import ConfigError
 from hotspan.tiers.stores.base import ObjectStore
+from hotspan.tiers.stores.hyperpod_settings import PREFIX, HyperpodSettings, parse_hyperpod_settings
+from hotspan.tiers.stores.s3_settings import S3Settings
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,14 @@ def parse_store_url(option: str, url: str) -> StoreAddress:
     return StoreAddress(parts.scheme, parts.hostname or "", port, parts.path, url)
 
 
+def check_store(option: str, url: str, options: Options) -> None:
+    """Raise ConfigError, as `open_store` would, for a URL or options that can't work; nothing is opened.
+
+    options: secrets may be references still.
+    """
+    _SETTINGS[parse_store_url(option, url).scheme](options)
+
+
 def open_store(option: str, url: str, options: Options) -> ObjectStore:
     """A client of the store at `url`; most connect when they are first used.
 
@@ -85,18 +95,31 @@ def _redis(address: StoreAddress, options: Options) -> ObjectStore:
         user = quote(parts.username or "", safe="")
         host = parts.netloc.rpartition("@")[2]
         url = urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
-    return RedisStore(url, **_typed(given, {"prefix": str, "timeout_s": float, "ttl_s": float}, also="password"))
+    return RedisStore(url, **_redis_settings(given))
+
+
+def _redis_settings(options: Options) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name != "password"}
+    return _typed(given, {"prefix": str, "timeout_s": float, "ttl_s": float}, also="password")
 
 
 def _file(address: StoreAddress, options: Options) -> ObjectStore:
     from hotspan.tiers.stores.file import FileStore
 
-    return FileStore(address.path, **_typed(options, {"timeout_s": float, "capacity_gib": float}))
+    return FileStore(address.path, **_file_settings(options))
+
+
+def _file_settings(options: Options) -> dict[str, Any]:
+    return _typed(options, {"timeout_s": float, "capacity_gib": float})
 
 
 def _s3(address: StoreAddress, options: Options) -> ObjectStore:
     from hotspan.tiers.stores.s3 import S3Store
-    from hotspan.tiers.stores.s3_settings import S3Settings
+
+    return S3Store(address.url, _s3_settings(options))
+
+
+def _s3_settings(options: Options) -> S3Settings:
 
     kinds = {
         field.name: type(field.default)
@@ -104,22 +127,25 @@ def _s3(address: StoreAddress, options: Options) -> ObjectStore:
         if field.default is not dataclasses.MISSING
     }
     own = _typed({name: value for name, value in options.items() if name in kinds}, kinds)
-    return S3Store(address.url, S3Settings(client={n: v for n, v in options.items() if n not in kinds}, **own))
+    return S3Settings(client={n: v for n, v in options.items() if n not in kinds}, **own)
 
 
 def _hyperpod(address: StoreAddress, options: Options) -> ObjectStore:
     """hotspan's own daemon by its local door if there is one, else whatever answers at the port."""
     from hotspan.tiers.stores.daemon import DaemonStore
     from hotspan.tiers.stores.hyperpod import HyperpodStore
-    from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
 
-    named = {name if name.startswith(PREFIX) else PREFIX + name: value for name, value in options.items()}
-    settings = parse_hyperpod_settings({PREFIX + "shared_memory_name": SEGMENT_NAME} | named)
+    settings = _hyperpod_settings(options)
     door = SHARED_MEMORY / (settings.shared_memory_name.removeprefix("/") + ".sock")
     if _is_socket(door):
         return DaemonStore(door, deadline_s=settings.timeout_s)
     logger.info("l2_over_http host=%s door=%s: no local door there", address.host, door)
     return HyperpodStore(address.host, address.port or DAEMON_PORT, settings)
+
+
+def _hyperpod_settings(options: Options) -> HyperpodSettings:
+    named = {name if name.startswith(PREFIX) else PREFIX + name: value for name, value in options.items()}
+    return parse_hyperpod_settings({PREFIX + "shared_memory_name": SEGMENT_NAME} | named)
 
 
 _OPENERS: dict[str, Callable[[StoreAddress, Options], ObjectStore]] = {
@@ -128,6 +154,14 @@ _OPENERS: dict[str, Callable[[StoreAddress, Options], ObjectStore]] = {
     "rediss": _redis,
     "file": _file,
     "s3": _s3,
+}
+
+_SETTINGS: dict[str, Callable[[Options], object]] = {
+    "sagemaker-hyperpod": _hyperpod_settings,
+    "redis": _redis_settings,
+    "rediss": _redis_settings,
+    "file": _file_settings,
+    "s3": _s3_settings,
 }
 
 
