@@ -1,5 +1,6 @@
 """The guard: a tier that fails or stalls is given up before it is in the way, and comes back by itself."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,6 +283,56 @@ def test_invalidations_while_it_is_away_are_done_when_it_is_back(bench: Bench, p
     tier = DiskTier(DiskOptions(path, SLOTS * (SIZE + 4096)), NAMESPACE, SIZE)
     assert [tier.lookup(chunk.key) for chunk in CHUNKS] == [True, True, False, False, False, False]
     tier.close(5.0)
+
+
+def test_a_tier_that_is_only_slow_is_kept(path: Path) -> None:
+    """Of four chunks of 32 MiB none ends for a second at 100 MB/s: that is no stall."""
+    files = SlowFiles(kinds=["preadv"])
+    bench = Bench(path, files)
+    bench.fill()
+    files.hang()
+    assert bench.guard.submit_load(CHUNKS[0].key, aligned(SIZE))
+    bench.guard._took_off(True, 32 << 20)
+    bench.clock.advance(4 * (32 << 20) / 100e6)
+    bench.guard.finished()
+    assert bench.guard.is_up
+    bench.clock.advance(10.0)
+    bench.guard.finished()
+    assert not bench.guard.is_up
+    files.release()
+    bench.guard.close(5.0)
+
+
+def test_many_invalidations_while_it_is_away_hold_nobody_up(bench: Bench) -> None:
+    """It is told of them some at a time, and of too many as one of everything; nothing is found before it knows all."""
+    bench.files.go_away()
+    bench.trip()
+    for number in range(1000):
+        bench.guard.invalidate(Scope(labels=frozenset([number + 1])), lambda done: None)
+    assert len(bench.guard._unlogged) <= guard_module._MOST_UNLOGGED[bench.guard.tier]
+    told: list[int] = []
+    bench.files.come_back()
+
+    def is_back() -> bool:
+        told.append(len(bench.guard._unlogged))
+        return bench.guard.is_up
+
+    bench.until(is_back)
+    steps = [before - after for before, after in itertools.pairwise(told)]
+    assert max(steps) <= 2 * guard_module._REPLAYED_AT_ONCE and not bench.guard._unlogged
+    assert not any(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
+    assert bench.guard.trips == 1
+
+
+def test_what_a_few_invalidations_do_not_take_stays(bench: Bench) -> None:
+    """As many as can be done one by one are: the rest is found again when the tier is back."""
+    bench.files.go_away()
+    bench.trip()
+    for number in range(guard_module._MOST_UNLOGGED[bench.guard.tier]):
+        bench.guard.invalidate(Scope(labels=frozenset([number + 1])), lambda done: None)
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert all(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
 
 
 def test_an_invalidation_whose_log_hangs_is_done_again(path: Path) -> None:

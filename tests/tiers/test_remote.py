@@ -20,6 +20,7 @@ from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.follower import STALE_S, LogFollower, VolatileLog
 from hotspan.tiers.record import unpack
 from hotspan.tiers.remote import RemoteOptions, RemoteTier, _Checked
+from hotspan.tiers.stores.base import StoreUsage
 
 SIZE = 2 * 4096
 NAMESPACE = bytes(range(32))
@@ -284,6 +285,51 @@ def test_a_hit_adds_its_tags_everywhere(make: Callable[..., Replica]) -> None:
     assert make("c").ask(chunks) == [True, True]
     assert a.invalidate(labels=frozenset({9}))
     assert make("d").ask(chunks) == [False, False]
+
+
+def test_a_tag_counts_for_what_lies_behind_a_gap(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A request used chunks whose root L2 had lost: when somebody stores the root again, its tag still takes them."""
+    one, two, three = make("one"), make("two"), make("three")
+    text = chain("text", 3)
+    two.store(text, Terms(labels=frozenset([1])))
+    del server.objects[text[0].key]
+    assert one.ask(text) == [False] * 3
+    for chunk in text:
+        one.tier.join(chunk.key, Terms(labels=frozenset([7])))
+    one.turn()
+    two.clock.advance(11)
+    three.poll()
+    three.store(text[:1], Terms(labels=frozenset([1])))
+    assert one.invalidate(labels=frozenset([7]))
+    for replica in (one, two):
+        replica.poll()
+        replica.tier.finished()
+        assert replica.ask(text)[1:] == [False, False]
+
+
+def test_tags_of_a_new_text_are_one_mark(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """What is nowhere yet gets its tags from who stores it: only where it would begin they are written down before."""
+    one, text = make(), chain("text", 50)
+    assert one.ask(text) == [False] * 50
+    for chunk in text:
+        one.tier.join(chunk.key, Terms(labels=frozenset([7])))
+    one.turn()
+    assert [key for key, marks in server.marks.items() if marks] == [text[0].key]
+
+
+def test_the_store_is_measured_once_at_a_time(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it still counts what it has, nobody asks it to begin again; then it is asked anew."""
+    asked: list[int] = []
+    monkeypatch.setattr(MemoryStore, "usage", lambda store: (asked.append(1), StoreUsage())[1])
+    one = make()
+    for _ in range(5):
+        one.tier.finished()
+        one.clock.advance(6)
+    one.queues.run()
+    assert len(asked) == 1
+    one.tier.finished()
+    one.queues.run()
+    assert len(asked) == 2
 
 
 def test_a_tag_that_came_later_than_an_invalidation_counts_from_then_on(make: Callable[..., Replica]) -> None:

@@ -1,15 +1,17 @@
 """A circuit breaker around a tier: given up while it fails or stalls, opened anew in the background.
 
-    working --faults, stall, late loads--> given up --its I/O has ended, a pause--> opening --> working
-                                              ^                                        |
-                                              +---------- could not be opened ---------+
+    working --faults, stall, late loads--> given up --its I/O has ended, a pause--> opening --> told --> working
+                                              ^                                        |          |
+                                              +-- could not be opened, fails again ----+----------+
 
-While it is given up every look-up is a miss, so that requests run as fast as without the tier.
+Until it works every look-up is a miss, so that requests run as fast as without the tier. What was invalidated meanwhile
+it is told some at a time: for each it may have to look at all that it has.
 """
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -27,12 +29,19 @@ MOST_FAULTS = 3
 """I/O faults in a row, or requests in a row that gave up waiting, after which a tier is given up."""
 
 STALL_S = 1.0
-"""How long nothing of what is in flight may end."""
+"""How long nothing of what is in flight may end, besides the time that the least rate takes for it."""
+
+_LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
+"""Chunks that a tier begins together end together: none of four large ones for long, over a link that is only slow."""
 
 _TIMELY_S = 0.050
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_JOINS = 1 << 16
+_MOST_UNLOGGED = {Tier.DISK: 16, Tier.L2: 1 << 16}
+"""Invalidations while a tier is given up; more become one of everything. On a disk each looks at all that there is."""
+
+_REPLAYED_AT_ONCE = 4
 _STEADY_S = 30.0
 """After so long without trouble, the next pause is the first again."""
 
@@ -66,11 +75,13 @@ class GuardedTier:
         self._is_up = True
         self._flying = 0
         self._moved_s = 0.0  # when something in flight last ended, or the first went off
+        self._stall_s = STALL_S
         self._faults = self._lates = 0
         self._pause_s = _FIRST_PAUSE_S
         self._changed_s = self._clock.monotonic()
         self._opening: threading.Thread | None = None
         self._opened: OpenTier | None = None
+        self._untold: deque[int] | None = None  # of what was invalidated meanwhile, while it is told that
         self._unlogged: dict[int, Scope] = {}
         self._logging: dict[int, float] = {}  # when those of them began that the tier is at
         self._log_failed = False
@@ -108,10 +119,10 @@ class GuardedTier:
         return self._is_up and self._current.can_store()
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
-        return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload))
+        return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload), len(payload))
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
-        return self._is_up and self._took_off(self._current.submit_load(key, into))
+        return self._is_up and self._took_off(self._current.submit_load(key, into), len(into))
 
     def finished(self) -> list[Transfer]:
         transfers = [] if self._opening is not None else self._current.finished()
@@ -129,7 +140,7 @@ class GuardedTier:
             self._trip("late")
         elif self._log_failed:
             self._trip("log")
-        elif (self._flying and now - self._moved_s > STALL_S) or self._is_log_late(now):
+        elif (self._flying and now - self._moved_s > self._stall_s) or self._is_log_late(now):
             self._trip("stall")
         return transfers
 
@@ -192,8 +203,9 @@ class GuardedTier:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _took_off(self, submitted: bool) -> bool:
+    def _took_off(self, submitted: bool, size: int) -> bool:
         if submitted:
+            self._stall_s = STALL_S + _AT_ONCE * size / _LEAST_BYTES_PER_S
             if not self._flying:
                 self._moved_s = self._clock.monotonic()
             self._flying += 1
@@ -211,27 +223,23 @@ class GuardedTier:
         now = self._clock.monotonic()
         steady = now - self._changed_s >= _STEADY_S
         self._pause_s = _FIRST_PAUSE_S if steady or not self.trips else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        self._is_up = False
+        self._is_up, self._untold = False, None
         self._changed_s = now
         self.trips += 1
         logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._pause_s)
         self._current.give_up()
 
     def _heal(self, now: float) -> None:
-        """Open the tier anew once all its I/O has ended and the pause is over; take it when it is open."""
+        """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""
         if self._opened is not None:
             self._current, self._opened, self._opening = self._opened, None, None
-            self._is_up = True
             self._flying = self._faults = self._lates = 0
             self._log_failed = False
-            self._changed_s = now
-            for key, terms in self._joins.items():
-                self._current.join(key, terms)
-            self._joins.clear()
-            for number, scope in list(self._unlogged.items()):
-                self._logging[number] = now
-                self._current.invalidate(scope, partial(self._settle, number))
-            logger.warning("tier_is_back tier=%s", self.tier.value)
+            self._logging.clear()  # what the former one still does is done anew
+            self._untold = deque(list(self._unlogged))
+            self._tell(now, self._untold)
+        elif self._untold is not None:
+            self._tell(now, self._untold)
         elif self._opening is None and not self._flying and now - self._changed_s >= self._pause_s and not self._closed:
             self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
             self._opening.start()
@@ -240,9 +248,34 @@ class GuardedTier:
             self._changed_s = now
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
+    def _tell(self, now: float, untold: deque[int]) -> None:
+        """Some of what was invalidated while the tier was given up; it works when nothing of that is left."""
+        if self._log_failed or self._is_log_late(now):
+            self._trip("log" if self._log_failed else "stall")
+            return
+        while untold and len(self._logging) < _REPLAYED_AT_ONCE:
+            number = untold.popleft()
+            if (scope := self._unlogged.get(number)) is not None:
+                self._logging[number] = now
+                self._current.invalidate(scope, partial(self._settle, number))
+        if self._unlogged:
+            return
+        for key, terms in self._joins.items():
+            self._current.join(key, terms)
+        self._joins.clear()
+        self._is_up, self._untold = True, None
+        self._changed_s = now
+        logger.warning("tier_is_back tier=%s", self.tier.value)
+
     def _remember(self, scope: Scope) -> int:
+        if not self._is_up and len(self._unlogged) >= _MOST_UNLOGGED[self.tier]:
+            for number in self._unlogged.keys() - self._logging.keys():
+                self._unlogged.pop(number, None)
+            scope = Scope()  # too much to do one by one: nothing of it may stay
         self._invalidations += 1
         self._unlogged[self._invalidations] = scope
+        if self._untold is not None:
+            self._untold.append(self._invalidations)
         return self._invalidations
 
     def _settle(self, number: int, done: bool) -> None:

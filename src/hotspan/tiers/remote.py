@@ -92,11 +92,12 @@ class RemoteTier:
         self._clock = clock or SystemClock()
         self._known: OrderedDict[ChunkKey, Found] = OrderedDict()
         self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
+        self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
         self._pending = 0  # invalidations on their way to the log
         self._version = options.follower.version
-        self._is_marking = False
+        self._is_marking = self._is_measuring = False
         self._usage = StoreUsage()
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
@@ -177,9 +178,9 @@ class RemoteTier:
                 transfers.append(transfer)
         self._submit_marks()
         now = self._clock.monotonic()
-        if now - self._usage_s >= _USAGE_EVERY_S:
-            self._usage_s = now
-            self._queue.submit(lambda scratch: self._measure(), lambda: None, urgent=False)
+        if now - self._usage_s >= _USAGE_EVERY_S and not self._is_measuring:
+            self._usage_s, self._is_measuring = now, True  # it may take minutes where there is much
+            self._queue.submit(lambda scratch: self._measure(), lambda: self._report(self._measured), urgent=False)
         return transfers
 
     def late(self) -> None:
@@ -200,8 +201,8 @@ class RemoteTier:
             if joined is found.terms:
                 return
             self._known[key] = replace(found, terms=replace(joined, generation=self._follower.applied))
-        elif key not in self._storing and self._absent.get(key, 0.0) > self._clock.monotonic():
-            return  # who stores it next says so with the record
+        elif key not in self._storing and key not in self._gaps and self._is_absent(key):
+            return  # who stores it next says so with the record; what lies behind a gap goes with the gap's chunk
         if terms.labels or terms.expires_s or terms.is_wild:
             self._mark(key, terms)
 
@@ -250,7 +251,10 @@ class RemoteTier:
     # -- the scheduler's thread ------------------------------------------------------------------------------------
 
     def _is_settled(self, key: ChunkKey) -> bool:
-        return self.lookup(key) or self._absent.get(key, 0.0) > self._clock.monotonic()
+        return self.lookup(key) or self._is_absent(key)
+
+    def _is_absent(self, key: ChunkKey) -> bool:
+        return self._absent.get(key, 0.0) > self._clock.monotonic()
 
     def _answered(
         self,
@@ -270,11 +274,14 @@ class RemoteTier:
         if dead:
             self._delete(dead, tenant)
         until_s = self._clock.monotonic() + _ABSENT_S
-        for key in unknown - self._known.keys():
+        absent = unknown - self._known.keys()
+        for key in absent:
             self._absent[key] = until_s
             self._absent.move_to_end(key)
+        parents = {chunk.parent for chunk in chunks}
+        self._gaps |= {c.key for c in chunks if c.key in absent and c.key in parents and c.parent not in absent}
         while len(self._absent) > _MOST_KNOWN:
-            self._absent.popitem(last=False)
+            self._gaps.discard(self._absent.popitem(last=False)[0])
 
     def _know(self, found: Found) -> None:
         key = found.record.key
@@ -283,6 +290,7 @@ class RemoteTier:
         self._known[key] = found
         self._known.move_to_end(key)
         self._absent.pop(key, None)
+        self._gaps.discard(key)
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
 
@@ -326,6 +334,9 @@ class RemoteTier:
         for key, terms in written.items():
             if self._marks.get(key) is terms:
                 del self._marks[key]
+
+    def _measured(self) -> None:
+        self._is_measuring = False
 
     def _delete(self, keys: Sequence[ChunkKey], tenant: int) -> None:
         self._queue.submit(lambda scratch: self._delete_now(keys, tenant), lambda: None, urgent=False)
@@ -442,6 +453,7 @@ class RemoteTier:
             self._usage = self._store.usage()
         except OSError as error:
             logger.warning("l2_usage_failed error=%s", str(error))
+        self._report(self._measured)
 
     def _log(self, scope: Scope, durable: Durable) -> None:
         try:

@@ -31,6 +31,7 @@ class LogView:
         self._by_key: dict[ChunkKey, list[tuple[int, Scope]]] = defaultdict(list)
         self._by_label: dict[int, list[tuple[int, Scope]]] = defaultdict(list)
         self._broad: dict[_Fields, int] = {}  # whole tenants, adapters, models: the latest of each
+        self._any_label: dict[_Fields, int] = {}  # the latest by label of each: they take what may have any label
         self._generations: deque[int] = deque()  # of what is known by key or label, one for each
 
     def add(self, generation: int, scope: Scope) -> None:
@@ -39,25 +40,24 @@ class LogView:
             for key in scope.keys:
                 self._by_key[key].append((generation, scope))
             self._generations.extend([generation] * len(scope.keys))
-        elif scope.labels:
-            self._by_label[min(scope.labels)].append((generation, scope))
-            self._generations.append(generation)
         else:
             fields = (scope.tenant, scope.adapter, scope.namespace)
-            self._broad[fields] = max(generation, self._broad.get(fields, 0))
+            latest = self._any_label if scope.labels else self._broad
+            latest[fields] = max(generation, latest.get(fields, 0))
+        if scope.keys is None and scope.labels:
+            self._by_label[min(scope.labels)].append((generation, scope))
+            self._generations.append(generation)
         if len(self._generations) > _MOST:
             self._forget(self._generations[len(self._generations) // 2])
 
     def taken_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
         """The generation of the latest invalidation that takes a chunk under these terms; the floor if none does."""
         named = [self._by_key[key]] if key in self._by_key else []
-        if terms.is_wild:
-            named += list(self._by_label.values())  # the log's reader may add to it meanwhile
-        else:
-            named += [self._by_label[label] for label in terms.labels if label in self._by_label]
+        named += [self._by_label[label] for label in terms.labels if label in self._by_label]
         found = [at for entries in named for at, scope in entries if scope.takes(key, namespace, terms)]
         for fields in itertools.product((None, terms.tenant), (None, terms.adapter), (None, namespace)):
             found.append(self._broad.get(fields, 0))
+            found.append(self._any_label.get(fields, 0) if terms.is_wild else 0)
         return max(*found, self.floor)  # read last: what was forgotten meanwhile lies below it
 
     def _forget(self, floor: int) -> None:
