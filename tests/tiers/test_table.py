@@ -406,3 +406,30 @@ def test_a_new_process_takes_the_same(table: DiskTable) -> None:
     scopes = [Scope(), Scope(tenant=7), Scope(adapter=8), Scope(labels=frozenset([1])), Scope(labels=frozenset([99]))]
     assert [fresh.taken(scope) for scope in scopes] == [[0, 1], [0], [1], [0, 1], [1]]
     assert [fresh.taken(scope) for scope in scopes] == [table.taken(scope) for scope in scopes]
+
+
+def test_what_expires_is_found_when_it_does(table: DiskTable) -> None:
+    """Not before; whatever was put meanwhile, changed, freed or read anew."""
+    written(table, 0, record("never"))
+    assert table.expired(1e9) == []
+    for slot, expires_s in ((1, 300), (2, 100), (3, 200)):
+        written(table, slot, record(f"{slot}", expires_s=expires_s))
+    assert table.expired(99.9) == []
+    assert table.expired(100.0) == [2] == table.expired(100.5)
+    written(table, 2, None)
+    assert table.expired(199.9) == []
+    written(table, 3, record("3", expires_s=150))
+    assert table.expired(199.9) == [3]
+    fresh = DiskTable(table._files, table._fd, table.geometry)
+    fresh.read()
+    assert fresh.expired(300.0) == [1, 3] == table.expired(300.0)
+
+
+def test_looking_for_what_expires_costs_nothing_before(table: DiskTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is searched only when something's time has come."""
+    written(table, 1, record("a", expires_s=100))
+    table.expired(1.0)
+    monkeypatch.setattr(table, "_records", None)
+    assert table.expired(99.0) == []
+    with pytest.raises(TypeError):
+        table.expired(100.0)

