@@ -479,6 +479,23 @@ def test_following_an_idle_log_costs_no_memory() -> None:
     assert follower.foreign() == [] and follower.applied == follower.generation > log.position.generation
 
 
+def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
+    """It does not grow for ever; who reads on misses nothing, and who comes too late knows that it did."""
+    clock = SimulatedClock()
+    log = VolatileLog(clock)
+    follower, late = (LogFollower(log, name, clock, since=log.position) for name in "ab")
+    late.poll()
+    clock.advance(1)
+    for number in range(10_000):
+        log.append(Scope(labels=frozenset([number + 1])), "other")
+        if number % 1000 == 999:
+            follower.poll()
+    assert len(log._entries) < 5000
+    assert follower.foreign() == [Scope(labels=frozenset([number + 1])) for number in range(10_000)]
+    late.poll()
+    assert late.foreign()[0] == Scope()
+
+
 # -- faults --------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock, SystemClock
@@ -25,6 +26,9 @@ STALE_S = 2.0
 """Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
 
 REPORT_TTL_S = 5.0
+_MOST_ENTRIES = 4096
+"""That a log of this process keeps; it is read ten times a second."""
+
 WITNESS_S = 2.0
 """How long an invalidation waits for the other replicas to say that they have read it."""
 
@@ -53,25 +57,28 @@ class VolatileLog:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._epoch = secrets.token_bytes(16)
-        self._floor = self._now()
-        self._entries: list[SharedInvalidation] = []
+        self._began = self._floor = self._now()
+        self._entries: deque[SharedInvalidation] = deque()
         self._lock = threading.Lock()
 
     @property
     def position(self) -> LogPosition:
         """Where it began: nothing is to be done for what is older, since nobody wrote it."""
-        return LogPosition(self._epoch, self._floor)
+        return LogPosition(self._epoch, self._began)
 
     def append(self, scope: Scope, by: str) -> int:
         with self._lock:
             generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
             self._entries.append(SharedInvalidation(generation, scope, by))
+            if len(self._entries) > _MOST_ENTRIES:
+                self._floor = self._entries.popleft().generation
             return generation
 
     def read(self, after: int) -> LogPage:
         with self._lock:
-            newer = [entry for entry in self._entries if entry.generation > after]
-            last = max(after, self._floor, self._now() - 1)  # no entry will come that is older than now
+            newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
+            newest = self._entries[-1].generation if self._entries else 0
+            last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
             return LogPage(self._epoch, last, self._floor, newer)
 
     def report(self, replica: str, generation: int, ttl_s: float) -> None:
