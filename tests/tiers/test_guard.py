@@ -385,6 +385,17 @@ def test_joins_while_it_is_away_count(bench: Bench) -> None:
     assert bench.guard.invalidate(Scope(labels=TAG), DurableSpy()) == 2
 
 
+def test_a_tag_that_was_joined_and_invalidated_while_it_is_away_takes_its_chunk(bench: Bench) -> None:
+    """In whatever order the tier is told."""
+    bench.files.go_away()
+    bench.trip()
+    bench.guard.join(CHUNKS[4].key, Terms(labels=TAG))
+    bench.guard.invalidate(Scope(labels=TAG), DurableSpy())
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert [bench.guard.lookup(chunk.key) for chunk in CHUNKS] == [True] * 4 + [False] * 2
+
+
 def test_too_many_joins_while_it_is_away_forget_everything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the joins are more than can be remembered, nothing is found when the tier is back."""
     monkeypatch.setattr(guard_module, "_MOST_JOINS", 3)

@@ -253,6 +253,9 @@ class GuardedTier:
         if self._log_failed or self._is_log_late(now):
             self._trip("log" if self._log_failed else "stall")
             return
+        for key, terms in self._joins.items():  # before what came after them: it takes what they joined
+            self._current.join(key, terms)
+        self._joins.clear()
         while untold and len(self._logging) < _REPLAYED_AT_ONCE:
             number = untold.popleft()
             if (scope := self._unlogged.get(number)) is not None:
@@ -260,9 +263,6 @@ class GuardedTier:
                 self._current.invalidate(scope, partial(self._settle, number))
         if self._unlogged:
             return
-        for key, terms in self._joins.items():
-            self._current.join(key, terms)
-        self._joins.clear()
         self._is_up, self._untold = True, None
         self._changed_s = now
         logger.warning("tier_is_back tier=%s", self.tier.value)
