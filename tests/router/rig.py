@@ -21,7 +21,8 @@ from hotspan.server.settings import HttpSettings
 
 Answering = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
-QUICK = HealthSettings(interval_s=0.05, timeout_s=0.5, downs=1, open_s=0.1)
+QUICK = HealthSettings(interval_s=0.05, timeout_s=10.0, downs=1, open_s=0.1)
+"""Of all but its patience: on a busy machine everybody answers late at times, and nobody is ill for that."""
 
 
 async def say_ok(request: web.Request, body: bytes) -> web.StreamResponse:
@@ -48,12 +49,13 @@ def say(status: int, text: str = "no") -> Answering:
 
 @dataclass
 class Fake:
-    """A replica. asked: method, path, headers and body of each request but health checks."""
+    """A replica. asked: method, path, headers and body of each request but health checks. ping_s: what those take."""
 
     url: str = ""
     answer: Answering = say_ok
     ping: tuple[int, dict[str, Any]] = (200, {"status": "Healthy"})
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    ping_s: float = 0.0
     metrics: str = ""
     open: int = 0
     hung_up: int = 0
@@ -65,6 +67,7 @@ class Fake:
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/ping":
+            await asyncio.sleep(self.ping_s)
             return web.json_response(self.ping[1], status=self.ping[0])
         if request.path == "/metrics":
             return web.Response(status=200 if self.metrics else 404, text=self.metrics)

@@ -128,8 +128,7 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         await dead.wait()
         return await die(request, body)
 
-    patient = replace(QUICK, timeout_s=10.0)  # one that answers late while it dies is not taken for dead, too
-    async with replicas(slow, say_ok) as (ill, well), routed([ill, well], health=patient) as at:
+    async with replicas(slow, say_ok) as (ill, well), routed([ill, well]) as at:
         tasks = [asyncio.create_task(at.status({"prompt": f"{n}"})) for n in range(80)]
         await until(lambda: ill.open >= 20)
         dead.set()
@@ -147,6 +146,20 @@ async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
     async with replicas(silent, silent) as fakes, routed(fakes, read_timeout_s=0.2) as at:
         assert await at.status() == 504
         assert sum(fake.works for fake in fakes) == 1
+
+
+async def test_a_replica_that_leaves_checks_unanswered_gets_nothing() -> None:
+    """One that does not answer a health check in time is down; it is back when it does."""
+    impatient = replace(QUICK, timeout_s=0.5)
+    async with replicas(say_ok, say_ok) as (ill, well), routed([ill, well], health=impatient) as at:
+        ill.ping_s = 60.0
+        await until(lambda: ill.url not in at.router.places.up and well.url in at.router.places.up)
+        before = ill.works
+        for _ in range(10):
+            assert await at.status() == 200
+        assert ill.works == before
+        ill.ping_s = 0.0
+        await until(lambda: ill.url in at.router.places.up)
 
 
 async def test_a_replica_that_drains_gets_nothing_new() -> None:
