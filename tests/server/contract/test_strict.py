@@ -139,17 +139,18 @@ def test_a_stop_lets_requests_end(strict: Container) -> None:
     """
     short = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 20}, "stream": True}
     with (
+        httpx.Client(base_url=strict.server.url) as other,  # made before, for a busy machine takes long for that
         strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as cut_off,
         strict.http.stream("POST", "/invocations", json=short) as reply,
     ):
+        assert other.get("/ping").json() == {"status": "Healthy"}
         began = time.monotonic()
         strict.server.process.send_signal(signal.SIGTERM)
-        with httpx.Client(base_url=strict.server.url) as other:
-            while (ping := other.get("/ping")).json() == {"status": "Healthy"}:
-                assert time.monotonic() - began < 1
-            assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
-            refused = other.post("/invocations", json={"inputs": "Say"})
-            assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
+        while (ping := other.get("/ping")).json() == {"status": "Healthy"}:
+            assert time.monotonic() - began < 1
+        assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
+        refused = other.post("/invocations", json={"inputs": "Say"})
+        assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
         told = [json.loads(line) for line in reply.iter_lines()]
         assert len(told) == 20 and told[-1]["generated_text"]
         assert json.loads(list(cut_off.iter_lines())[-1])["error"]["code"] == 504
