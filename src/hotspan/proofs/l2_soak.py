@@ -94,7 +94,7 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
                 found.over = max(found.over, len(list(root.glob("objects/*/*/*/*/object"))) / _OBJECTS)
                 if now_s >= next_s:
                     gc.collect()  # those who crashed are rings
-                    samples.take(root)
+                    samples.take(root / "objects")  # to list all who ever crashed would be what grows
                     next_s += sample_s
                     progress(int(now_s - started_s), int(total_s))
             world.end()
