@@ -129,7 +129,7 @@ class Rig(Engine):
         while entries:
             self.cache._forget(next(iter(entries.values())))
 
-    def settle(self, seconds: float = 5.0) -> None:
+    def settle(self, seconds: float = 30.0) -> None:
         """Let stores end and reach the disk."""
         import time
 

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 START_S, STOP_S = 240.0, 60.0
 SESSIONS = 4
+TOKENS = 1000  # about a second's
 
 
 @dataclass
@@ -169,17 +170,21 @@ def test_a_session_has_one_replica(cluster: Cluster) -> None:
 
 
 def test_streams_flow(cluster: Cluster) -> None:
-    """Tokens of a stream come one by one while others are still computed, to the end."""
-    arrived: list[float] = []
-    with cluster.open("stream", "hello", stream=True, max_tokens=64, ignore_eos=True) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer:
-            if line.startswith(b"data: "):
-                arrived.append(time.monotonic())
-                last = line
-    assert last == b"data: [DONE]\n" and len(arrived) > 32
-    assert arrived[-1] - arrived[0] > 0.5 * 32 * 0.001, "it came in one piece"
-    assert len({round(each, 3) for each in arrived}) > 8
+    """Tokens of a stream come while others are still computed, to the end."""
+
+    def is_ahead() -> bool:
+        """Whether a stream's first token was here before its last was computed."""
+        before = sum(cluster.counts().values())
+        with cluster.open("stream", "hello", stream=True, max_tokens=TOKENS, ignore_eos=True) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.readline().startswith(b"data: ")
+            found = sum(cluster.counts().values()) == before
+            parts = [line for line in answer if line.startswith(b"data: ")]
+        assert parts[-1] == b"data: [DONE]\n" and len(parts) > 32
+        return found
+
+    # A machine that stands still just then lets the server finish first; whoever holds a stream back never is ahead.
+    assert any(is_ahead() for _ in range(10)), "it came in one piece"
 
 
 def test_ends_are_reported(cluster: Cluster) -> None:
