@@ -26,6 +26,8 @@ _LEFT_S = 3600.0
 _UNUSED_MARKS_S = 86400.0
 _KEPT = 0.9
 """Of the capacity, what a sweep leaves when there is too much."""
+_TAKEN = 0.25
+"""Of the room that a look saw, what may be put here before the next look: others put, too, and know as little."""
 
 
 def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
@@ -62,7 +64,7 @@ class FileRoom:
         self._lock = threading.Lock()
         self._looked_s: float | None = None
         self._looks = self._newest_look = 0
-        self._objects = self._bytes = 0
+        self._objects = self._bytes = self._unseen_bytes = 0
         # Bytes of the objects put here that no look has seen; 0 while one is being put, when a look may see it already.
         self._unseen: dict[Path, int] = {}
 
@@ -86,11 +88,11 @@ class FileRoom:
                 self._unseen[directory] = size
                 self._objects += 1
                 self._bytes += size
+                self._unseen_bytes += size
             elif not self._unseen.get(directory):
                 self._unseen.pop(directory, None)
-            is_over = self._capacity_bytes is not None and self._bytes > self._capacity_bytes
             is_late = self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
-            return size > 0 and (is_over or is_late)
+            return size > 0 and (is_late or self._is_filling())
 
     def touch(self, fd: int, record: Record, *, is_new: bool = False) -> None:
         """An object was used."""
@@ -120,6 +122,13 @@ class FileRoom:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _is_filling(self) -> bool:
+        """Whether there may be too much, or soon."""
+        if (capacity := self._capacity_bytes) is None:
+            return False
+        room = capacity - self._bytes + self._unseen_bytes
+        return self._bytes > capacity or self._unseen_bytes > max(_TAKEN * room, (1 - _KEPT) * capacity)
+
     def _begin_look(self) -> _Look:
         with self._lock:
             self._looks += 1
@@ -133,7 +142,8 @@ class FileRoom:
                     self._unseen.pop(directory, None)
                 unseen = [size for size in self._unseen.values() if size]
                 self._objects = len(seen) + len(unseen)
-                self._bytes = sum(one.bytes for one in seen) + sum(unseen)
+                self._unseen_bytes = sum(unseen)
+                self._bytes = sum(one.bytes for one in seen) + self._unseen_bytes
                 self._looked_s = self._clock.monotonic()
             return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
 
