@@ -11,11 +11,15 @@ from typing import Any, Self
 
 from aiohttp import web
 
+HOLD_S = 30.0
+"""What is held for longer is let go: the test will see that it should not have been."""
+
 
 @dataclass
 class Behaviour:
     """What the server does. `fails` gives an HTTP status for the first message's content, or 0; so does `refuses`
-    for the whole request. `waits` adds seconds before the first token of a request.
+    for the whole request. `waits` adds seconds before the first token of a request, and as long as it `holds` one it
+    says nothing at all.
     """
 
     first_token_s: float = 0.0
@@ -25,6 +29,7 @@ class Behaviour:
     fails: Callable[[str], int] = lambda content: 0
     refuses: Callable[[dict[str, Any]], int] = lambda body: 0
     waits: Callable[[dict[str, Any]], float] = lambda body: 0.0
+    holds: Callable[["Served", dict[str, Any]], bool] = lambda served, body: False
     breaks_off: bool = False  # the stream ends with an error event
     cuts: bool = False  # the stream ends without a finish_reason
     no_text: bool = False  # tokens, but none that shows
@@ -68,14 +73,14 @@ class OpenAIServer:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,))
         self._thread.start()
-        assert started.wait(10)
+        assert started.wait(60)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self, started: threading.Event) -> None:
         app = web.Application(client_max_size=1 << 28)
@@ -131,6 +136,9 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         self.served.running += 1
         self.served.most_running = max(self.served.most_running, self.served.running)
         try:
+            until = time.monotonic() + HOLD_S
+            while self.behaviour.holds(self.served, body) and time.monotonic() < until:
+                await asyncio.sleep(0.005)
             return await self._stream(request, body)
         finally:
             self.served.running -= 1

@@ -127,14 +127,14 @@ def test_what_was_not_measured_is_not_met() -> None:
 def test_redis_is_started_empty_and_stopped(tmp_path: Path) -> None:
     """A Redis of the wanted size answers while the block runs, and nobody afterwards; it leaves no file."""
     l2 = plan_l2("redis", "0.010", "unused")
-    with started(l2, tmp_path / "log"), socket.create_connection(("127.0.0.1", l2.port), timeout=5) as client:
+    with started(l2, tmp_path / "log"), socket.create_connection(("127.0.0.1", l2.port), timeout=60) as client:
         client.sendall(b"DBSIZE\r\nCONFIG GET maxmemory\r\n")
         answer = b""
         while b"maxmemory" not in answer or answer.count(b"\r\n") < 6:
             answer += client.recv(4096)
     assert answer.startswith(b":0\r\n") and b"10737419" in answer
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", l2.port), timeout=1)
+        socket.create_connection(("127.0.0.1", l2.port), timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 

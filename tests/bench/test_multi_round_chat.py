@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer
+from tests.timing import TRIES
 
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig
@@ -171,20 +172,27 @@ def test_the_server_gets_whole_conversations(serve: StartServer) -> None:
 
 def test_records_say_when_turns_were_due_and_what_the_loop_was(serve: StartServer) -> None:
     """Times due are on the clock of the other times, and the loop and what it held back are in the result."""
-    slow = {"waits": lambda body: 0.6 if body["messages"][0]["content"].startswith("Session 1.") else 0.0}
+
+    def is_slow(body: dict[str, Any]) -> bool:
+        return bool(body["messages"][0]["content"].startswith("Session 1."))
+
+    slow: dict[str, Any] = {"waits": lambda body: 0.6 if is_slow(body) else 0.0}
     closed = run_rounds(config(serve(**slow))).query
+    slow["holds"] = lambda served, body: is_slow(body) and len(served.bodies) < 6  # all but its own next turn
     opened = run_rounds(config(serve(**slow), loop="open")).query
     assert (closed.loop, opened.loop) == (Loop.CLOSED, Loop.OPEN)
     for query in (closed, opened):
         due = [r.due_time for r in sorted(query.records, key=lambda r: int(r.request_id.partition("_r")[2]))]
         steps = [b - a for a, b in pairwise(due)]  # type: ignore[operator]
         assert steps == pytest.approx([1 / 50.0] * 6)
-        assert all(r.late_s is not None and r.submit_time >= (r.due_time or 0) - 1e-6 for r in query.records)
-    late = [{r.request_id: r.late_s or 0.0 for r in query.records} for query in (closed, opened)]
-    assert [late[0][name] > 0.3 for name in ("s1_r4", "s2_r5", "s0_r6")] == [True, True, True]
-    assert [late[1][name] > 0.3 for name in ("s1_r4", "s2_r5", "s0_r6")] == [True, False, False]
+        assert all(r.late_s == pytest.approx(r.submit_time - (r.due_time or 0), abs=1e-6) for r in query.records)
+        assert all(r.submit_time >= (r.due_time or 0) - 1e-6 for r in query.records)
+    for query, held_back in ((closed, {"s1_r4", "s2_r5", "s0_r6"}), (opened, {"s1_r4"})):
+        by_id = {r.request_id: r for r in query.records}
+        after = {name for name, r in by_id.items() if r.submit_time >= by_id["s1_r1"].finish_time}
+        assert after == held_back and all((by_id[name].late_s or 0) > 0.3 for name in held_back)
     assert closed.summary.ttft_from_due_s is not None and closed.summary.ttft_s is not None
-    assert closed.summary.ttft_from_due_s.p90 > closed.summary.ttft_s.p50 + 0.1
+    assert closed.summary.ttft_from_due_s.mean > closed.summary.ttft_s.mean + 0.2
     assert "Closed loop" in pacing(closed) and "coordinated omission" in pacing(closed)
     assert "Open loop" in pacing(opened) and "coordinated omission" not in pacing(opened)
 
@@ -192,7 +200,11 @@ def test_records_say_when_turns_were_due_and_what_the_loop_was(serve: StartServe
 def test_what_a_closed_loop_never_sent_is_counted(serve: StartServer) -> None:
     """Turns that were due and not sent when the time was over are in the summary and in the sentence about pacing."""
     stalled = {"waits": lambda body: 0.4}
-    query = run_rounds(config(serve(**stalled), num_sessions=1, num_requests=0, duration=0.2)).query
+    for _ in range(TRIES):  # should the time be over before the first
+        query = run_rounds(config(serve(**stalled), num_sessions=1, num_requests=0, duration=0.2)).query
+        assert query.summary.requests + query.summary.unsent == 10
+        if query.summary.requests:
+            break
     assert (query.summary.requests, query.summary.unsent) == (1, 9)
     assert "9 that were due were not sent" in pacing(query)
     assert run_rounds(config(serve(), num_sessions=3)).query.summary.unsent == 0

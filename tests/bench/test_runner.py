@@ -1,16 +1,17 @@
 import json
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from openai_server import OpenAIServer
+from tests.timing import TRIES
 
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName
 from hotspan.bench.runner import run_rounds
+from hotspan.bench.summary import quantiles
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.errors import ConfigError
 
@@ -61,31 +62,49 @@ def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:
 
 def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
     """The query round keeps exactly the asked number of requests in flight while it has that many."""
-    server = serve(first_token_s=0.05)
+    server = serve(first_token_s=0.05, holds=lambda served, body: served.most_running < 4)
     run_rounds(small(server, in_flight=4, no_warmup=True))
     assert server.served.most_running == 4
 
 
 def test_times_are_those_of_the_server(serve: StartServer) -> None:
-    """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts."""
+    """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts.
+
+    None can be shorter; one that the machine leaves alone is no longer, and the round is three times as long.
+    """
     server = serve(first_token_s=0.6, between_tokens_s=0.3)
-    summary = run_rounds(small(server, no_warmup=True)).query.summary
-    assert summary.ttft_s is not None and summary.inter_token_s is not None
-    assert summary.ttft_s.p50 == pytest.approx(0.6, abs=0.18)
-    assert summary.inter_token_s.p50 == pytest.approx(0.3, abs=0.12)
-    assert summary.request_latency_s is not None
-    assert summary.request_latency_s.p50 == pytest.approx(1.2, abs=0.3)
-    assert summary.decode_speed is not None
-    assert summary.decode_speed.p50 == pytest.approx(10 / 3, rel=0.3)
-    assert summary.elapsed_s == pytest.approx(3 * 1.2, abs=0.9)
+
+    def is_right(record: RequestRecord) -> bool:
+        return (
+            record.ttft == pytest.approx(0.6, abs=0.18)
+            and record.inter_token_s == pytest.approx((0.3, 0.3), abs=0.12)
+            and record.request_latency == pytest.approx(1.2, abs=0.3)
+            and record.decode_speed == pytest.approx(10 / 3, rel=0.3)
+        )
+
+    for _ in range(TRIES):
+        query = run_rounds(small(server, no_warmup=True)).query
+        summary, records = query.summary, query.records
+        assert summary.ttft_s == quantiles(record.ttft for record in records)
+        assert summary.inter_token_s == quantiles(gap for record in records for gap in record.inter_token_s)
+        assert summary.request_latency_s == quantiles(record.request_latency for record in records)
+        assert all(record.ttft > 0.59 and record.request_latency > 1.19 for record in records)
+        lasted_s = max(record.finish_time for record in records) - min(record.submit_time for record in records)
+        assert summary.elapsed_s >= lasted_s > 3 * 1.19
+        if any(map(is_right, records)) and summary.elapsed_s < lasted_s + 0.1:
+            return
+    raise AssertionError((summary, records))
 
 
 def test_reasoning_is_an_answers_first_token(serve: StartServer) -> None:
     """A reasoning delta counts as the first token and belongs to the answer."""
     server = serve(reasoning_first=True, between_tokens_s=0.2)
-    record = run_rounds(small(server, no_warmup=True)).query.records[0]
-    assert record.ttft < 0.15
-    assert record.answer == "An answer."
+    for _ in range(TRIES):
+        records = run_rounds(small(server, no_warmup=True)).query.records
+        assert {record.answer for record in records} == {"An answer."}
+        if min(record.ttft for record in records) < 0.15:
+            return
+    raise AssertionError(records)
 
 
 def test_tokens_are_those_of_the_servers_usage(serve: StartServer) -> None:
@@ -189,9 +208,12 @@ def test_a_result_of_an_earlier_version_is_read(serve: StartServer, tmp_path: Pa
 
 def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
     """With a pid, each round has the CPU-seconds of that process tree."""
-    result = run_rounds(small(serve(writes_s=0.1), engine_pid=os.getpid()))
-    seconds = [r.summary.cpu_s for r in result.rounds]
-    assert all(s is not None and s >= 0 for s in seconds)
+    for _ in range(TRIES):  # should its work stand still for so long that it seems to have come to rest
+        result = run_rounds(small(serve(writes_s=0.1), engine_pid=os.getpid()))
+        seconds = [r.summary.cpu_s for r in result.rounds]
+        assert all(s is not None and s >= 0 for s in seconds)
+        if sum(s or 0 for s in seconds) >= 3 * 0.1:
+            break
     assert 3 * 0.1 <= sum(s or 0 for s in seconds) < 60  # what the server itself takes may be less than a clock tick
     with pytest.raises(ConfigError, match="--engine-pid"):
         run_rounds(small(serve(), engine_pid=2**22 + 1))
@@ -199,13 +221,18 @@ def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
 
 def test_background_work_belongs_to_the_round_that_caused_it(serve: StartServer) -> None:
     """CPU time used after the last answer of a round is in that round's figure, and in no round's elapsed time."""
-    result = run_rounds(small(serve(writes_s=0.2), engine_pid=os.getpid()))
-    by_name = {r.name: r.summary for r in result.rounds}
-    assert (by_name[RoundName.WARM_UP].cpu_s or 0) >= 3 * 0.2 - 0.03  # a tick of the kernel's clock for each
-    query = by_name[RoundName.QUERY].cpu_s
-    assert query is not None and query < 0.2
-    last = result.rounds[1].records[-1]
-    assert by_name[RoundName.WARM_UP].elapsed_s < last.finish_time - result.rounds[1].records[0].submit_time + 0.1
+    for _ in range(TRIES):  # as above
+        result = run_rounds(small(serve(writes_s=0.2), engine_pid=os.getpid()))
+        by_name = {r.name: r.summary for r in result.rounds}
+        warm_up, query = by_name[RoundName.WARM_UP], by_name[RoundName.QUERY]
+        assert warm_up.cpu_s is not None and query.cpu_s is not None
+        records = result.rounds[1].records
+        lasted_s = records[-1].finish_time - records[0].submit_time
+        assert warm_up.elapsed_s >= lasted_s
+        is_warm_ups = warm_up.cpu_s >= 3 * 0.2 - 0.03 and query.cpu_s < 0.2  # a tick of the kernel's clock for each
+        if is_warm_ups and warm_up.elapsed_s < lasted_s + 0.1:
+            return
+    raise AssertionError((warm_up, query))
 
 
 def test_the_check_round_asks_the_same_one_at_a_time(serve: StartServer) -> None:
@@ -221,9 +248,6 @@ def test_the_check_round_asks_the_same_one_at_a_time(serve: StartServer) -> None
 
 def test_an_absent_server_is_a_clear_error() -> None:
     """A server that isn't there is a ConfigError about --engine-url, not a run of failures."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = LongDocQaOptions(num_documents=1)
     with pytest.raises(ConfigError, match="--engine-url"):
-        run_rounds(BenchConfig(options=options, engine_url=f"http://127.0.0.1:{port}"))
+        run_rounds(BenchConfig(options=options, engine_url="http://127.0.0.1:9"))

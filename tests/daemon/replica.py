@@ -15,11 +15,12 @@ from pathlib import Path
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk
 from hotspan.testing.chunks import aligned, chain, content
+from hotspan.tiers import follower
 from hotspan.tiers.base import Transfer
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.stores import daemon
-from hotspan.tiers.stores.daemon import DaemonStore
+from tests.daemon.rig import PATIENCE_S, patient_store
 
 SIZE = 1 << 18
 LENGTH = 3
@@ -31,11 +32,11 @@ class Replica:
     """A tier on the daemon's store, driven as the cache drives one."""
 
     def __init__(self, door: Path, name: str) -> None:
-        log = DaemonStore(door)
+        log = patient_store(door)
         assert log.log is not None
         self.follower = LogFollower(log.log, name, store=log)
-        self.follower.start(5.0)
-        self.tier = RemoteTier(RemoteOptions(DaemonStore(door), self.follower, threads=2), NAMESPACE, SIZE)
+        self.follower.start(PATIENCE_S)
+        self.tier = RemoteTier(RemoteOptions(patient_store(door), self.follower, threads=2), NAMESPACE, SIZE)
 
     def known(self, chunks: Sequence[Chunk]) -> int:
         """How many chunks of a text are there, from its beginning on."""
@@ -70,7 +71,7 @@ class Replica:
 
     def _transfers(self, count: int) -> list[Transfer]:
         found: list[Transfer] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while len(found) < count:
             assert time.monotonic() < deadline, "a transfer does not end"
             self.tier.wait(0.05)
@@ -78,7 +79,7 @@ class Replica:
         return found
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, "no answer comes"
             self.tier.wait(0.05)
@@ -106,6 +107,7 @@ def stop_in(what: str) -> None:
 
 
 def main(door: str, name: str, seed: str, stop_at: str) -> None:
+    follower.STALE_S = follower.REPORT_TTL_S = PATIENCE_S
     replica, chance = Replica(Path(door), name), random.Random(seed)
     print("ready", flush=True)
     if stop_at:

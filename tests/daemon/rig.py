@@ -12,13 +12,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from hotspan.tiers.stores.daemon import DaemonStore
 
 SHARED_MEMORY = Path("/dev/shm")
-MOST_START_S = 60.0
+PATIENCE_S = 60.0
+"""What a machine that others use may need for anything."""
 
 
-def until(condition: Callable[[], bool], what: str, most_s: float = 10.0) -> None:
+def patient_store(door: Path) -> DaemonStore:
+    """A replica's store that gives up neither a call nor a copy because the machine stands still."""
+    return DaemonStore(door, deadline_s=PATIENCE_S, lease_s=10 * PATIENCE_S)
+
+
+def until(condition: Callable[[], bool], what: str, most_s: float = PATIENCE_S) -> None:
     """Wait for a condition. Raises: AssertionError if it does not come."""
     deadline = time.monotonic() + most_s
     while not condition():
@@ -28,6 +36,8 @@ def until(condition: Callable[[], bool], what: str, most_s: float = 10.0) -> Non
 
 class DaemonProcess:
     """`hotspan daemon` with little memory, on a free port that it keeps when it is started again."""
+
+    PROGRAM: ClassVar[tuple[str, ...]] = ("-m", "hotspan")
 
     def __init__(self, size_gib: float = 1 / 16, options: tuple[str, ...] = ()) -> None:
         self.name = f"hotspan-test-{os.getpid()}-{secrets.token_hex(4)}"
@@ -41,18 +51,23 @@ class DaemonProcess:
     def start(self) -> None:
         """Returns when it is ready."""
         self._process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, text=True, start_new_session=True)
-        assert self._process.stdout is not None
-        overdue = threading.Timer(MOST_START_S, self._process.kill)
-        overdue.start()
-        line = self._process.stdout.readline()
-        overdue.cancel()
+        line = self.hear()
         assert line.startswith("hotspan daemon is ready on http://"), line
         self.port = int(line.split("http://")[1].split()[0].rpartition(":")[2])
 
     def command(self) -> list[str]:
         """What starts it."""
         of = ["--size-gib", str(self._size_gib), "--shared-memory-name", self.name, "--port", str(self.port)]
-        return [sys.executable, "-m", "hotspan", "daemon", *of, *self._options]
+        return [sys.executable, *self.PROGRAM, "daemon", *of, *self._options]
+
+    def hear(self) -> str:
+        """The next line that it says; empty if it ends, or says nothing for so long that it is killed."""
+        assert self._process is not None and self._process.stdout is not None
+        overdue = threading.Timer(PATIENCE_S, self._process.kill)
+        overdue.start()
+        line = self._process.stdout.readline()
+        overdue.cancel()
+        return line
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -64,7 +79,7 @@ class DaemonProcess:
         process, self._process = self._process, None
         assert process is not None and process.stdout is not None
         process.send_signal(number)
-        status = process.wait(20)
+        status = process.wait(2 * PATIENCE_S)
         process.stdout.close()
         return status
 
@@ -95,7 +110,7 @@ class DaemonProcess:
 
     def request(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of one request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             connection.request(method, target, body)
             response = connection.getresponse()
@@ -113,15 +128,32 @@ class DaemonProcess:
         return bool(stats["pinned_bytes"] == 0 and stats["leases"] == 0)
 
 
+PATIENT = f"""
+from functools import partialmethod
+from hotspan.cli.main import main
+from hotspan.daemon import disk, door, server
+from hotspan.daemon.journal import Journal
+disk.STALL_S = door.MOST_LOAD_S = server._MOST_SAVE_S = server._MOST_NOTE_S = {PATIENCE_S}
+Journal.settled = partialmethod(Journal.settled, {PATIENCE_S})
+main()
+"""
+
+
+class PatientDaemon(DaemonProcess):
+    """A daemon with a disk that it does not take for hung, nor for late, because the machine stands still."""
+
+    PROGRAM = ("-c", PATIENT)
+
+
 HANGING = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 from hotspan.daemon.server import DaemonOptions, run_daemon
 from hotspan.testing.faults import SlowFiles
 port, name, size_gib, disk, disk_gib, kinds = sys.argv[1:]
 files = SlowFiles(kinds=kinds.split(","))
-signal.signal(signal.SIGUSR1, lambda *_: files.hang())
-signal.signal(signal.SIGUSR2, lambda *_: files.release())
+signal.signal(signal.SIGUSR1, lambda *_: (files.hang(), os.write(1, b"hangs\\n")))
+signal.signal(signal.SIGUSR2, lambda *_: (files.release(), os.write(1, b"goes on\\n")))
 of = {"disk": Path(disk), "disk_gib": float(disk_gib), "files": files}
 run_daemon(DaemonOptions("127.0.0.1", int(port), name, float(size_gib), **of))
 """
@@ -143,8 +175,9 @@ class HangingDaemon(DaemonProcess):
     def hang(self) -> None:
         """From now on."""
         self.send(signal.SIGUSR1)
-        time.sleep(0.05)
+        assert self.hear() == "hangs\n"
 
     def release(self) -> None:
         """No more."""
         self.send(signal.SIGUSR2)
+        assert self.hear() == "goes on\n"

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
-from tests.daemon.rig import DaemonProcess
+from tests.daemon.rig import PATIENCE_S, DaemonProcess
 
 
 @pytest.fixture
@@ -93,5 +93,5 @@ def test_other_machines_are_warned_of() -> None:
     assert daemon.stats()["is_exposed"] == 1
     assert daemon.segment.stat().st_mode & 0o777 == 0o660 == daemon.door.stat().st_mode & 0o777
     with_errors.terminate()
-    _, said = with_errors.communicate(timeout=20)
+    _, said = with_errors.communicate(timeout=PATIENCE_S)
     assert "no authentication" in said

@@ -21,7 +21,6 @@ from hotspan.core.types import PAGE_BYTES
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.record import Record
 from hotspan.tiers.stores.base import marks_of
-from hotspan.tiers.stores.daemon import DaemonStore
 from hotspan.tiers.stores.door import (
     EXTENT,
     FIND,
@@ -39,7 +38,7 @@ from hotspan.tiers.stores.door import (
     Operation,
     Status,
 )
-from tests.daemon.rig import DaemonProcess, until
+from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
 
 
 class RawClient:
@@ -47,13 +46,13 @@ class RawClient:
 
     def __init__(self, daemon: DaemonProcess, hello: bytes = HELLO_MESSAGE) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(10)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(str(daemon.door))
         self.socket.send(hello)
         self.greeting, self.fds, _, _ = socket.recv_fds(self.socket, 1024, 4)
 
     def ask(self, operation: int, body: bytes = b"", releases: tuple[int, ...] = ()) -> tuple[int, bytes]:
-        """Status and body of the answer; -1 if there is none within a moment."""
+        """Status and body of the answer; -1 if there is none within the socket's time."""
         head = REQUEST.pack(operation, len(releases)) + b"".join(map(LEASE_ID.pack, releases))
         return self.say(head + body)
 
@@ -270,7 +269,6 @@ def test_who_is_ignored_keeps_its_reservation_while_it_lives(fresh_daemon: Daemo
 def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple[int, int, bytes]]) -> None:
     """Whatever is said at the door, every message has an answer or silence, and the next client finds it open."""
     with connected(daemon) as client:
-        client.socket.settimeout(5)
         for operation, releases, body in messages:
             status, _ = client.say(REQUEST.pack(operation, releases) + body)
             assert status in set(Status)
@@ -282,7 +280,7 @@ def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple
 
 def test_what_does_not_fit_into_an_answer_is_asked_for_again(fresh_daemon: DaemonProcess) -> None:
     """More chunks, with more marks, than one message holds are all found, each with all its marks."""
-    store = DaemonStore(fresh_daemon.door)
+    store = patient_store(fresh_daemon.door)
     keys = [key_of(str(n)) for n in range(700)]
     marks = [mark for n in range(120) for mark in marks_of(Terms(labels=frozenset([n + 1])), 9)]
     for n, key in enumerate(keys):
@@ -297,7 +295,6 @@ def test_what_does_not_fit_into_an_answer_is_asked_for_again(fresh_daemon: Daemo
 def test_a_client_that_reads_nothing_holds_nobody(daemon: DaemonProcess) -> None:
     """Who asks and asks and never reads is ignored once its answers no longer fit; others are answered meanwhile."""
     with connected(daemon) as deaf, connected(daemon) as good:
-        deaf.socket.settimeout(0.5)
         body: Any = REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(32 * MOST_KEYS)
         for _ in range(2000):
             deaf.socket.send(body)

@@ -4,31 +4,40 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
-from hotspan.core.clock import SystemClock
 from hotspan.core.types import MIB
 from hotspan.daemon.http import MOST_HEAD_BYTES, MOST_WASTE_BYTES, HttpConnection, HttpLimits, Request, Response
 from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool, Writing
 from hotspan.daemon.stored import object_key
+from hotspan.testing.clock import SimulatedClock
 
 LIMITS = HttpLimits(head_s=0.5, stall_s=0.5, least_rate=1e5, idle_s=1.0, connections=8)
 SIZE = 8 * MIB
+PATIENCE_S = 60.0
+"""What the machine may need for anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The control plane over memory of its own, with limits that tests can wait for."""
+    """The control plane over memory of its own; its clients' time passes when a test says so."""
 
     pool: Pool
     plane: ControlPlane
     connections: set[HttpConnection]
     port: int
+    clock: SimulatedClock
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass, and see who takes too long, as the daemon does."""
+        self.clock.advance(seconds)
+        for connection in list(self.connections):
+            connection.sweep(self.clock.monotonic())
 
     async def client(self) -> "Client":
         """Another connection."""
@@ -50,7 +59,7 @@ class Client:
 
     async def receive(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next response."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ") for line in head[1:] if line)
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
@@ -63,7 +72,7 @@ class Client:
 
     async def ended(self) -> bool:
         """Whether the daemon hung up, within some seconds, and said nothing more."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self._reader.read(1) == b""
             except ConnectionResetError:
@@ -78,8 +87,8 @@ class Client:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    """Swept as the daemon does it."""
-    clock = SystemClock()
+    """On time that the test lets pass."""
+    clock = SimulatedClock()
     pool = Pool(memoryview(bytearray(SIZE)), 4096, clock)
     plane = ControlPlane(pool, b"12345678", "/door", dict, lambda: Response(200, b"x" * MIB, "text/plain"))
     connections: set[HttpConnection] = set()
@@ -87,15 +96,7 @@ async def server() -> AsyncIterator[Server]:
         lambda: HttpConnection(plane.answer, LIMITS, clock, connections), "127.0.0.1", 0
     )
 
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(0.02)
-            for connection in list(connections):
-                connection.sweep(clock.monotonic())
-
-    sweeping = asyncio.create_task(sweep())
-    yield Server(pool, plane, connections, listening.sockets[0].getsockname()[1])
-    sweeping.cancel()
+    yield Server(pool, plane, connections, listening.sockets[0].getsockname()[1], clock)
     for connection in list(connections):
         connection.close()
     listening.close()
@@ -111,11 +112,11 @@ def put(name: str, size: int, *headers: str) -> bytes:
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def until_idle(server: Server) -> None:
-    """Wait until nothing is being written."""
-    async with asyncio.timeout(5):
-        while server.pool.pinned_bytes:
-            await asyncio.sleep(0.01)
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what the server does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.002)
 
 
 async def test_a_body_in_pieces_is_one_value(server: Server) -> None:
@@ -138,8 +139,8 @@ async def test_requests_that_come_at_once_are_answered_in_order(server: Server) 
     """Pipelined requests, bodies among them and a held one, are each answered, one after the other."""
     client, writer = await server.client(), await server.client()
     await writer.send(put("held", 10), b"12345")
-    await asyncio.sleep(0.05)
-    lease = b"POST /v1/kv/b/held/leases?timeout_ms=5000&ttl_s=30.0 HTTP/1.1\r\nHost: x\r\n\r\n"
+    await until(lambda: server.pool.pinned_bytes > 0)
+    lease = b"POST /v1/kv/b/held/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\nHost: x\r\n\r\n"
     await client.send(
         put("k", 5) + b"value" + put("k", 5) + b"again" + HEALTH + lease + HEALTH * 1000 + put("l", 1) + b"x"
     )
@@ -156,15 +157,37 @@ async def test_half_a_body_leaves_nothing(server: Server) -> None:
     stops, leaves = await server.client(), await server.client()
     for client, name in ((stops, "stops"), (leaves, "leaves")):
         await client.send(put(name, 2 * MIB), bytes(MIB))
-    while server.pool.pinned_bytes < 4 * MIB:
-        await asyncio.sleep(0.01)
+    await until(lambda: [left(each) for each in server.connections] == [MIB, MIB])
     await leaves.close()
-    started = time.monotonic()
+    await until(lambda: server.pool.counts.aborted == 1)
+    server.pass_time(0.9 * LIMITS.stall_s)
+    await asyncio.sleep(0.01)
+    assert server.pool.counts.aborted == 1 and server.connections
+    server.pass_time(0.2 * LIMITS.stall_s)
     assert await stops.ended()
-    assert time.monotonic() - started > 0.8 * LIMITS.stall_s
-    await until_idle(server)
+    await until(lambda: not server.pool.pinned_bytes)
     assert server.pool.free_bytes == server.pool.capacity_bytes and server.pool.counts.aborted == 2
     await stops.close()
+
+
+def left(connection: HttpConnection) -> int | None:
+    """How much of a body is still to come."""
+    return None if connection._body is None else connection._body.left
+
+
+async def trickled(server: Server, client: Client, part: bytes, has_come: Callable[[int], bool]) -> float:
+    """For how long a client was listened to that sends a part each 50 ms, at most 5 s.
+
+    has_come: whether so many bytes have.
+    """
+    for number in range(1, 101):
+        await client.send(part)
+        await until(partial(has_come, number * len(part)))
+        server.pass_time(0.05)
+        await asyncio.sleep(0)  # the connection hears that it is lost
+        if not server.connections:
+            break
+    return 0.05 * number
 
 
 async def test_a_body_that_trickles_is_not_waited_for(server: Server) -> None:
@@ -172,13 +195,11 @@ async def test_a_body_that_trickles_is_not_waited_for(server: Server) -> None:
     client = await server.client()
     size = int(LIMITS.least_rate)  # 1 s at the least rate
     await client.send(put("k", size))
-    started = time.monotonic()
-    with contextlib.suppress(ConnectionError):
-        while time.monotonic() - started < 5:
-            await client.send(b"x")
-            await asyncio.sleep(0.05)
-    assert 1.0 < time.monotonic() - started < 4
-    await until_idle(server)
+    await until(lambda: server.pool.pinned_bytes > 0)
+    (connection,) = server.connections
+    took_s = await trickled(server, client, b"x", lambda sent: left(connection) == size - sent)
+    assert 1.0 < took_s < 2
+    await until(lambda: not server.pool.pinned_bytes)
     await client.close()
 
 
@@ -186,12 +207,10 @@ async def test_a_head_that_trickles_is_not_waited_for(server: Server) -> None:
     """A head has its time from its first byte on, however many more come."""
     client = await server.client()
     await client.send(b"GET /health HTTP/1.1\r\n")
-    started = time.monotonic()
-    with contextlib.suppress(ConnectionError):
-        while time.monotonic() - started < 5:
-            await client.send(b"X: y\r\n")
-            await asyncio.sleep(0.05)
-    assert time.monotonic() - started < 3
+    await until(lambda: [each._filled for each in server.connections] == [22])
+    (connection,) = server.connections
+    took_s = await trickled(server, client, b"X: y\r\n", lambda sent: connection._filled == 22 + sent)
+    assert 0.4 < took_s < 1
     await client.close()
 
 
@@ -199,9 +218,13 @@ async def test_an_idle_connection_ends(server: Server) -> None:
     """Between two requests a connection is kept for a while, and not for ever."""
     client = await server.client()
     assert await client.ask(HEALTH) == 200
-    await asyncio.sleep(0.7 * LIMITS.idle_s)
+    server.pass_time(0.7 * LIMITS.idle_s)
     assert await client.ask(HEALTH) == 200
-    assert await client.ended() and not server.connections
+    server.pass_time(0.7 * LIMITS.idle_s)
+    assert await client.ask(HEALTH) == 200
+    server.pass_time(1.1 * LIMITS.idle_s)
+    assert await client.ended()
+    await until(lambda: not server.connections)
     await client.close()
 
 
@@ -265,6 +288,8 @@ async def test_a_monstrous_body_is_answered_before_it_comes(server: Server) -> N
     await client.send(put("k", MOST_WASTE_BYTES + 1), bytes(MIB))
     status, headers, _ = await client.receive()
     assert status == 413 and headers["connection"] == "close" and server.pool.pinned_bytes == 0
+    await until(lambda: [left(each) for each in server.connections] == [MOST_WASTE_BYTES + 1 - MIB])
+    server.pass_time(1.1 * LIMITS.stall_s)
     assert await client.ended()
     await client.close()
 
@@ -295,8 +320,7 @@ async def test_too_many_connections_are_refused(server: Server) -> None:
     more = await server.client()
     assert (await more.receive())[0] == 503 and await more.ended()
     await clients[0].close()
-    while len(server.connections) >= LIMITS.connections:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(server.connections) < LIMITS.connections)
     again = await server.client()
     assert await again.ask(HEALTH) == 200
     for client in [*clients[1:], more, again]:
@@ -317,9 +341,8 @@ async def test_a_client_that_reads_nothing_is_not_read(server: Server) -> None:
     assert await client.ask(HEALTH) == 200
     (connection,) = [each for each in server.connections if each._pauses]
     assert connection._transport.get_write_buffer_size() < 8 * MIB
-    async with asyncio.timeout(5):
-        while connection in server.connections:
-            await asyncio.sleep(0.02)
+    server.pass_time(1.1 * LIMITS.idle_s)
+    await until(lambda: connection not in server.connections)
     deaf.close()
     await client.close()
 
@@ -329,10 +352,10 @@ async def test_a_writer_that_ends_as_the_hold_begins(server: Server) -> None:
     for ends, status in ((server.pool.abort, 404), (server.pool.commit, 200)):
         writing = server.pool.reserve(object_key("b", "k"), 10, is_own=False)
         assert isinstance(writing, Writing)
-        held = server.plane.answer(Request("POST", b"/v1/kv/b/k/leases?timeout_ms=9000", None)).ended()
+        held = server.plane.answer(Request("POST", b"/v1/kv/b/k/leases?timeout_ms=60000", None)).ended()
         assert not isinstance(held, Response)
         ends(writing)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S / 2):  # less than the hold
             assert (await held).status == status
 
 
@@ -340,12 +363,11 @@ async def test_a_client_that_leaves_while_it_is_held(server: Server) -> None:
     """Who hangs up during a hold gets no lease that nobody would release."""
     writer, client = await server.client(), await server.client()
     await writer.send(put("k", 10), b"12345")
-    await asyncio.sleep(0.05)
-    await client.send(b"POST /v1/kv/b/k/leases?timeout_ms=5000&ttl_s=30.0 HTTP/1.1\r\n\r\n")
-    await asyncio.sleep(0.05)
+    await until(lambda: server.pool.pinned_bytes > 0)
+    await client.send(b"POST /v1/kv/b/k/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\n\r\n")
+    await until(lambda: any(each._waiting is not None for each in server.connections))
     await client.close()
-    while len(server.connections) > 1:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(server.connections) == 1)
     assert await writer.ask(b"67890") == 200
     await asyncio.sleep(0.05)
     assert server.pool.leases == 0 and len(server.pool) == 1

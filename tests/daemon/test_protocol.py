@@ -18,14 +18,14 @@ from urllib.parse import quote
 import pytest
 
 from hotspan.core.types import GIB
-from tests.daemon.rig import DaemonProcess, until
+from tests.daemon.rig import PATIENCE_S, DaemonProcess, until
 
 
 class Client:
     """What such a client does: put, lease, copy, release; one connection that is kept."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=2 * PATIENCE_S)
         with daemon.segment.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
@@ -107,8 +107,8 @@ def test_a_second_put_is_a_conflict(client: Client, key: str) -> None:
 def test_what_is_not_there_is_a_miss(client: Client, key: str) -> None:
     """404, at once: nobody is writing it."""
     started = time.monotonic()
-    assert client.lease("lmcache", key, timeout_ms=5000)[0] == 404
-    assert time.monotonic() - started < 2.5
+    assert client.lease("lmcache", key, timeout_ms=60_000)[0] == 404
+    assert time.monotonic() - started < 20
 
 
 def test_buckets_are_apart(client: Client, key: str) -> None:
@@ -181,7 +181,7 @@ def test_a_lease_pins_against_eviction_until_it_is_over(fresh_daemon: DaemonProc
     with connected(fresh_daemon) as client:
         client.put("b", "leased", value)
         client.put("b", "short", value)
-        _, lease = client.lease("b", "leased", ttl_s=60.0)
+        _, lease = client.lease("b", "leased", ttl_s=600.0)
         assert client.lease("b", "short", ttl_s=0.5)[0] == 200
         for n in range(6):  # each needs half of the memory: only one is there at a time
             assert client.put("b", f"half {n}", half) == 200
@@ -202,7 +202,7 @@ def test_a_lease_waits_for_an_object_that_is_being_written(daemon: DaemonProcess
 
     def lease() -> None:
         with connected(daemon) as reader:
-            answers.append(reader.lease("lmcache", key, timeout_ms=10_000))
+            answers.append(reader.lease("lmcache", key, timeout_ms=60_000))
             if answers[0][0] == 200:
                 answers.append((0, reader.bytes(answers[0][1])))
 
@@ -219,20 +219,28 @@ def test_a_lease_waits_for_an_object_that_is_being_written(daemon: DaemonProcess
         assert not answers
         connection.send(value[1_000_000:])
         assert connection.getresponse().read() == b""
-        held.join(10)
+        held.join(PATIENCE_S)
     assert answers[0][0] == 200 and answers[1][1] == value
 
 
-def test_a_hold_ends_a_little_early(daemon: DaemonProcess, key: str) -> None:
+def test_a_hold_ends_a_little_early(daemon: DaemonProcess) -> None:
     """A client that waits just as long as it lets the daemon hold hears 504, and not its own timeout."""
-    with connected(daemon) as writer, connected(daemon) as reader:
-        writer._connection.putrequest("PUT", f"/v1/kv/lmcache/{quote(key, safe='@')}")
-        writer._connection.putheader("Content-Length", "10")
-        writer._connection.endheaders(b"half")
-        until(lambda: daemon.stats()["pinned_bytes"] > 0, "the writer's reservation")
-        started = time.monotonic()
-        assert reader.lease("lmcache", key, timeout_ms=600)[0] == 504
-        assert 0.4 < time.monotonic() - started < 0.6
+
+    def hold(key: str) -> float:
+        """How long one of 600 ms took."""
+        with connected(daemon) as writer, connected(daemon) as reader:
+            writer._connection.putrequest("PUT", f"/v1/kv/lmcache/{key}")
+            writer._connection.putheader("Content-Length", "10")
+            writer._connection.endheaders(b"half")
+            until(lambda: reader.lease("lmcache", key, timeout_ms=0)[0] == 504, "the writer's reservation")
+            started = time.monotonic()
+            assert reader.lease("lmcache", key, timeout_ms=600)[0] == 504
+            took_s = time.monotonic() - started
+        assert took_s > 0.4
+        return took_s
+
+    # A machine that stands still at the end of a hold makes the answer late; a daemon that is late always is.
+    assert any(hold(secrets.token_hex(32)) < 0.6 for _ in range(20))
 
 
 def test_a_writer_that_dies_leaves_nothing(fresh_daemon: DaemonProcess, key: str) -> None:
@@ -241,7 +249,7 @@ def test_a_writer_that_dies_leaves_nothing(fresh_daemon: DaemonProcess, key: str
 
     def lease() -> None:
         with connected(fresh_daemon) as reader:
-            answers.append(reader.lease("lmcache", key, timeout_ms=10_000)[0])
+            answers.append(reader.lease("lmcache", key, timeout_ms=60_000)[0])
 
     with connected(fresh_daemon) as writer:
         writer._connection.putrequest("PUT", f"/v1/kv/lmcache/{quote(key, safe='@')}")
@@ -250,7 +258,7 @@ def test_a_writer_that_dies_leaves_nothing(fresh_daemon: DaemonProcess, key: str
         until(lambda: fresh_daemon.stats()["pinned_bytes"] > 0, "the writer's reservation")
         held = threading.Thread(target=lease)
         held.start()
-    held.join(10)
+    held.join(PATIENCE_S)
     assert answers == [404]
     until(fresh_daemon.idle, "the end of the reservation")
     with connected(fresh_daemon) as again:
@@ -307,6 +315,7 @@ def test_the_daemon_says_how_it_is(fresh_daemon: DaemonProcess) -> None:
         client.lease("b", "none")
         status, health = client.ask("GET", "/health")
         assert status == 200 and health["service"] == "hotspan-daemon" and health["door"] == str(fresh_daemon.door)
+    until(lambda: fresh_daemon.stats()["http_connections"] == 1, "the client's end")
     stats = fresh_daemon.stats()
     expected = {"objects": 1, "used_bytes": 8192, "stored": 1, "stored_bytes": 5000, "refused_exists": 1, "hits": 1}
     expected |= {"misses": 1, "leases": 1, "pinned_bytes": 8192, "is_exposed": 0, "http_connections": 1}

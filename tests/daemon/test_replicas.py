@@ -15,9 +15,9 @@ import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.testing.chunks import chain
-from hotspan.tiers.stores.daemon import DaemonStore
+from hotspan.tiers import follower
 from tests.daemon.replica import LENGTH, TEXTS, Replica
-from tests.daemon.rig import DaemonProcess, until
+from tests.daemon.rig import PATIENCE_S, DaemonProcess, PatientDaemon, patient_store, until
 
 
 class ReplicaProcess:
@@ -34,7 +34,7 @@ class ReplicaProcess:
 
     def wait_for(self, *words: str, times: int = 1) -> None:
         """Until it has said one of these that often since the last call."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while times:
             if self._lines.get(timeout=deadline - time.monotonic()).startswith(words):
                 times -= 1
@@ -48,7 +48,7 @@ class ReplicaProcess:
         """Leave nothing of it."""
         self._process.kill()
         self._process.wait()
-        self._reader.join(10)
+        self._reader.join(PATIENCE_S)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
@@ -63,11 +63,18 @@ class ReplicaProcess:
             self._lines.put(line)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas in this process, too, go on when the machine stands still."""
+    for name in ("STALE_S", "REPORT_TTL_S"):
+        monkeypatch.setattr(follower, name, PATIENCE_S)
+
+
 @pytest.fixture(params=["memory", "disk"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DaemonProcess]:
     """A daemon whose memory holds all texts, or with less memory and a disk that holds them."""
     options = ("--disk", str(tmp_path / "disk"), "--disk-gib", "0.125") if request.param == "disk" else ()
-    daemon = DaemonProcess(1 / 16 if not options else 1 / 128, options)
+    daemon = PatientDaemon(1 / 16 if not options else 1 / 128, options)
     daemon.start()
     yield daemon
     daemon.close()
@@ -100,14 +107,13 @@ def test_a_killed_replica_leaves_the_other_in_peace(node: DaemonProcess, start: 
         other.kill()
         stored |= other.stored
         steady.wait_for("loaded", times=5)
+    until(lambda: stored | steady.stored == set(TEXTS), "all texts")
     steady.kill()
-    stored |= steady.stored
     until(node.idle, "the end of what the killed ones had")
-    assert len(stored) == len(TEXTS)
-    store, after = DaemonStore(node.door), Replica(node.door, "other")
-    missing = store.find([chunk.key for text in stored for chunk in chain(text, LENGTH)], is_chain=False).count(None)
+    store, after = patient_store(node.door), Replica(node.door, "other")
+    missing = store.find([chunk.key for text in TEXTS for chunk in chain(text, LENGTH)], is_chain=False).count(None)
     assert missing <= node.stats()["disk_late"], "more is gone than the disk was too slow for"
-    for chunks in (chain(text, LENGTH) for text in stored):
+    for chunks in (chain(text, LENGTH) for text in TEXTS):
         if None not in store.find([chunk.key for chunk in chunks]):
             assert after.known(chunks) == LENGTH and all(after.load(chunk) for chunk in chunks)
     after.close()
@@ -146,7 +152,7 @@ def test_what_one_invalidates_the_other_does_not_read(node: DaemonProcess) -> No
             assert one.store(chunk, Terms(labels=tag_labels([tag])))
     assert two.known(chain("secret", LENGTH)) == LENGTH == two.known(chain("public", LENGTH))
     one.follower.append(Scope(labels=tag_labels(["red"])))
-    assert one.follower.witnesses().missing == ()
+    assert one.follower.witnesses(PATIENCE_S).missing == ()
     for replica in (one, two):
         assert replica.known(chain("secret", LENGTH)) == 0 and replica.known(chain("public", LENGTH)) == LENGTH
     until(node.idle, "the copies on disk")

@@ -1,12 +1,17 @@
 """One daemon, two kinds of clients, more than fits, and clients and daemons that die: no wrong byte anywhere."""
 
 import contextlib
+import errno
 import random
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +23,7 @@ from hotspan.tiers.record import Record, pack
 from hotspan.tiers.stores.base import PREAMBLE_BYTES
 from hotspan.tiers.stores.connections import Deadline
 from hotspan.tiers.stores.daemon import DaemonStore
-from tests.daemon.rig import DaemonProcess, until
+from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
 from tests.daemon.test_protocol import Client
 
 PAYLOAD_BYTES = 1 << 20
@@ -43,36 +48,42 @@ def reads_whole(store: DaemonStore, key: ChunkKey) -> bool:
     return True
 
 
-def share(daemon: DaemonProcess, released: float = 0.9) -> list[tuple[int, int]]:
-    """How much three replicas and three HTTP clients put and read in 3 s. Raises: AssertionError for wrong bytes.
+def share(
+    daemon: DaemonProcess, is_enough: Callable[[dict[str, Any]], bool], released: float = 0.9
+) -> list[Counter[str]]:
+    """How much three replicas and three HTTP clients put and read: in 3 s, and until each did some and it `is_enough`.
 
-    released: how many of HTTP's leases; the others end by time.
+    is_enough: told what the daemon's stats say. released: how many of HTTP's leases; the others end by time.
+    Raises:    AssertionError for wrong bytes.
     """
     names = [f"{n}" for n in range(90)]
     chunks = {name: chunk(name) for name in names}
     rng = random.Random(5)
     values = {name: name.encode() + rng.randbytes(rng.choice([5000, 900_000, 1_800_000])) for name in names}
-    ends = time.monotonic() + 3.0
+    ends, is_over = time.monotonic() + 3.0, threading.Event()
+    counts = [Counter(puts=0, hits=0) for _ in range(6)]
 
-    def replica(seed: int) -> tuple[int, int]:
-        chance, store, puts, hits = random.Random(seed), DaemonStore(daemon.door), 0, 0
-        while time.monotonic() < ends:
+    def replica(seed: int, count: Counter[str]) -> None:
+        chance, store = random.Random(seed), patient_store(daemon.door)
+        while not is_over.is_set():
             name = chance.choice(names)
             record, frame = chunks[name]
             if reads_whole(store, record.key):
-                hits += 1
-            else:
-                puts += store.put(record, frame)
+                count["hits"] += 1
+                continue
+            try:
+                count["puts"] += store.put(record, frame)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
         store.close()
-        return puts, hits
 
-    def stranger(seed: int) -> tuple[int, int]:
-        chance, client, puts, hits = random.Random(seed), Client(daemon), 0, 0
-        while time.monotonic() < ends:
+    def stranger(seed: int, count: Counter[str]) -> None:
+        chance, client = random.Random(seed), Client(daemon)
+        while not is_over.is_set():
             name = chance.choice(names)
             status, lease = client.lease("lmcache", name, timeout_ms=chance.choice([0, 500]))
             if status == 200:
-                hits += 1
+                count["hits"] += 1
                 assert client.bytes(lease) == values[name]
                 if chance.random() < released:
                     client.release(lease["id"])
@@ -80,27 +91,38 @@ def share(daemon: DaemonProcess, released: float = 0.9) -> list[tuple[int, int]]
                 assert status in (404, 504)
                 status = client.put("lmcache", name, values[name])
                 assert status in (200, 409, 507)
-                puts += status == 200
+                count["puts"] += status == 200
         client.close()
-        return puts, hits
 
     with ThreadPoolExecutor(6) as threads:
-        done = [threads.submit(kind, n) for n, kind in enumerate([replica, stranger] * 3)]
-        return [each.result(60) for each in done]
+        done = [threads.submit(kind, n, counts[n]) for n, kind in enumerate([replica, stranger] * 3)]
+
+        def can_end() -> bool:
+            if any(each.done() for each in done):
+                return True
+            did_all = time.monotonic() > ends and all(min(count.values()) > 3 for count in counts)
+            return did_all and is_enough(daemon.stats())
+
+        try:
+            until(can_end, "enough")
+        finally:
+            is_over.set()
+        for each in done:
+            each.result(PATIENCE_S)
+    return counts
 
 
 def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProcess) -> None:
     """Replicas at the door and HTTP clients put and read three times what fits: all that is read is what was put."""
-    counts = share(fresh_daemon)
-    assert all(puts > 3 and hits > 3 for puts, hits in counts), counts
+    counts = share(fresh_daemon, lambda stats: stats["evicted"] > 30)
     stats = fresh_daemon.stats()
-    assert stats["evicted"] > 30 and stats["stored"] == sum(puts for puts, _ in counts)
+    assert stats["evicted"] > 30 and stats["stored"] == sum(count["puts"] for count in counts)
     assert stats["stored"] == stats["objects"] + stats["evicted"]
 
 
 def test_both_kinds_read_each_others_objects(daemon: DaemonProcess) -> None:
     """What a replica put is leased under its key in hotspan's bucket, record first; what was put there is found."""
-    store, client = DaemonStore(daemon.door), Client(daemon)
+    store, client = patient_store(daemon.door), Client(daemon)
     record, frame = chunk("by the door")
     assert store.put(record, frame)
     status, lease = client.lease("hotspan", record.key.hex())
@@ -123,10 +145,9 @@ def test_both_kinds_read_each_others_objects(daemon: DaemonProcess) -> None:
 PUTS = """
 import sys
 from pathlib import Path
-from hotspan.tiers.stores.connections import Deadline
-from hotspan.tiers.stores.daemon import DaemonStore
+from tests.daemon.rig import patient_store
 from tests.daemon.test_sharing import chunk, reads_whole
-store = DaemonStore(Path(sys.argv[1]))
+store = patient_store(Path(sys.argv[1]))
 chunks = [chunk(str(n)) for n in range(8)]
 print("ready", flush=True)
 while True:
@@ -139,7 +160,7 @@ while True:
 
 def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) -> None:
     """Replicas killed wherever they are hold nothing afterwards, and none of their chunks is there in part."""
-    store, chance = DaemonStore(fresh_daemon.door), random.Random(11)
+    store, chance = patient_store(fresh_daemon.door), random.Random(11)
     for _ in range(2):
         processes = [
             subprocess.Popen(
@@ -166,7 +187,7 @@ def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) 
 
 def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> None:
     """While a stopped client's leases run out and its bytes are given to others, it does not take those for its own."""
-    store = DaemonStore(fresh_daemon.door, lease_s=0.3)
+    store = DaemonStore(fresh_daemon.door, deadline_s=PATIENCE_S, lease_s=0.3)
     record, frame = chunk("a")
     store.put(record, frame)
     (found,) = store.find([record.key])
@@ -182,7 +203,7 @@ def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> No
 
 def test_a_restarted_daemon_is_another(fresh_daemon: DaemonProcess) -> None:
     """After a kill and a start clients find an empty cache and a new log, and let go of the old memory."""
-    store, client = DaemonStore(fresh_daemon.door), Client(fresh_daemon)
+    store, client = patient_store(fresh_daemon.door), Client(fresh_daemon)
     assert store.log is not None
     record, frame = chunk("a")
     store.put(record, frame)
@@ -190,7 +211,7 @@ def test_a_restarted_daemon_is_another(fresh_daemon: DaemonProcess) -> None:
     before, old = store.log.read(0), fresh_daemon.segment.stat().st_ino
     with contextlib.ExitStack() as at_once:
         for _ in range(3):  # connections of several threads, idle afterwards
-            at_once.enter_context(store._door.connection(Deadline(5)))
+            at_once.enter_context(store._door.connection(Deadline(PATIENCE_S)))
     assert mapped(old)
     fresh_daemon.stop()
     with pytest.raises(OSError):

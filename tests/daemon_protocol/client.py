@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def value_of(key: str, size: int) -> bytes:
     return hashlib.shake_128(key.encode()).digest(size)
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Whether something comes true in time."""
     deadline = time.monotonic() + timeout_s
     while not holds():

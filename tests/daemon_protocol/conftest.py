@@ -1,9 +1,8 @@
 """What speaks the protocol: the reference peer, and `hotspan daemon` as a process of its own."""
 
-import contextlib
-import http.client
+import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -42,29 +41,28 @@ class Daemon:
 
     def __init__(self) -> None:
         self.name = f"hotspan-test-{uuid.uuid4().hex}"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = 0
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again; returns when it answers."""
+        """Start it, on a free port, or start it again, where it was; returns when it answers."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in _end
         command = [HOTSPAN, "daemon", "--host", "127.0.0.1", "--port", self.port]
         command += ["--shared-memory-name", self.name, "--size-gib", SEGMENT_BYTES / (1 << 30)]
         self._process = subprocess.Popen([str(word) for word in command], stdout=self._log, stderr=self._log)
-        if not eventually(lambda: self._process.poll() is not None or self._answers(), _START_S):
+        if not eventually(lambda: self._process.poll() is not None or self._is_ready(), _START_S):
             self._process.kill()
             self._process.wait()
         if self._process.returncode is not None:
             self._log.seek(0)
             raise AssertionError(f"the daemon does not run: {self._log.read()[-4000:]!r}")
 
-    def _answers(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/health")
-            return connection.getresponse().status < 500
-        return False
+    def _is_ready(self) -> bool:
+        """Whether it has said so, and where; read without moving the place at which it writes."""
+        said = re.search(rb"is ready on http://127\.0\.0\.1:(\d+)", os.pread(self._log.fileno(), 1 << 16, 0))
+        if said is not None:
+            self.port = int(said[1])
+        return said is not None
 
     def restart(self) -> None:
         """Stop, and start on the same port and with the same segment name."""
@@ -95,7 +93,7 @@ class Daemon:
         """As a supervisor does; it has to stop."""
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

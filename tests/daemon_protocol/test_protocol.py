@@ -11,12 +11,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import quote
 
 import pytest
 
 from tests.daemon_protocol.client import Client, Lease, answer_on, eventually, parse_lease, raw, value_of
 from tests.daemon_protocol.conftest import SEGMENT_BYTES, Endpoint
+from tests.timing import quickest_s
 
 MIB = 1 << 20
 KEY = "meta-llama/Llama-3.1-8B@00000001@0@9f86d081884c7d65"
@@ -198,11 +200,14 @@ class TestLease:
 
     def test_what_is_not_there_is_a_miss(self, client: Client) -> None:
         """A key that nobody puts is no 200, and is answered within the hold."""
-        for timeout_ms in (0, 1000):
-            begun = time.monotonic()
+
+        def ask(timeout_ms: int) -> None:
             status, lease = client.lease("never", timeout_ms=timeout_ms)
             assert status in (404, 504) and lease is None
-            assert time.monotonic() - begun < timeout_ms / 1000 + 0.5
+
+        for timeout_ms in (0, 1000):
+            in_time_s = timeout_ms / 1000 + 0.5
+            assert quickest_s(partial(ask, timeout_ms), in_time_s) < in_time_s
 
     def test_parameters_may_be_missing(self, client: Client, leases: list[Lease]) -> None:
         """A lease without one of its parameters, or any, or with others, is granted."""
@@ -230,13 +235,13 @@ class TestLease:
         with raw(endpoint.port) as writer, raw(endpoint.port) as reader:
             writer.sendall(put_head(client, "slow", len(value)) + value[:MIB])
             assert eventually(lambda: is_being_written(client, "slow"))
-            reader.sendall(lease_head(client, "slow", 10_000))
+            reader.sendall(lease_head(client, "slow", 60_000))
             assert not readable(reader, 0.4)
             writer.sendall(value[MIB:-1])
             assert not readable(reader, 0.2)
             writer.sendall(value[-1:])
             assert answer_on(writer) == 200
-            assert readable(reader, 5.0), "held on though the object is whole"
+            assert readable(reader, 20.0), "held on though the object is whole"
             response = http.client.HTTPResponse(reader)
             response.begin()
             assert response.status == 200
@@ -245,26 +250,32 @@ class TestLease:
 
     def test_the_wait_ends_a_little_early(self, endpoint: Endpoint, client: Client) -> None:
         """What does not become whole is answered 504 before `timeout_ms` are over: the client gives up just then."""
-        took = []
-        with raw(endpoint.port) as writer:
-            writer.sendall(put_head(client, "stuck", MIB) + bytes(1000))
-            assert eventually(lambda: is_being_written(client, "stuck"))
-            for _ in range(4):  # a loaded machine may be late
+
+        def hold(key: str) -> float:
+            """How long one of 1500 ms took."""
+            with raw(endpoint.port) as writer:
+                writer.sendall(put_head(client, key, MIB) + bytes(1000))
+                assert eventually(lambda: is_being_written(client, key))
                 begun = time.monotonic()
-                assert client.lease("stuck", timeout_ms=1500) == (504, None)
-                took.append(time.monotonic() - begun)
-                if took[-1] < 1.5:
-                    break
-        assert 0.75 < min(took) < 1.5
+                assert client.lease(key, timeout_ms=1500) == (504, None)
+                took_s = time.monotonic() - begun
+            assert took_s > 0.75
+            return took_s
+
+        # A machine that stands still at the end of a hold makes the answer late; a daemon that is late always is.
+        assert any(hold(f"stuck-{number}") < 1.5 for number in range(20))
 
     def test_without_a_wait_it_answers_at_once(self, endpoint: Endpoint, client: Client) -> None:
         """With `timeout_ms=0` nothing is held, and nobody sees half an object."""
         with raw(endpoint.port) as writer:
             writer.sendall(put_head(client, "half", MIB) + bytes(MIB // 2))
             assert eventually(lambda: is_being_written(client, "half"))
-            begun = time.monotonic()
-            status, lease = client.lease("half", timeout_ms=0)
-            assert status in (404, 504) and lease is None and time.monotonic() - begun < 0.5
+
+            def ask() -> None:
+                status, lease = client.lease("half", timeout_ms=0)
+                assert status in (404, 504) and lease is None
+
+            assert quickest_s(ask, 0.5) < 0.5
 
     def test_a_writer_that_vanishes_ends_the_wait(self, endpoint: Endpoint, client: Client) -> None:
         """A lease that waits for a put which is cut off is a miss, and no hang."""
@@ -338,7 +349,7 @@ class TestPins:
             intact = [client.bytes_of(lease) for lease in leases] == values
             if time.monotonic() < leases[0].until_s:
                 assert intact
-            assert time.monotonic() < leases[-1].until_s + 10
+            assert time.monotonic() < leases[-1].until_s + 60
             time.sleep(0.05)
         assert time.monotonic() >= leases[0].until_s
 

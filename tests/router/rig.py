@@ -136,12 +136,13 @@ class Routed:
 
 @contextlib.asynccontextmanager
 async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Routed]:
-    """A router before them; `groups` by URL. A `tracer` among the options is its tracer."""
+    """A router before them; `groups` by URL. A `tracer` among the options is its tracer, a `clock` its clock."""
     named = groups or {}
-    tracer = options.pop("tracer", no_tracer)
+    tracer, clock = options.pop("tracer", no_tracer), options.pop("clock", None)
     behind = options.pop("behind", None) or tuple(Replica(fake.url, named.get(fake.url, "")) for fake in fakes)
-    settings = RouterSettings(**{"replicas": behind, "health": QUICK, "retry_reserve": 50, **options})
-    async with opened(settings, rng=random.Random(1), tracer=tracer) as router:
+    usual = {"replicas": behind, "health": QUICK, "retry_reserve": 50, "connect_timeout_s": 30.0}
+    settings = RouterSettings(**{**usual, **options})
+    async with opened(settings, clock=clock, rng=random.Random(1), tracer=tracer) as router:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             server = uvicorn.Server(uvicorn_config(router.gateway, connection_class(HttpSettings())))
@@ -156,7 +157,7 @@ async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **opti
             await task
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     """Return once it is so. Raises: TimeoutError."""
     async with asyncio.timeout(within_s):
         while not condition():

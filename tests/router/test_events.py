@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from hotspan.router.roots import Roots
 from hotspan.router.types import Medium
 from hotspan.router.wire import Cleared, Event, EventDecoder, UnknownMessage
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
+from tests.server.conftest import free_port
 
 STEM: Text = tuple(7 * at % 200 + 1 for at in range(48))
 TEXTS: list[Text] = [STEM, STEM + tuple(range(60, 120)), STEM[:36] + tuple(range(100, 160)), tuple(range(1, 60))]
@@ -292,10 +294,10 @@ def test_garbage_is_one_error(payload: bytes) -> None:
 
 
 class Publisher:
-    """Speaks the engine's protocol: a PUB and a ROUTER with a buffer. Can forget to publish."""
+    """Speaks the engine's protocol: a PUB and a ROUTER with a buffer. Hears of subscribers; can forget to publish."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], seed: int, ports: tuple[int, int] = (0, 0)) -> None:
-        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub, self.router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self.ports = tuple(
             self._bind(socket, port) for socket, port in zip((self.pub, self.router), ports, strict=True)
         )
@@ -304,7 +306,15 @@ class Publisher:
 
     def _bind(self, socket: zmq.Socket[bytes], port: int) -> int:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"tcp://127.0.0.1:{port}" if port else "tcp://127.0.0.1:*")
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.bind(f"tcp://127.0.0.1:{port}" if port else "tcp://127.0.0.1:*")
+                break
+            except zmq.ZMQError:  # whoever had the port is about to be gone
+                if not port or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
         return int(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rsplit(":", 1)[1])  # type: ignore[union-attr]
 
     def step(self, *, is_sent: bool = True) -> None:
@@ -312,6 +322,10 @@ class Publisher:
         if is_sent:
             seq = len(self.life.messages) - 1
             self.pub.send_multipart([b"kv", seq.to_bytes(8, "big"), self.life.messages[-1]])
+
+    def has_subscriber(self) -> bool:
+        """Whether one has come since this was last asked."""
+        return bool(self.pub.poll(0)) and self.pub.recv()[:1] == b"\1"
 
     def serve(self) -> None:
         """Answer replay requests that are there."""
@@ -341,16 +355,19 @@ async def running(feed: EventFeed) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool], serve: Callable[[], None] = lambda: None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             serve()
             await asyncio.sleep(0.005)
 
 
-def feed_for(claims: Claims, ports: tuple[int, ...], states: list[tuple[bool, str]] | None = None) -> EventFeed:
+def feed_for(
+    claims: Claims, ports: tuple[int, ...], states: list[tuple[bool, str]] | None = None, replay_wait_s: float = 60.0
+) -> EventFeed:
     events, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     on_state: Callable[[bool, str], None] = lambda *state: (states if states is not None else []).append(state)  # noqa: E731
-    return EventFeed(0, events, replay, claims, join, Roots("m").of_engine, on_state, topic="kv", replay_wait_s=1)
+    root_of = Roots("m").of_engine
+    return EventFeed(0, events, replay, claims, join, root_of, on_state, topic="kv", replay_wait_s=replay_wait_s)
 
 
 async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
@@ -398,12 +415,12 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
     with zmq.Context() as context:
         publisher = Publisher(context, 1)
         claims = Claims()
-        feed = feed_for(claims, publisher.ports)
+        feed = feed_for(claims, publisher.ports, replay_wait_s=1.0)
         try:
             publisher.step(is_sent=False)
             async with running(feed):
+                await until(publisher.has_subscriber)
                 await until(lambda: feed.report().reason == "no_replay")
-                await asyncio.sleep(0.2)
                 publisher.pub.send_multipart([b"kv", b"short", b""])
                 publisher.pub.send_multipart([b"kv", (9).to_bytes(8, "big"), message(stored(STEM, 0, 12))])
                 await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
@@ -416,10 +433,7 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
 async def test_the_engines_own_publisher_is_followed() -> None:
     """vLLM's publisher and event types, over TCP, from before the first message and after a gap."""
     kv_events = pytest.importorskip("vllm.distributed.kv_events")
-    ports = []
-    for _ in range(2):
-        with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-            ports.append(socket.bind_to_random_port("tcp://127.0.0.1"))
+    ports = [free_port(), free_port()]
     publisher = kv_events.ZmqEventPublisher(
         0, f"tcp://*:{ports[0]}", replay_endpoint=f"tcp://*:{ports[1]}", buffer_steps=100, topic="kv"
     )

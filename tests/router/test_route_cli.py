@@ -134,16 +134,18 @@ def test_unknown_writes_go_to_all() -> None:
 
 
 class Slow(BaseHTTPRequestHandler):
-    """A replica that takes a while."""
+    """A replica that takes its time until it is let go."""
 
     protocol_version = "HTTP/1.1"
+    asked, goes = threading.Event(), threading.Event()
 
     def do_GET(self) -> None:
         self._say(b'{"status":"Healthy"}')
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        time.sleep(1.0)
+        self.asked.set()
+        self.goes.wait(120)
         self._say(b"done")
 
     def _say(self, content: bytes) -> None:
@@ -168,20 +170,26 @@ def test_sigterm_lets_requests_end() -> None:
         assert found is not None
         port, statuses = int(found[1]), []
 
+        def status(method: str, path: str, body: bytes | None = None) -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            connection.request(method, path, body)
+            return connection.getresponse().status
+
         def ask() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("POST", "/v1/completions", b'{"prompt": "x"}')
-            statuses.append(connection.getresponse().status)
+            statuses.append(status("POST", "/v1/completions", b'{"prompt": "x"}'))
 
         asking = threading.Thread(target=ask)
         asking.start()
-        time.sleep(0.4)
+        assert Slow.asked.wait(60)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        deadline = time.monotonic() + 20
+        while status("GET", "/ping") == 200:
+            assert time.monotonic() < deadline
         ask()
-        asking.join(10)
+        Slow.goes.set()
+        asking.join(60)
         assert statuses == [503, 200]
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         server.shutdown()

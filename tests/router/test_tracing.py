@@ -5,6 +5,7 @@ import pytest
 from hotspan.router.policy import Decision
 from hotspan.router.tracing import no_tracer, open_tracer
 from hotspan.router.types import Strategy
+from hotspan.testing.clock import SimulatedClock
 
 from .rig import replicas, routed, say, say_ok
 
@@ -35,7 +36,7 @@ async def test_the_gateway_traces_and_counts_what_its_decisions_cost() -> None:
     exporter = export.InMemorySpanExporter()
     tracer, end = open_tracer("http://unused", exporter)
     body = {"prompt": "a long text " * 1000}
-    async with replicas(say_ok, say(503)) as fakes, routed(fakes, tracer=tracer) as at:
+    async with replicas(say_ok, say(503)) as fakes, routed(fakes, tracer=tracer, clock=SimulatedClock()) as at:
         asked = 0
         while not fakes[1].works:  # the first that comes to the ill replica is tried again at the other one
             asked += 1

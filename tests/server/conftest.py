@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_until_ready(self, seconds: float = 120) -> str:
+    def wait_until_ready(self, seconds: float = 300) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             ready = [line for line in self.log.read_text().splitlines() if line.startswith("hotspan is ready")]
@@ -46,13 +47,16 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody else will be given by chance: it is below those that the kernel gives out."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -93,7 +97,7 @@ def serving(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def refusal(*arguments: str, seconds: float = 60) -> tuple[int, str]:
+def refusal(*arguments: str, seconds: float = 180) -> tuple[int, str]:
     """Exit status and last line of a `hotspan serve` that does not come up."""
     done = subprocess.run(
         [sys.executable, "-m", "hotspan", "serve", *arguments], capture_output=True, text=True, timeout=seconds

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hotspan.bench.prose import prose
+from tests.timing import TRIES
 
 from .conftest import Server, serving
 
@@ -28,10 +29,12 @@ tenants:
   acme: {{keys: ["{KEYS["acme"]}"], floor: 0.2}}
   globex: {{keys: ["{KEYS["globex"]}"], quota: 0.6}}
 retention:
-  - {{tag: "brief-*", ttl: 2s}}
+  - {{tag: "brief-*", ttl: 6s}}
   - {{tenant: acme, tag: secret, no_store: true}}
 """
 WORDS = 700
+QUIET_S = 5.0
+"""For longer than that no machine stands still."""
 
 
 @dataclass
@@ -52,7 +55,7 @@ class House:
             [sys.executable, "-m", "hotspan", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env=os.environ | self.environment | variables,
         )
 
@@ -85,10 +88,15 @@ class House:
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"] or 0)
 
     def settle(self) -> None:
-        """Wait until what was stored is on disk."""
-        counts: list[int] = []
-        while len(set(counts[-4:])) != 1 or len(counts) < 4:
-            counts.append(self.stats()["disk"]["chunks"])
+        """Wait until what was stored is on disk: as much as is in RAM, or nothing more for a while."""
+        last, since = -1, time.monotonic()
+        while time.monotonic() - since < QUIET_S:
+            self.ask("acme", "hello")  # the engine takes note of what is stored at its steps
+            tiers = self.stats()
+            if tiers["disk"]["chunks"] >= tiers["ram"]["chunks"] > 0:
+                return
+            if tiers["disk"]["chunks"] != last:
+                last, since = tiers["disk"]["chunks"], time.monotonic()
             time.sleep(0.1)
 
     def stats(self) -> dict[str, Any]:
@@ -204,14 +212,17 @@ def test_a_key_reaches_its_own_tenant_only(house: House) -> None:
 
 def test_time_to_live(house: House) -> None:
     """A request's own ttl, and a rule's on its tag, end its hits; without either they stay."""
-    mine, ruled, kept = prose(107, WORDS), prose(108, WORDS), prose(109, WORDS)
-    began = time.monotonic()
-    house.ask("acme", mine, ttl="2s")
-    house.ask("acme", ruled, tags=["brief-1"])
-    house.ask("acme", kept)
-    if time.monotonic() - began < 1:
-        assert house.ask("acme", mine, ttl="2s") > 256 and house.ask("acme", ruled, tags=["brief-1"]) > 256
-    time.sleep(max(0.0, began + 4 - time.monotonic()))
+    for first in range(700, 700 + 3 * TRIES, 3):  # until all is asked before its time may be over
+        mine, ruled, kept = (prose(seed, WORDS) for seed in range(first, first + 3))
+        began = time.monotonic()
+        house.ask("acme", mine, ttl="6s")
+        house.ask("acme", ruled, tags=["brief-1"])
+        house.ask("acme", kept)
+        hits = house.ask("acme", mine, ttl="6s"), house.ask("acme", ruled, tags=["brief-1"])
+        if time.monotonic() - began < 5:
+            break
+    assert min(hits) > 256
+    time.sleep(7)
     assert house.ask("acme", mine) == 0
     assert house.ask("acme", ruled) == 0
     assert house.ask("acme", kept) > 256
@@ -303,7 +314,7 @@ def test_who_reaches_what(house: House, method: str, path: str, nobody: int, cli
 
 def test_websocket_without_a_key(house: House) -> None:
     """A websocket is refused before it opens."""
-    connection = http.client.HTTPConnection("127.0.0.1", house.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", house.server.port, timeout=60)
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
     connection.request("GET", "/v1/realtime", headers=upgrade | {"sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg=="})
     assert connection.getresponse().status == 403

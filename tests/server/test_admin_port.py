@@ -37,7 +37,7 @@ def serving(gate: Gate, *sockets: socket.socket, **options: Any) -> Iterator[Non
     server = uvicorn.Server(uvicorn.Config(gate, http=http, log_config=None, lifespan="off", **options))
     thread = threading.Thread(target=server.run, args=(list(sockets),), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline, "uvicorn did not come up"
         time.sleep(0.005)
@@ -45,11 +45,11 @@ def serving(gate: Gate, *sockets: socket.socket, **options: Any) -> Iterator[Non
         yield
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def status(port: int, path: str, headers: dict[str, str], method: str = "GET") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
         return connection.getresponse().status
@@ -152,7 +152,7 @@ def test_both_ports_speak_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> Non
         with serving(gate, listener, admin, **options):
             found = []
             for at in (port, admin_port):
-                connection = http.client.HTTPSConnection("127.0.0.1", at, timeout=10, context=trusted)
+                connection = http.client.HTTPSConnection("127.0.0.1", at, timeout=60, context=trusted)
                 with contextlib.closing(connection):
                     connection.request("GET", "/sleep", headers=OF_ADMIN)
                     found.append(connection.getresponse().status)
@@ -166,7 +166,7 @@ def test_loading_speaks_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> None:
     options, trusted = tls
     with contextlib.closing(bind("127.0.0.1", 0)) as listener, answering_while_loading(listener, options):
         port = listener.getsockname()[1]
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=trusted)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=trusted)
         with contextlib.closing(connection):
             connection.request("GET", "/ping")
             answer = connection.getresponse()

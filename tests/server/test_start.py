@@ -22,15 +22,16 @@ from hotspan.server.hardening import NO_MEDIA_DOMAIN
 from hotspan.server.options import ServeOptions
 
 from .certificates import make_certificate
+from .conftest import free_port
 
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
     """Two that nobody listens on."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+    one = other = free_port()
+    while other == one:
+        other = free_port()
+    return one, other
 
 
 @pytest.fixture
@@ -113,9 +114,9 @@ def test_a_model_that_is_fetched(
 
         context = ssl.create_default_context(cafile=str(pair.certificate))
         connection = (
-            http.client.HTTPSConnection("127.0.0.1", ports[0], timeout=10, context=context)
+            http.client.HTTPSConnection("127.0.0.1", ports[0], timeout=60, context=context)
             if is_tls
-            else http.client.HTTPConnection("127.0.0.1", ports[0], timeout=10)
+            else http.client.HTTPConnection("127.0.0.1", ports[0], timeout=60)
         )
         with contextlib.closing(connection):
             connection.request("GET", "/ping")

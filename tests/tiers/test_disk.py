@@ -494,7 +494,7 @@ def test_a_log_that_can_not_be_shortened_goes_on(path: Path) -> None:
 
 def settle_log(tier: DiskTier) -> None:
     """Wait until the log's thread has done what it has."""
-    assert tier._log_queue.drain(5.0)
+    assert tier._log_queue.drain(60.0)
 
 
 def test_one_flush_at_a_time(path: Path) -> None:
@@ -574,7 +574,7 @@ def test_a_slot_is_not_reused_while_it_is_read(path: Path) -> None:
         files.wait_hanging()
         assert tier.invalidate(Scope(), (spy := DurableSpy())) == SLOTS and spy.wait(tier)
         newcomers = chain("b", SLOTS)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(tier._free) < SLOTS - 1 and time.monotonic() < deadline:
             tier.wait(0.01)
             assert tier.finished() == []
@@ -660,7 +660,7 @@ def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
     files.wait_hanging()
     started = time.monotonic()
     tier.close(0.05)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20, "it waited for what hangs for a minute"
     os.fstat(tier.directory.slab_fd)
     files.release()
     tier.close(5.0)
@@ -716,13 +716,14 @@ for n in range(1 << 30):
                 buffers[chunk.key] = payload
         for transfer in tier.finished():
             buffers.pop(transfer.key, None)
+            print("stored", flush=True)
         if n % 5 == 4:
             tier.discard(chunk.key)
 """
 
 
 def test_killed_writers_leave_no_wrong_bytes(path: Path) -> None:
-    """A process killed at any moment leaves a directory that opens, and of which every hit is right."""
+    """A process killed at any moment, after so many stores, leaves a directory that opens; every hit is right."""
     size, slots, rng = 160 * 1024, 16, random.Random(7)
     found = right = 0
     for _ in range(20):
@@ -730,7 +731,8 @@ def test_killed_writers_leave_no_wrong_bytes(path: Path) -> None:
             [sys.executable, "-c", WRITER, str(path), str(size), str(slots)], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(rng.uniform(0.01, 0.1))
+        for _ in range(rng.randint(10, 100)):
+            assert process.stdout.readline() == "stored\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

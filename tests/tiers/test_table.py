@@ -189,7 +189,7 @@ def test_a_flush_waits_for_a_write_that_has_begun(fd: int, fails: bool) -> None:
     assert files.calls["sync"] == 0 and not order
     files.release()
     for thread in threads:
-        thread.join(5.0)
+        thread.join(60.0)
     assert sorted(order) == ["flushed", "written"] and files.calls["sync"] == 1
     assert reread(table) == {3: record("a")} and not table.is_dirty
 

@@ -14,8 +14,10 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID
 from ray.serve.request_router import PendingRequest
 
+from hotspan.router.ray import policy as module
 from hotspan.router.ray.policy import ASKED, Asked, FleetRouter
 from hotspan.router.ray.reports import Kind, Report
+from tests.router.rig import until
 
 
 class Id(NamedTuple):
@@ -40,9 +42,12 @@ def ask(*keys: int, tokens: int = 10_000, session: bytes = b"") -> Ask:
 
 
 @pytest.fixture
-async def router() -> Any:
+async def router(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One whose time the tests turn, and that leaves replicas alone for longer than a test."""
+    monkeypatch.setattr(module, "_AWAY_S", 600.0)
     made = FleetRouter(DeploymentID("replica", "app"), DeploymentHandleSource.REPLICA)
     made.initialize_state(host="127.0.0.1", most_s=60)
+    made.fleet.clock = made.tickets._clock = SimulatedClock()
     made.update_replicas([Named("one"), Named("two")])
     return made
 
@@ -53,15 +58,17 @@ async def place(router: Any, asked: Asked | None) -> list[str]:
     return [replica.replica_id.unique_id for replica in ranks[0]]
 
 
-async def report(asked: Asked, kind: Kind, replica: str) -> None:
-    """Send a report the way that a replica does, and wait until it was read."""
+async def report(router: Any, asked: Asked, kind: Kind, replica: str) -> None:
+    """Send a report the way that a replica does, 50 ms later; once one of an end was read, all before it were."""
     assert asked.word is not None
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(
         asyncio.DatagramProtocol, remote_addr=(asked.word.host, asked.word.port)
     )
+    router.fleet.clock.advance(0.05)
     transport.sendto(bytes(Report(asked.word.number, kind, replica)))
-    await asyncio.sleep(0.05)
+    number = asked.word.number
+    await until(lambda: kind is Kind.FIRST or number not in router.tickets._open)
     transport.close()
 
 
@@ -70,13 +77,13 @@ async def test_a_prompt_goes_where_it_is(router: Any) -> None:
     keys = tuple(range(1, 80))
     first = Asked(ask(*keys))
     [home] = await place(router, first)
-    await report(first, Kind.FIRST, home)
-    await report(first, Kind.END, home)
+    await report(router, first, Kind.FIRST, home)
+    await report(router, first, Kind.END, home)
     for _ in range(5):
         again = Asked(ask(*keys))
         assert await place(router, again) == [home]
         assert again.word is not None and again.word.work_s < first.word.work_s / 10  # type: ignore[union-attr]
-        await report(again, Kind.END, home)
+        await report(router, again, Kind.END, home)
 
 
 async def test_work_is_reserved_until_it_is_reported(router: Any) -> None:
@@ -85,8 +92,8 @@ async def test_work_is_reserved_until_it_is_reported(router: Any) -> None:
     placed = [(await place(router, each))[0] for each in asked]
     assert sorted(placed) == ["one", "one", "two", "two"] and placed[0] != placed[1]
     for each, name in zip(asked, placed, strict=True):
-        await report(each, Kind.FIRST, name)
-        await report(each, Kind.END, name)
+        await report(router, each, Kind.FIRST, name)
+        await report(router, each, Kind.END, name)
     assert len(router.tickets) == 0
     assert all(load.in_flight == 0 for load in router.fleet.replicas.values())
 
@@ -96,7 +103,7 @@ async def test_who_did_not_get_it_is_left_alone(router: Any) -> None:
     asked = Asked(ask(1))
     [chosen] = await place(router, asked)
     other = {"one": "two", "two": "one"}[chosen]
-    await report(asked, Kind.END, other)
+    await report(router, asked, Kind.END, other)
     assert {(await place(router, Asked(ask(n))))[0] for n in range(2, 20)} == {other}
     router._return(chosen)
     assert {(await place(router, Asked(ask(n))))[0] for n in range(20, 60)} == {"one", "two"}
@@ -116,7 +123,7 @@ async def test_replicas_come_and_go(router: Any) -> None:
     router.update_replicas([Named("two"), Named("three")])
     assert set(router.fleet.replicas) == {"two", "three"}
     for each, name in zip(asked, placed, strict=True):
-        await report(each, Kind.END, name)
+        await report(router, each, Kind.END, name)
     assert {(await place(router, Asked(ask(n))))[0] for n in range(8, 40)} == {"two", "three"}
     router.fleet.check()
 
@@ -140,11 +147,9 @@ async def test_other_calls_go_anywhere(router: Any) -> None:
 
 async def test_nobody_says_that_it_ended(router: Any) -> None:
     """Work that no replica reports on is given up once no request can be so old."""
-    clock = SimulatedClock()
-    router.tickets._clock = clock
     asked = Asked(ask(1))
     await place(router, asked)
-    clock.advance(61)
+    router.fleet.clock.advance(61)
     await place(router, Asked(ask(2)))
     assert len(router.tickets) == 1 and router.tickets.expired == 1
 

@@ -29,7 +29,7 @@ SESSION = "X-Amzn-SageMaker-Session-Id"
 
 GREEDY = {"max_new_tokens": 10, "do_sample": False}
 PLACES = 120
-SESSION_S = 2.0
+SESSION_S = 600.0
 MAX_BODY_MIB = 2
 
 _PROPERTIES = string.Template("""\
@@ -54,7 +54,7 @@ option.enable_auto_tool_choice=true
 option.tool_call_parser=hermes
 option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}
 option.sessions_path=$scratch/sessions
-option.sessions_expiration=2
+option.sessions_expiration=600
 option.lmcache_config_file=lmcache_config.yaml
 option.kv_transfer_config={"kv_connector":"LMCacheConnectorV1", "kv_role":"kv_both"}
 job_queue_size=120
@@ -234,7 +234,7 @@ def _begin_with_few_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def _watch_start(running: Container, seconds: float = 200) -> None:
+def _watch_start(running: Container, seconds: float = 400) -> None:
     """Ask /ping until the server is healthy, as SageMaker does; and meanwhile what a hasty client asks, once."""
     deadline = time.monotonic() + seconds
     while (200, "Healthy") not in running.pings:

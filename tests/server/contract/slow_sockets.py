@@ -59,7 +59,7 @@ def slow_sockets(port: int, count: int) -> Iterator[SlowSockets]:
     sockets = SlowSockets(port, count)
     thread = threading.Thread(target=sockets.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     try:
         while sockets.open < 0.95 * count:
             assert time.monotonic() < deadline, f"only {sockets.open} of {count} connections are held"
@@ -67,4 +67,4 @@ def slow_sockets(port: int, count: int) -> Iterator[SlowSockets]:
         yield sockets
     finally:
         sockets.stop()
-        thread.join(10)
+        thread.join(60)

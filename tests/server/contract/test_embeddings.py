@@ -28,7 +28,7 @@ VARIABLES = {
     "HOTSPAN_RAM_GIB": "0.1",
 }
 TEXTS = ["Where does the river begin?", "Once"]
-GONE_S = 30
+GONE_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotspan.bench.prose import prose
+from tests.timing import TRIES
 
 from .rig import ATTRIBUTES, GREEDY, MAX_BODY_MIB, Container, rows, the_error
 
@@ -44,7 +45,7 @@ def test_lmcache_is_taken_over(container: Container) -> None:
     assert re.search(r"0\.1 GiB of RAM, 0\.25 GiB in /.*/kv$", ready)
     before = container.gauge("hotspan_cache_store_bytes_total")
     container.generate(prose(4, 700))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while container.gauge("hotspan_cache_store_bytes_total") == before:
         assert time.monotonic() < deadline, "nothing was stored"
         container.generate("Hello")
@@ -230,14 +231,16 @@ def test_a_stream_has_a_row_for_every_token(container: Container) -> None:
 def test_a_stream_comes_token_by_token(container: Container, accept: str) -> None:
     """Rows arrive as they are made: the first long before the last, and not all in one piece."""
     body = {"inputs": PROMPT, "parameters": GREEDY | {"max_new_tokens": 200}, "stream": True}
-    for _ in range(2):  # the first stream of a server pays for what is imported then
+    for _ in range(TRIES):  # a client that stands still finds many rows at once
         began, arrivals = time.monotonic(), []
         with container.http.stream("POST", "/invocations", json=body, headers={"accept": accept}) as reply:
             assert reply.headers["content-type"].startswith(accept)
             for part in reply.iter_raw():
                 arrivals += [time.monotonic() - began] * part.count(b'"index"')
-    assert len(arrivals) == 200 and len(set(arrivals)) > 50
-    assert arrivals[0] < 0.5 * arrivals[-1]
+        assert len(arrivals) == 200
+        if len(set(arrivals)) > 50 and arrivals[0] < 0.5 * arrivals[-1]:
+            return
+    raise AssertionError(arrivals)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -8,16 +8,18 @@ import time
 import httpx
 import pytest
 
+from tests.timing import quickest_s
+
 from .rig import GREEDY, PLACES, Container, the_error
 from .slow_sockets import slow_sockets
 
 pytestmark = pytest.mark.engine
 
-LONG = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 1500}}
-LONG_OPENAI = {"prompt": "Say", "max_tokens": 1500, "temperature": 0}
+LONG = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000}}
+LONG_OPENAI = {"prompt": "Say", "max_tokens": 2000, "temperature": 0}
 SEQUENCES = 32
 SLOW = 1000
-REQUESTS, ROUNDS, ATTEMPTS = 60, 2, 5
+REQUESTS, ROUNDS = 60, 10
 GOAL = 1.2
 
 
@@ -28,7 +30,7 @@ def work(container: Container) -> float:
     return container.gauge("vllm:num_requests_running") + container.gauge("vllm:num_requests_waiting")
 
 
-def wait_until_idle(container: Container, seconds: float = 5) -> None:
+def wait_until_idle(container: Container, seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while (left := work(container)) > 0:
         assert time.monotonic() < deadline, f"{left:g} requests run on"
@@ -47,13 +49,14 @@ def wait_until_idle(container: Container, seconds: float = 5) -> None:
 def test_a_client_that_hangs_up_ends_its_generation(container: Container, path: str, body: dict[str, object]) -> None:
     """Streaming or not, on our routes and on the engine's: the engine has nothing to do soon after."""
     patience = httpx.Timeout(60, read=0.5)
-    with (
-        httpx.Client(base_url=container.server.url, timeout=patience) as http,
-        contextlib.suppress(httpx.ReadTimeout),
-        http.stream("POST", path, json=body) as reply,
-    ):
-        next(reply.iter_raw())
-    wait_until_idle(container, 2)
+
+    def hang_up() -> None:
+        with contextlib.suppress(httpx.ReadTimeout), http.stream("POST", path, json=body) as reply:
+            next(reply.iter_raw())
+        wait_until_idle(container)
+
+    with httpx.Client(base_url=container.server.url, timeout=patience) as http:
+        assert quickest_s(hang_up, 2.5) < 2.5
 
 
 async def test_as_many_as_may_be_and_one_more(container: Container) -> None:
@@ -63,7 +66,7 @@ async def test_as_many_as_may_be_and_one_more(container: Container) -> None:
     async with httpx.AsyncClient(base_url=container.server.url, limits=limits, timeout=60) as http:
         held = [asyncio.create_task(http.post("/invocations", json=LONG)) for _ in range(PLACES)]
         running = waiting = 0.0
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while running + waiting < PLACES:
             assert time.monotonic() < deadline, f"{running:g} run and {waiting:g} wait"
             await asyncio.sleep(0.05)
@@ -97,18 +100,15 @@ def timed(container: Container) -> list[float]:
 def test_slow_clients_slow_nobody_else(container: Container) -> None:
     """Beside a thousand of them, who hold their connections, a healthy client's p99 is what it was.
 
-    The machine has its own moments: of a few attempts one has to show it.
+    The least of alternating rounds: the machine has its own moments, which make some of them slow.
     """
     wait_until_idle(container)
     timed(container)
-    ratios: list[float] = []
-    while not ratios or (min(ratios) > GOAL and len(ratios) < ATTEMPTS):
-        alone: list[float] = []
-        beside: list[float] = []
-        for _ in range(ROUNDS):
-            alone += timed(container)
-            with slow_sockets(container.server.port, SLOW) as sockets:
-                beside += timed(container)
-                assert sockets.open > 0.8 * SLOW
-        ratios.append(p99(beside) / p99(alone))
-    assert min(ratios) <= GOAL, ratios
+    alone: list[float] = []
+    beside: list[float] = []
+    while not beside or (min(beside) > GOAL * min(alone) and len(beside) < ROUNDS):
+        alone.append(p99(timed(container)))
+        with slow_sockets(container.server.port, SLOW) as sockets:
+            beside.append(p99(timed(container)))
+            assert sockets.open > 0.8 * SLOW
+    assert min(beside) <= GOAL * min(alone), (beside, alone)

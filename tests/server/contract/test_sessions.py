@@ -22,7 +22,7 @@ def opened(container: Container) -> str:
     session, _, ends = reply.headers[NEW].partition("; Expires=")
     assert reply.json() == {"session_id": session} and reply.headers[SESSION] == reply.headers[NEW]
     left = datetime.strptime(ends, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) - datetime.now(UTC)
-    assert -1 < left.total_seconds() <= SESSION_S
+    assert SESSION_S - 60 < left.total_seconds() <= SESSION_S
     return session
 
 
@@ -38,7 +38,7 @@ def ask(container: Container, session: str, seed: int) -> Any:
     before = container.gauge("hotspan_cache_store_bytes_total")
     reply = container.invoke(body, **{SESSION: session})
     assert reply.status_code == 200, reply.text
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while container.gauge("hotspan_cache_store_bytes_total") == before:
         assert time.monotonic() < deadline, "nothing was stored"
         container.generate("Hello")
@@ -63,7 +63,8 @@ def test_new_session_beside_a_prompt(container: Container) -> None:
 def test_an_expired_session_is_no_session(container: Container) -> None:
     """After its time a request that names it is answered, and leaves nothing under its id."""
     session = opened(container)
-    time.sleep(SESSION_S + 0.1)
+    (kept,) = (container.server.log.parent / "sessions").glob(f"*/{session}")
+    kept.write_text(repr(time.time()))  # when it ends
     ask(container, session, 103)
     assert forgotten(container, session) == 0
 

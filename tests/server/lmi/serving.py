@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def front(engine: FakeEngine, *, alive: bool = True, plugs: dict[str, Any] | Non
 
 def client(app: Any) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://hotspan", timeout=10)
+    return httpx.AsyncClient(transport=transport, base_url="http://hotspan", timeout=60)
 
 
 async def invoke(app: Any, body: Any, path: str = "/invocations", **headers: str) -> httpx.Response:
@@ -48,13 +49,28 @@ def sse(response: httpx.Response) -> list[str]:
 @contextlib.asynccontextmanager
 async def serving(app: Any, settings: HttpSettings | None = None) -> AsyncIterator[int]:
     """The app on a real socket of this event loop; its port."""
+    async with _served(app, settings, port=0) as server:
+        yield int(server.servers[0].sockets[0].getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def serving_a_file(app: Any, settings: HttpSettings | None = None) -> AsyncIterator[str]:
+    """The same on a Unix socket, over which nothing takes time; its path."""
+    with tempfile.TemporaryDirectory(prefix="hs-") as directory:
+        path = f"{directory}/socket"
+        async with _served(app, settings, uds=path):
+            yield path
+
+
+@contextlib.asynccontextmanager
+async def _served(app: Any, settings: HttpSettings | None, **place: Any) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
         app,
-        port=0,
         lifespan="off",
         log_level="critical",
         http=connection_class(settings or HttpSettings()),
         timeout_graceful_shutdown=1,
+        **place,
     )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
@@ -62,13 +78,13 @@ async def serving(app: Any, settings: HttpSettings | None = None) -> AsyncIterat
     while not server.started:
         await asyncio.sleep(0.01)
     try:
-        yield int(server.servers[0].sockets[0].getsockname()[1])
+        yield server
     finally:
         server.should_exit = True
         await task
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

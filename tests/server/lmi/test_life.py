@@ -1,4 +1,7 @@
-"""Requests that end early: hang-ups, deadlines, full queues, a server that stops; over real sockets where needed."""
+"""Requests that end early: hang-ups, deadlines, full queues, a server that stops; over real sockets where needed.
+
+All in simulated time: what ends first is decided by what is said here, and not by the machine.
+"""
 
 import asyncio
 import contextlib
@@ -12,9 +15,10 @@ from hotspan.server.errors import HttpError
 from hotspan.server.exchange import Exchange
 from hotspan.server.settings import HttpSettings
 from hotspan.testing.clock import SimulatedClock
+from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
-from .serving import client, front, invoke, post, rows, serving, sse, until
+from .serving import client, front, invoke, post, rows, serving_a_file, sse, until
 
 ENDLESS = (*[Step(((1, "a"),), "a")] * 100_000, Step((), "", "length"))
 
@@ -30,21 +34,23 @@ ENDLESS = (*[Step(((1, "a"),), "a")] * 100_000, Step((), "", "length"))
         ({"prompt": "Say", "stream": True}, "/v1/completions"),
     ],
 )
+@in_simulated_time
 async def test_a_hang_up_aborts(body: Any, path: str) -> None:
     """A client that hangs up ends its generation at once, streaming or not, on each route."""
     engine = FakeEngine(ENDLESS, delay_s=0.005)
     app = front(engine)
-    async with serving(app) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with serving_a_file(app) as file:
+        reader, writer = await asyncio.open_unix_connection(file)
         writer.write(post(body, path))
         if body.get("stream"):
             await reader.readuntil(b"\r\n\r\n")
         await until(lambda: engine.running == 1)
         writer.close()
-        await until(lambda: engine.aborted == 1 and engine.running == 0, 1)
-        await until(lambda: app.admission.in_flight == 0, 1)
+        await until(lambda: engine.aborted == 1 and engine.running == 0, 0.5)
+        await until(lambda: app.admission.in_flight == 0, 0.5)
 
 
+@in_simulated_time
 async def test_a_slow_reader_slows_the_engine() -> None:
     """What the client does not read is not piled up: the conversion takes no more than is read."""
     engine = FakeEngine(ENDLESS)
@@ -69,6 +75,7 @@ async def test_a_slow_reader_slows_the_engine() -> None:
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+@in_simulated_time
 async def test_overdue_before_the_first_byte(path: str) -> None:
     """An answer that does not begin in time is a 504, and the engine stops."""
     engine = FakeEngine(delay_s=30)
@@ -78,6 +85,7 @@ async def test_overdue_before_the_first_byte(path: str) -> None:
 
 
 @pytest.mark.parametrize("body", [{"inputs": "Say"}, {"prompt": "Say"}])
+@in_simulated_time
 async def test_overdue_in_a_stream(body: Any) -> None:
     """An answer that does not end in time ends with the error as its last event, and the engine stops."""
     engine = FakeEngine(ENDLESS, delay_s=0.001)
@@ -89,6 +97,7 @@ async def test_overdue_in_a_stream(body: Any) -> None:
 
 
 @pytest.mark.parametrize(("compat", "status"), [("none", 429), ("lmi", 503)])
+@in_simulated_time
 async def test_a_full_queue(compat: str, status: int) -> None:
     """As many requests as places; one more is refused with a time to come back, and there is room again after."""
     engine = FakeEngine(ENDLESS, delay_s=0.01)
@@ -107,6 +116,7 @@ async def test_a_full_queue(compat: str, status: int) -> None:
         assert (await http.post("/invocations", json={"inputs": "Say"})).status_code == 200
 
 
+@in_simulated_time
 async def test_retry_after_is_measured() -> None:
     """A client that is refused is told to come back when those before it are expected to have ended."""
     clock = SimulatedClock()
@@ -133,6 +143,7 @@ async def test_retry_after_is_measured() -> None:
     assert told == [1, 20, 60]
 
 
+@in_simulated_time
 async def test_drain() -> None:
     """A server that stops refuses what is new, lets what is short end, and ends what is long in time with an error."""
     engine = FakeEngine((*[Step(((1, "a"),), "a")] * 20, Step((), "", "length")), delay_s=0.01)
@@ -153,6 +164,7 @@ async def test_drain() -> None:
         assert engine.running == app.admission.in_flight == 0
 
 
+@in_simulated_time
 async def test_drained_at_once() -> None:
     """A server without requests stops without waiting."""
     app = front(FakeEngine())
@@ -163,9 +175,9 @@ async def test_drained_at_once() -> None:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-async def raw(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
+async def raw(path: str, *parts: bytes, pause_s: float = 0.0) -> bytes:
     """What is answered to these bytes; the client reads while it sends."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_unix_connection(path)
 
     async def send() -> None:
         with contextlib.suppress(ConnectionError):
@@ -187,26 +199,29 @@ async def raw(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
 HEAD = b"POST /invocations HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
 
 
+@in_simulated_time
 async def test_a_body_that_is_announced_too_large() -> None:
     """It is refused before a byte of it is read: nobody is told to go on."""
     engine = FakeEngine()
-    async with serving(front(engine, max_request_bytes=1000)) as port:
-        answer = await raw(port, HEAD + b"content-length: 1001\r\nexpect: 100-continue\r\n\r\n")
-        fits = await raw(port, post({"inputs": "a" * 900}))
+    async with serving_a_file(front(engine, max_request_bytes=1000)) as path:
+        answer = await raw(path, HEAD + b"content-length: 1001\r\nexpect: 100-continue\r\n\r\n")
+        fits = await raw(path, post({"inputs": "a" * 900}))
     assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than" in answer
     assert fits.startswith(b"HTTP/1.1 200 ") and len(engine.seen) == 1
 
 
+@in_simulated_time
 async def test_a_body_that_turns_out_too_large() -> None:
     """Chunks are counted while they come, and no more of them is kept than may be."""
     engine = FakeEngine()
     app = front(engine, max_request_bytes=1000)
     chunk = b"80\r\n" + b" " * 128 + b"\r\n"
-    async with serving(app) as port:
-        answer = await raw(port, HEAD + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 9, pause_s=0.01)
+    async with serving_a_file(app) as path:
+        answer = await raw(path, HEAD + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 9, pause_s=0.01)
     assert answer.startswith(b"HTTP/1.1 413 ") and not engine.seen
 
 
+@in_simulated_time
 async def test_all_bodies_together() -> None:
     """Bodies that are held have a limit together, which ends with the requests."""
     engine = FakeEngine(ENDLESS, delay_s=0.01)
@@ -223,31 +238,32 @@ async def test_all_bodies_together() -> None:
 
 
 @pytest.mark.parametrize(("stall_s", "rate", "pause_s"), [(0.1, 1.0, 3.0), (0.2, 1e4, 0.02)])
+@in_simulated_time
 async def test_a_body_that_comes_too_slowly(stall_s: float, rate: float, pause_s: float) -> None:
     """One that stalls, and one that drips just fast enough not to, are given up, and take no place in the queue."""
     engine = FakeEngine()
     app = front(engine, stall_s=stall_s, least_rate=rate, job_queue_size=1)
-    async with serving(app) as port:
+    async with serving_a_file(app) as path:
         begun = HEAD + b"content-length: 500\r\n\r\n" + b" " * 50
-        slow = asyncio.create_task(raw(port, begun, *[b" "] * 200, pause_s=pause_s))
+        slow = asyncio.create_task(raw(path, begun, *[b" "] * 200, pause_s=pause_s))
         await asyncio.sleep(0.05)
-        assert (await raw(port, post({"inputs": "Say"}))).startswith(b"HTTP/1.1 200 ")
+        assert (await raw(path, post({"inputs": "Say"}))).startswith(b"HTTP/1.1 200 ")
         answer = await asyncio.wait_for(slow, 0.8)
     assert answer.startswith(b"HTTP/1.1 408 ")
 
 
+@in_simulated_time
 async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
     """A client that hangs up in the middle of its body leaves nothing behind."""
     engine = FakeEngine()
     app = front(engine)
-    async with serving(app) as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with serving_a_file(app) as path:
+        _, writer = await asyncio.open_unix_connection(path)
         writer.write(HEAD + b"content-length: 500\r\n\r\n{")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+        await until(lambda: app._bodies._held == 1)
         writer.close()
-        await asyncio.sleep(0.05)
-        assert not engine.seen and app._bodies._held == 0
+        await until(lambda: app._bodies._held == 0, 0.5)
+        assert not engine.seen
 
 
 def test_settings_are_the_pages() -> None:

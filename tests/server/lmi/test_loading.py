@@ -16,7 +16,7 @@ from .serving import front
 
 def asked(port: int, path: str) -> tuple[int, object, str | None]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, json.load(answer), None
     except urllib.error.HTTPError as error:
         return error.code, json.load(error), error.headers["retry-after"]

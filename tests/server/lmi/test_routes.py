@@ -1,7 +1,7 @@
 """The routes over an engine that answers as vLLM does: what is asked of it, and what the client gets."""
 
+import asyncio
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +16,7 @@ from hotspan.server.lmi.choice import chosen_schema
 from hotspan.server.lmi.routes import OPENAI, WORK
 from hotspan.server.principal import Principal, asking
 from hotspan.server.settings import HttpSettings
+from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
 from .serving import client, front, invoke, rows, sse
@@ -302,16 +303,18 @@ async def test_output_of_another_kind(made: Any, kind: str, content: bytes) -> N
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+@in_simulated_time
 async def test_output_formatter_fails_in_a_stream(path: str) -> None:
     """The stream ends at once with the error as its last event, and the engine is told to stop."""
     engine = FakeEngine((*[Step(((1, "a"),), "a")] * 1000, Step((), "", "length")), delay_s=0.001)
     app = front(engine, plugs={"formatters": FakeFormatters(has_output=True, fails_at=2)})
     is_lmi = path == "/invocations"
-    began_s = time.monotonic()
+    now = asyncio.get_running_loop().time
+    began_s = now()
     answer = await invoke(app, {"inputs" if is_lmi else "prompt": "Say", "stream": True}, path)
     told = rows(answer) if is_lmi else [json.loads(event) for event in sse(answer)[:-1]]
     assert len(told) == 3 and told[-1]["error"]["code"] == 500 and "model.py:shout" in told[-1]["error"]["message"]
-    assert engine.aborted == 1 and engine.running == 0 and time.monotonic() - began_s < 0.9
+    assert engine.aborted == 1 and engine.running == 0 and now() - began_s < 0.1
 
 
 async def test_output_formatter_fails_on_the_first_chunk() -> None:

@@ -1,7 +1,7 @@
 """A model's server without a model: it answers by its link as the real one does, and does what bodies ask for.
 
 Its life is written to the file that FAKE_BOOK names. FAKE_BROKEN names models that can't be loaded, FAKE_SLOW_S is
-how long one loads.
+how long one loads; one whose name is that of a file beside the book, with .held, loads for as long as that is there.
 """
 
 import asyncio
@@ -48,7 +48,8 @@ async def answer(request: Request) -> Response:
     if do == "die":
         os._exit(9)
     if do == "stream":
-        return StreamingResponse(events(asked["steps"], asked.get("pause_s", 0.02)), media_type="text/event-stream")
+        made = events(asked["steps"], asked.get("pause_s", 0.02), asked.get("paced"))
+        return StreamingResponse(made, media_type="text/event-stream")
     if do == "flood":
         return StreamingResponse(flood(asked["parts"]), media_type="application/octet-stream")
     if do == "fail":
@@ -60,12 +61,15 @@ async def answer(request: Request) -> Response:
     return JSONResponse(said | {"headers": dict(request.headers), "body": asked, "method": request.method})
 
 
-async def events(steps: int, pause_s: float) -> Any:
+async def events(steps: int, pause_s: float, paced: str | None) -> Any:
+    """paced: a file; after each event the next is made once there is a byte for it."""
     note("stream began")
     try:
         for step in range(steps):
             yield f"data: {step}\n\n"
             await asyncio.sleep(pause_s)
+            while paced is not None and Path(paced).stat().st_size <= step:
+                await asyncio.sleep(pause_s)
         yield "data: [DONE]\n\n"
         note("stream ended")
     except asyncio.CancelledError:
@@ -111,6 +115,8 @@ def main() -> None:
     assignment = assigned()
     note("started")
     time.sleep(float(os.environ.get("FAKE_SLOW_S", "0")))
+    while Path(os.environ["FAKE_BOOK"]).with_name(f"{NAME}.held").exists():
+        time.sleep(0.01)
     if NAME in os.environ.get("FAKE_BROKEN", "").split(","):
         Path(assignment.reason).write_text(f"{NAME} has no weights")
         sys.exit(2)

@@ -47,6 +47,14 @@ class Store:
     book_file: Path
     keepers: "list[asyncio.Task[None]]" = field(default_factory=list)
 
+    def hold(self, name: str) -> None:
+        """From now on this model does not come up."""
+        self.book_file.with_name(f"{name}.held").touch()
+
+    def let_go(self, name: str) -> None:
+        """It comes up after all."""
+        self.book_file.with_name(f"{name}.held").unlink()
+
     @property
     def book(self) -> list[str]:
         """What the fakes noted."""
@@ -59,7 +67,7 @@ class Store:
         return await self.http.post(path, json=body)
 
     async def ready(self) -> None:
-        await until(lambda: all(model.state is ModelState.READY for model in self.models), 20)
+        await until(lambda: all(model.state is ModelState.READY for model in self.models), 120)
 
 
 @contextlib.contextmanager
@@ -79,12 +87,15 @@ async def store(
     is_waited_for: bool = True,
     at_once: int = 8,
     settings: HttpSettings | None = None,
-    startup_timeout_s: float = 20.0,
+    startup_timeout_s: float = 120.0,
+    held: Sequence[str] = (),
     **variables: str,
 ) -> AsyncIterator[Store]:
     """A store whose front is served on a port of this event loop."""
     with runtime() as directory:
         book = directory / "book"
+        for name in held:
+            (directory / f"{name}.held").touch()
         served = []
         for name in models:
             link = Link(str(directory / name), secrets.token_urlsafe(32))
@@ -104,7 +115,7 @@ async def store(
         try:
             async with (
                 serving(gate, settings) as port,
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
             ):
                 running = Store(tuple(served), front, port, http, book, keepers)
                 if is_waited_for:

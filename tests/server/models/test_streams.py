@@ -1,7 +1,7 @@
 """Answers while they are made: no part waits for the next, and a client that leaves or lags is felt by the model."""
 
 import asyncio
-import time
+from pathlib import Path
 
 import httpx
 
@@ -11,20 +11,18 @@ from .fake_child import PART
 from .rig import store
 
 
-async def test_parts_come_as_they_are_made() -> None:
-    """The first event of a stream is there long before its last."""
+async def test_parts_come_as_they_are_made(tmp_path: Path) -> None:
+    """Each event of a stream is there before the next is made."""
+    (paced := tmp_path / "paced").touch()
     async with store("alpha") as running:
-        began = time.monotonic()
-        body = {"do": "stream", "steps": 10, "pause_s": 0.1}
-        at: list[float] = []
+        body = {"do": "stream", "steps": 10, "paced": str(paced)}
+        text = ""
         async with running.http.stream("POST", "/predictions/alpha", json=body) as reply:
             assert reply.headers["content-type"].startswith("text/event-stream")
-            text = ""
             async for part in reply.aiter_text():
-                at.append(time.monotonic() - began)
                 text += part
+                paced.write_text("." * text.count("\n\n"))
         assert text.count("data: ") == 11 and text.endswith("data: [DONE]\n\n")
-        assert at[0] < 0.5 and at[-1] > 0.9 and len(at) >= 8
 
 
 async def test_hanging_up_ends_the_generation() -> None:
@@ -34,7 +32,7 @@ async def test_hanging_up_ends_the_generation() -> None:
         async with running.http.stream("POST", "/predictions/alpha", json=body) as reply:
             await anext(reply.aiter_raw())
             assert running.front.admission.in_flight == 1
-        await until(lambda: "alpha stream aborted" in running.book, 3)
+        await until(lambda: "alpha stream aborted" in running.book)
         await until(lambda: running.front.admission.in_flight == 0)
 
 
@@ -77,7 +75,7 @@ async def test_many_streams_at_once() -> None:
     async with (
         store("alpha", "beta") as running,
         httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{running.port}", timeout=30, limits=httpx.Limits(max_connections=None)
+            base_url=f"http://127.0.0.1:{running.port}", timeout=60, limits=httpx.Limits(max_connections=None)
         ) as http,
     ):
 

@@ -57,7 +57,7 @@ class S3Server:
     def close(self) -> None:
         """End it."""
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
         if self._process.stdout is not None:
             self._process.stdout.close()
 
@@ -70,7 +70,7 @@ class S3Server:
 
 def _ask(method: str, url: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(url, method=method), timeout=10) as answer:
+    with opener.open(urllib.request.Request(url, method=method), timeout=60) as answer:
         answer.read()
 
 

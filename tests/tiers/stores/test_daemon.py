@@ -32,7 +32,7 @@ from hotspan.tiers.stores import daemon
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, marks_of
 from hotspan.tiers.stores.daemon import DaemonStore
 from hotspan.tiers.stores.door import CHANGE_BITS, DESCRIBED, ENTRY, EXTENT, FOUND, GREETING, VERSION, Operation, Status
-from tests.daemon.rig import DaemonProcess
+from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store
 
 SIZE = 4096
 
@@ -49,7 +49,7 @@ def process() -> Iterator[DaemonProcess]:
 @pytest.fixture
 def emptied(process: DaemonProcess) -> DaemonProcess:
     """The same, with nothing in it and a new log."""
-    store = DaemonStore(process.door)
+    store = patient_store(process.door)
     assert store.log is not None
     store.log.read(store.log.read(0).generation + 1)
     for replica in store.log.replicas():
@@ -63,11 +63,13 @@ class TestDaemonStore(ObjectStoreTests, SharedLogTests):
 
     @pytest.fixture
     def make_store(self, emptied: DaemonProcess) -> MakeStore:
-        return lambda entries: DaemonStore(emptied.door)
+        return lambda entries: patient_store(emptied.door)
 
 
 class TestDaemonOutage(StoreOutageTests):
     """A daemon that each test may kill."""
+
+    LIMIT_S = 30.0
 
     @pytest.fixture
     def server(self) -> Iterator[DaemonProcess]:
@@ -78,7 +80,7 @@ class TestDaemonOutage(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: DaemonProcess) -> MakeStore:
-        return lambda entries: DaemonStore(server.door, deadline_s=1.0)
+        return lambda entries: DaemonStore(server.door, deadline_s=5.0, lease_s=PATIENCE_S)
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ def clock() -> SimulatedClock:
 @pytest.fixture
 def store(emptied: DaemonProcess, clock: SimulatedClock) -> Iterator[DaemonStore]:
     """Whose leases last a minute."""
-    store = DaemonStore(emptied.door, lease_s=60.0, clock=clock)
+    store = DaemonStore(emptied.door, deadline_s=PATIENCE_S, lease_s=60.0, clock=clock)
     yield store
     store.close()
 
@@ -256,7 +258,7 @@ class Liar:
         """End; clients have hung up."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
         os.close(self._segment)
 
 
@@ -289,7 +291,7 @@ def lie(tmp_path: Path) -> Iterator[Callable[[Callable[[int, bytes], bytes]], Da
 
     def lie(answer: Callable[[int, bytes], bytes]) -> DaemonStore:
         liar = Liar(tmp_path / f"{len(made)}.sock", answer)
-        made.append((DaemonStore(liar.path, deadline_s=2.0), liar))
+        made.append((DaemonStore(liar.path, deadline_s=PATIENCE_S), liar))
         return made[-1][0]
 
     yield lie

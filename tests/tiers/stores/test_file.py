@@ -58,7 +58,7 @@ def memory_path() -> Iterator[Path]:
 
 @pytest.fixture
 def store(root: Path) -> Iterator[FileStore]:
-    store = FileStore(root)
+    store = FileStore(root, timeout_s=PATIENCE_S)
     yield store
     store.close()
 
@@ -68,7 +68,7 @@ class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
 
     @pytest.fixture
     def make_store(self, root: Path) -> MakeStore:
-        return lambda entries: FileStore(root, log_entries=entries)
+        return lambda entries: FileStore(root, timeout_s=PATIENCE_S, log_entries=entries)
 
 
 class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
@@ -77,7 +77,7 @@ class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTest
     @pytest.fixture
     def make_store(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
         monkeypatch.setattr(os, "link", no_links)
-        return lambda entries: FileStore(memory_path, log_entries=entries)
+        return lambda entries: FileStore(memory_path, timeout_s=PATIENCE_S, log_entries=entries)
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
@@ -378,7 +378,7 @@ def clock() -> SimulatedClock:
 
 def opened(root: Path, clock: SimulatedClock, objects: float = 0) -> FileStore:
     """A store with room for so many objects; 0 for any number."""
-    return FileStore(root, capacity_gib=objects * STORED / GIB or None, clock=clock)
+    return FileStore(root, timeout_s=PATIENCE_S, capacity_gib=objects * STORED / GIB or None, clock=clock)
 
 
 def there(store: FileStore, chunks: Sequence[Chunk]) -> list[bool]:

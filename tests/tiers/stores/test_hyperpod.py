@@ -9,6 +9,7 @@ from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.conftest import Daemon
 from tests.daemon_protocol.peer import Peer
+from tests.tiers.stores.hyperpod.rig import PATIENT
 
 
 class TestHyperpodStore(ObjectStoreTests):
@@ -17,7 +18,7 @@ class TestHyperpodStore(ObjectStoreTests):
     @pytest.fixture
     def make_store(self) -> Iterator[MakeStore]:
         with Peer(is_hotspan=True) as peer:
-            settings = HyperpodSettings(shared_memory_name=peer.name)
+            settings = HyperpodSettings(shared_memory_name=peer.name, **PATIENT)
             yield lambda entries: HyperpodStore("127.0.0.1", peer.port, settings)
 
 
@@ -32,12 +33,14 @@ class TestHyperpodStoreOnDaemon(ObjectStoreTests):
 
     @pytest.fixture
     def make_store(self, server: Daemon, request: pytest.FixtureRequest) -> MakeStore:
-        settings = HyperpodSettings(shared_memory_name=server.name, bucket=request.node.name)
+        settings = HyperpodSettings(shared_memory_name=server.name, bucket=request.node.name, **PATIENT)
         return lambda entries: HyperpodStore("127.0.0.1", server.port, settings)
 
 
 class TestHyperpodStoreOutages(StoreOutageTests):
     """Over a daemon of each test's own."""
+
+    LIMIT_S = 30.0
 
     @pytest.fixture
     def server(self) -> Iterator[Daemon]:
@@ -47,5 +50,5 @@ class TestHyperpodStoreOutages(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: Daemon) -> MakeStore:
-        settings = HyperpodSettings(shared_memory_name=server.name, timeout_ms=1500)
+        settings = HyperpodSettings(shared_memory_name=server.name, timeout_ms=5000, lease_wait_timeout_ms=5000)
         return lambda entries: HyperpodStore("127.0.0.1", server.port, settings)

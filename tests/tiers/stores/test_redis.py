@@ -28,7 +28,7 @@ from hotspan.testing.stores import (
 from hotspan.tiers.stores.base import Found, marks_of
 from hotspan.tiers.stores.redis import RedisStore
 from hotspan.tiers.stores.resp import ServerSaid
-from tests.tiers.stores.servers import RedisServer, Relay, redis_server
+from tests.tiers.stores.servers import PATIENCE_S, RedisServer, Relay, at_last, redis_server
 
 SIZE = 2 * MIB + 4096
 (A,) = chain("a", 1)
@@ -51,7 +51,7 @@ def server(shared_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def store(server: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(server.url, timeout_s=5)
+    store = RedisStore(server.url, timeout_s=PATIENCE_S)
     yield store
     store.close()
 
@@ -68,7 +68,7 @@ class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(server.url, timeout_s=5, log_entries=entries)
+        return lambda entries: RedisStore(server.url, timeout_s=PATIENCE_S, log_entries=entries)
 
 
 class TestRedisStoreOnUnixSocket(ObjectStoreTests):
@@ -76,11 +76,13 @@ class TestRedisStoreOnUnixSocket(ObjectStoreTests):
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(f"unix://{server.socket}?db=3", timeout_s=5, ttl_s=60)
+        return lambda entries: RedisStore(f"unix://{server.socket}?db=3", timeout_s=PATIENCE_S, ttl_s=60)
 
 
 class TestRedisOutage(StoreOutageTests):
     """A server that is killed and frozen."""
+
+    LIMIT_S = 30.0
 
     @pytest.fixture
     def server(self, tmp_path: Path) -> Iterator[RedisServer]:
@@ -89,7 +91,7 @@ class TestRedisOutage(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(f"{server.url}/2", timeout_s=1.5, log_entries=entries)
+        return lambda entries: RedisStore(f"{server.url}/2", timeout_s=5.0, log_entries=entries)
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ def test_what_can_not_work_is_refused(url: str, options: dict[str, float]) -> No
 
 def test_prefixes_keep_stores_apart(server: RedisServer) -> None:
     """Two prefixes on one server share neither objects nor marks nor the log nor replicas."""
-    one, two = (RedisStore(server.url, prefix=prefix, timeout_s=5) for prefix in ("one", "one:1"))
+    one, two = (RedisStore(server.url, prefix=prefix, timeout_s=PATIENCE_S) for prefix in ("one", "one:1"))
     put(one, A, 4096)
     one.log.append(Scope(), "me")
     one.log.report("me", 1, 60)
@@ -164,7 +166,7 @@ def keys_of(server: RedisServer, pattern: str = "*") -> list[str]:
 
 def until(happens: Callable[[], bool]) -> None:
     """Wait for what another thread or the server does."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not happens():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
@@ -188,7 +190,7 @@ def test_nothing_is_left_of_what_is_gone(server: RedisServer, store: RedisStore)
 
 def test_the_loser_of_a_race_leaves_nothing(server: RedisServer, store: RedisStore, relay: Relay) -> None:
     """Who sends an object while another puts it is told so, and its parts are gone."""
-    late = RedisStore(relay.url, timeout_s=5)
+    late = RedisStore(relay.url, timeout_s=PATIENCE_S)
     assert found(late, A) is None
     won = []
 
@@ -206,7 +208,7 @@ def test_the_loser_of_a_race_leaves_nothing(server: RedisServer, store: RedisSto
 
 def test_a_put_that_breaks_off_leaves_nothing_for_long(server: RedisServer, relay: Relay) -> None:
     """Parts whose object never came are found by nobody, and expire; the chunk can be put."""
-    store = RedisStore(relay.url, timeout_s=5)
+    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
     assert found(store, A) is None
     passed = [0]
 
@@ -241,7 +243,7 @@ def test_marks_without_an_object_expire(server: RedisServer, store: RedisStore) 
 
 def test_what_was_put_expires(server: RedisServer) -> None:
     """With `ttl_s` an object goes after that time, marked or hit or not, its parts not before it; the log stays."""
-    store = RedisStore(server.url, ttl_s=60, timeout_s=5)
+    store = RedisStore(server.url, ttl_s=60, timeout_s=PATIENCE_S)
     store.mark({A.key: marks_of(TERMS, 9)})
     put(store, A, SIZE)
     (name,) = keys_of(server, f"*{A.key.hex()}}}")
@@ -299,7 +301,7 @@ def test_what_was_found_can_be_read_by_another_store(server: RedisServer, store:
     bare = Found(one.record, one.terms)
     assert read(store, bare) == frame_of(A.key, SIZE)
     assert read(store, Found(one.record._replace(stamp=99), one.terms)) is None
-    fresh = RedisStore(server.url, timeout_s=5)
+    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
     assert read(fresh, one) == frame_of(A.key, SIZE)
     fresh.close()
 
@@ -311,7 +313,7 @@ def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: 
     Under allkeys-lru the log may go, and everything with it: to the server all is equally old in the test's second.
     """
     with redis_server(tmp_path, "--maxmemory", "40mb", "--maxmemory-policy", policy) as server:
-        store, other = (RedisStore(server.url, timeout_s=5, ttl_s=ttl_s) for _ in range(2))
+        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S, ttl_s=ttl_s) for _ in range(2))
         chunks = [chain(f"{n}", 1)[0] for n in range(24)]
         for chunk in chunks:
             try:
@@ -336,7 +338,7 @@ def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: 
 def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> None:
     """Where a server is full and evicts nothing, a put raises OSError and leaves nothing to be found; reads go on."""
     with redis_server(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
-        store = RedisStore(server.url, timeout_s=5)
+        store = RedisStore(server.url, timeout_s=PATIENCE_S)
         put(store, A, 4 * MIB)
         with pytest.raises(ServerSaid) as said:
             put(store, B, 8 * MIB)
@@ -347,7 +349,7 @@ def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> No
 
 def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore) -> None:
     """After FLUSHALL the log has another epoch above all that was, whoever notices first."""
-    other = RedisStore(server.url, timeout_s=5)
+    other = RedisStore(server.url, timeout_s=PATIENCE_S)
     notices: list[Callable[[int], object]] = [
         store.log.read,
         lambda seen: store.log.append(Scope(tenant=1), "me"),
@@ -370,7 +372,7 @@ def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore
 def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int) -> None:
     """After a restart from an older copy who had read what was lost begins a new epoch, even after others wrote."""
     with redis_server(tmp_path) as server:
-        store, other = (RedisStore(server.url, timeout_s=5) for _ in range(2))
+        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S) for _ in range(2))
         put(store, A, 4096)
         store.log.append(Scope(tenant=1), "me")
         server.ask("SAVE")
@@ -378,7 +380,7 @@ def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int)
         seen = other.log.read(0)
         server.stop()
         server.start()
-        fresh = RedisStore(server.url, timeout_s=5)
+        fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
         assert found(fresh, A) is not None and len(fresh.log.read(0).entries) == 1  # it can't know
         for n in range(entries_since):
             fresh.log.append(Scope(tenant=3 + n), "fresh")
@@ -408,7 +410,7 @@ def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store
 )
 def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
     """A wrong answer to any method raises OSError; the connection is thrown away, and the next call is right."""
-    store = RedisStore(relay.url, timeout_s=1.0)
+    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
     put(store, A, 4096)
     one = found(store, A)
     assert one is not None
@@ -440,27 +442,27 @@ def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
     store.close()
 
 
-def test_a_trickling_server_holds_nobody(relay: Relay) -> None:
+def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> None:
     """Every method ends in time when the server's answers come byte by byte."""
-    store = RedisStore(relay.url, timeout_s=0.5)
     put(store, A, 4096)
     one = found(store, A)
     assert one is not None
-    store.close()
 
     def trickle(data: bytes) -> Iterator[bytes]:
         for n in range(len(data)):
             yield data[n : n + 1]
-            time.sleep(0.05)
+            time.sleep(0.2)  # each answer takes a minute and more
 
-    relay.reply = trickle  # type: ignore[assignment]
-    store = RedisStore(relay.url, timeout_s=0.5)
-    for call in (lambda: store.find([A.key]), lambda: store.get(one, [aligned(HEADER_BYTES + 4096)]), store.usage):
+    at_once, quick = relay.reply, RedisStore(relay.url, timeout_s=0.5)
+    for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [aligned(HEADER_BYTES + 4096)]), quick.usage):
+        relay.reply = at_once
+        assert at_last(lambda: found(quick, A)) is not None  # over a connection that is there from now on
+        relay.reply = trickle
         started_s = time.monotonic()
         with pytest.raises(TimeoutError):
             call()
-        assert time.monotonic() - started_s < 2
-    store.close()
+        assert time.monotonic() - started_s < 20
+    quick.close()
 
 
 def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, store: RedisStore) -> None:
@@ -477,7 +479,7 @@ def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, s
 def test_close_ends_calls_under_way(tmp_path: Path) -> None:
     """A call that waits for the server raises at once when the store is closed, and so does every call afterwards."""
     with redis_server(tmp_path) as server:
-        store = RedisStore(server.url, timeout_s=30)
+        store = RedisStore(server.url, timeout_s=PATIENCE_S)
         put(store, A, 4096)
         server.freeze()
         with ThreadPoolExecutor(1) as threads:
@@ -486,7 +488,7 @@ def test_close_ends_calls_under_way(tmp_path: Path) -> None:
                 time.sleep(0.001)
             closed_s = time.monotonic()
             store.close()
-            assert isinstance(waiting.exception(20), ConnectionError) and time.monotonic() - closed_s < 5
+            assert isinstance(waiting.exception(PATIENCE_S), ConnectionError) and time.monotonic() - closed_s < 20
         server.thaw()
         with pytest.raises(OSError, match="closed"):
             store.find([A.key])
@@ -498,8 +500,8 @@ def test_no_connection_is_left_open(server: RedisServer) -> None:
     def clients() -> int:
         return int(server.ask("INFO", "clients").split(b"connected_clients:")[1].split(b"\r\n")[0])
 
-    before = clients()
-    store = RedisStore(server.url, timeout_s=5)
+    until(lambda: clients() == 1)  # which asks
+    store = RedisStore(server.url, timeout_s=PATIENCE_S)
 
     def use(chunk: Chunk) -> None:
         put(store, chunk, 4096)
@@ -507,6 +509,6 @@ def test_no_connection_is_left_open(server: RedisServer) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, chain("x", 40)))
-    assert before < clients() <= before + 4
+    assert 1 < clients() <= 1 + 4
     store.close()
-    until(lambda: clients() == before)
+    until(lambda: clients() == 1)

@@ -21,7 +21,7 @@ from hotspan.core.types import MIB
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
 from hotspan.tiers.stores.redis import RedisStore
-from tests.tiers.stores.servers import RedisServer, free_port, redis_server
+from tests.tiers.stores.servers import PATIENCE_S, RedisServer, at_last, free_port, redis_server
 
 SIZE = 2 * MIB + 4096
 (A,) = chain("a", 1)
@@ -33,11 +33,11 @@ SIZE = 2 * MIB + 4096
 def test_a_password_opens_and_is_never_shown(tmp_path: Path) -> None:
     """With the right password it works, with a wrong one every call raises OSError; no message holds either."""
     with redis_server(tmp_path, "--requirepass", "s3cret-right") as server:
-        right = RedisStore(f"redis://:s3cret-right@127.0.0.1:{server.port}/0", timeout_s=5)
+        right = RedisStore(f"redis://:s3cret-right@127.0.0.1:{server.port}/0", timeout_s=PATIENCE_S)
         assert put(right, A, 4096) and read(right, found(right, A)) == frame_of(A.key, 4096)
         right.close()
         for password in (":s3cret-wrong@", "someone:s3cret-right@", ""):
-            wrong = RedisStore(f"redis://{password}127.0.0.1:{server.port}", timeout_s=5)
+            wrong = RedisStore(f"redis://{password}127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
             with pytest.raises(OSError) as said:
                 wrong.find([A.key])
             assert "s3cret" not in f"{said.value} {said.value.__cause__} {wrong!r}"
@@ -66,10 +66,10 @@ def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
             started_s = time.monotonic()
             with pytest.raises(OSError):
                 store.find([A.key])
-            assert time.monotonic() - started_s < 2
+            assert time.monotonic() - started_s < 20
             store.close()
             stopped.set()
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
 
 def test_a_name_that_nobody_knows_is_an_error() -> None:
@@ -146,7 +146,7 @@ class TestRedisStoreOverTls(ObjectStoreTests):
     def make_store(self, tls: TlsServer) -> MakeStore:
         tls.server.ask("FLUSHALL")
         url = f"rediss://127.0.0.1:{tls.port}?ssl_ca_certs={tls.trusted}"
-        return lambda entries: RedisStore(url, timeout_s=5)
+        return lambda entries: RedisStore(url, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "elsewhere.example"])
@@ -156,12 +156,12 @@ def test_a_server_must_prove_who_it_is(tmp_path: Path, name: str) -> None:
         base = f"rediss://127.0.0.1:{tls.port}"
         trusting = f"{base}?ssl_ca_certs={tls.trusted}"
         for url in [base] if name == "127.0.0.1" else [base, trusting]:
-            store = RedisStore(url, timeout_s=5)
+            store = RedisStore(url, timeout_s=PATIENCE_S)
             with pytest.raises(OSError, match=r"(?i)certificate"):
                 store.find([A.key])
             store.close()
         for url in (f"{base}?ssl_cert_reqs=none", f"{trusting}&ssl_check_hostname=no"):
-            store = RedisStore(url, timeout_s=5)
+            store = RedisStore(url, timeout_s=PATIENCE_S)
             assert store.find([A.key]) == [None]
             store.close()
 
@@ -192,7 +192,8 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
-        options = ["--cluster-enabled", "yes", "--cluster-port"]
+        # Nobody is taken for dead because it is frozen, or the machine stands still.
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "120000", "--cluster-port"]
         servers = [
             stack.enter_context(redis_server(tmp_path_factory.mktemp("node"), *options, str(free_port())))
             for _ in range(3)
@@ -202,7 +203,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
         for server in servers[1:]:
             bus = options_of(server, "cluster-port")
             assert servers[0].ask("CLUSTER", "MEET", "127.0.0.1", str(server.port), bus) == b"+OK\r\n"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not all(b"cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in servers):
             assert time.monotonic() < deadline, "the cluster did not form"
             time.sleep(0.02)
@@ -224,12 +225,12 @@ class TestRedisStoreOnCluster(ObjectStoreTests, SharedLogTests):
 
     @pytest.fixture
     def make_store(self, cluster: Cluster) -> MakeStore:
-        return lambda entries: RedisStore(cluster.url, timeout_s=5)
+        return lambda entries: RedisStore(cluster.url, timeout_s=PATIENCE_S)
 
 
 def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> None:
     """Objects spread over the servers, each with all of its parts."""
-    store = RedisStore(cluster.url, timeout_s=5)
+    store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
     chunks = [chain(f"{n}", 1)[0] for n in range(30)]
     for chunk in chunks:
         put(store, chunk, SIZE)
@@ -243,7 +244,7 @@ def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> Non
 
 def test_a_slot_that_moved_is_found_again(cluster: Cluster) -> None:
     """When a slot goes to another server one call fails at most, and the next one asks the right server."""
-    store = RedisStore(cluster.url, timeout_s=5)
+    store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
     store.log.append(Scope(), "me")
     slot = key_slot(A.key.hex().encode())
     owner = next(n for n, last in enumerate([5460, 10922, 16383]) if slot <= last)
@@ -264,12 +265,12 @@ def test_a_cluster_outlives_the_server_of_its_url(cluster: Cluster) -> None:
     others = [key for key in keys if 5461 <= key_slot(key.hex().encode()) <= 10922]
     log_slot = key_slot(b"log")
     assert others and log_slot > 5460, "the log would be on the server that hangs"
-    store.find(others)
+    at_last(lambda: store.find(others))
     cluster.servers[0].freeze()
     try:
         with pytest.raises(OSError):
             store.find(keys)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(OSError):
                 assert store.find(others) == [None] * len(others)

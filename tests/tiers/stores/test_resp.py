@@ -57,7 +57,7 @@ def line_to(pieces: Sequence[bytes], *, ends: bool = True) -> Iterator[Line]:
     finally:
         line.close()
         theirs.close()
-        speaker.join(10)
+        speaker.join(60)
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
@@ -70,7 +70,7 @@ def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
 def test_replies_are_read_however_they_are_cut(said: list[Reply], places: list[int]) -> None:
     """Several replies, one behind the other and cut anywhere, are read as they were meant, and nothing is left."""
     with line_to(cut(b"".join(map(encoded, said)), places), ends=False) as line:
-        assert [line.reply(Budget(10)) for _ in said] == said
+        assert [line.reply(Budget(60)) for _ in said] == said
         assert line.is_quiet()
 
 
@@ -85,8 +85,8 @@ def test_values_go_where_they_should(sizes: list[int], places: list[int], step: 
     with line_to(cut(data, places), ends=False) as line:
         for value in values:
             into = memoryview(bytearray(len(value)))
-            assert line.bulk_into([into[at : at + step] for at in range(0, len(into), step)], Budget(10))
-            assert into == value and line.reply(Budget(10)) == [b"x", 1]
+            assert line.bulk_into([into[at : at + step] for at in range(0, len(into), step)], Budget(60))
+            assert into == value and line.reply(Budget(60)) == [b"x", 1]
         assert line.is_quiet()
 
 
@@ -95,7 +95,7 @@ def test_many_replies_are_read_one_after_the_other() -> None:
     said: list[Reply] = [[n, b"x" * (n % 777)] for n in range(5000)]
     with line_to([b"".join(map(encoded, said))]) as line:
         for reply in said:
-            assert line.reply(Budget(10)) == reply
+            assert line.reply(Budget(60)) == reply
 
 
 @pytest.mark.parametrize("value", [None, b"", b"1234567", b"123456789", bytes(300_000)])
@@ -103,8 +103,8 @@ def test_a_value_of_another_size_is_passed_over(value: bytes | None) -> None:
     """Where there is no value, or one of another size, the answer is False, and the next reply is the next reply."""
     with line_to([encoded(value) + encoded(b"12345678")]) as line:
         into = memoryview(bytearray(8))
-        assert not line.bulk_into([into], Budget(10))
-        assert line.bulk_into([into], Budget(10)) and into == b"12345678"
+        assert not line.bulk_into([into], Budget(60))
+        assert line.bulk_into([into], Budget(60)) and into == b"12345678"
 
 
 GARBAGE = {
@@ -132,26 +132,26 @@ def test_what_is_no_reply_is_an_error(said: bytes, wants_value: bool) -> None:
     """Whatever a server says that the protocol does not know, and a connection that ends early, raise OSError."""
     with line_to([said]) as line, pytest.raises(ConnectionError):
         if wants_value:
-            line.bulk_into([memoryview(bytearray(5))], Budget(10))
+            line.bulk_into([memoryview(bytearray(5))], Budget(60))
         else:
-            line.reply(Budget(10))
+            line.reply(Budget(60))
 
 
 @pytest.mark.parametrize("other", [b":5\r\n", b"+OK\r\n", b"*0\r\n"])
 def test_only_a_value_is_a_value(other: bytes) -> None:
     """Another kind of reply in the place of a value is an error."""
     with line_to([other]) as line, pytest.raises(ProtocolError):
-        line.bulk_into([memoryview(bytearray(5))], Budget(10))
+        line.bulk_into([memoryview(bytearray(5))], Budget(60))
 
 
 def test_a_refusal_says_its_code() -> None:
     """An error reply raises with its first word as the code, where a reply or a value was expected."""
     with line_to([b"-OOM command not allowed\r\n-MOVED 5 a:1\r\n"]) as line:
         with pytest.raises(ServerSaid, match="not allowed") as said:
-            line.reply(Budget(10))
+            line.reply(Budget(60))
         assert said.value.code == "OOM"
         with pytest.raises(ServerSaid) as said:
-            line.bulk_into([memoryview(bytearray(5))], Budget(10))
+            line.bulk_into([memoryview(bytearray(5))], Budget(60))
         assert said.value.code == "MOVED"
 
 
@@ -163,7 +163,7 @@ def test_a_server_that_trickles_is_given_up() -> None:
     def trickle() -> None:
         with contextlib.suppress(OSError):
             theirs.sendall(b"$1000\r\n")
-            while not stopped.wait(0.01):
+            while not stopped.wait(0.1):
                 theirs.sendall(b"x")
 
     thread = threading.Thread(target=trickle)
@@ -171,9 +171,9 @@ def test_a_server_that_trickles_is_given_up() -> None:
     line, started_s = Line(ours), time.monotonic()
     with pytest.raises(TimeoutError):
         line.bulk_into([memoryview(bytearray(1000))], Budget(0.3))
-    assert 0.25 < time.monotonic() - started_s < 2
+    assert 0.25 < time.monotonic() - started_s < 20, "all of it takes 100 s"
     stopped.set()
-    thread.join(10)
+    thread.join(60)
     line.close()
     theirs.close()
 
@@ -184,7 +184,7 @@ def test_a_peer_that_takes_nothing_is_given_up() -> None:
     line, started_s = Line(ours), time.monotonic()
     with pytest.raises(TimeoutError):
         line.send([memoryview(bytearray(16 * MIB))], Budget(0.3))
-    assert 0.25 < time.monotonic() - started_s < 2
+    assert 0.25 < time.monotonic() - started_s < 20
     line.close()
     theirs.close()
 
@@ -205,7 +205,7 @@ def test_what_moves_buys_time() -> None:
 def test_what_nobody_asked_for_spoils_a_connection() -> None:
     """A connection on which something came between calls, or that has ended, is not quiet."""
     with line_to([b"+OK\r\n+more\r\n"], ends=False) as line:
-        line.reply(Budget(10))
+        line.reply(Budget(60))
         assert not line.is_quiet()
     ours, theirs = socket.socketpair()
     line = Line(ours)

@@ -24,7 +24,7 @@ class _Fixtures:
             segment_chunks=1, is_per_tenant=False, log_entries=entries, timeout_s=self.TIMEOUT_S
         )
 
-    TIMEOUT_S = 5.0
+    TIMEOUT_S = 60.0
 
 
 class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests):
@@ -34,4 +34,5 @@ class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests):
 class TestS3Outage(_Fixtures, StoreOutageTests):
     """Tests leave the server as they found it, but for what was in it."""
 
-    TIMEOUT_S = 1.0
+    TIMEOUT_S = 5.0
+    LIMIT_S = 30.0

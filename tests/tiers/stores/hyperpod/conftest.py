@@ -10,7 +10,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.peer import Peer
-from tests.tiers.stores.hyperpod.rig import TIMEOUT_S
+from tests.tiers.stores.hyperpod.rig import PATIENT, TIMEOUT_S
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def make(peer: Peer) -> Iterator[Callable[..., HyperpodStore]]:
     with contextlib.ExitStack() as stack:
 
         def store(clock: SimulatedClock | None = None, port: int | None = None, **settings: Any) -> HyperpodStore:
-            settings = {"shared_memory_name": peer.name, **settings}
+            settings = {"shared_memory_name": peer.name, **PATIENT, **settings}
             store = HyperpodStore("127.0.0.1", port or peer.port, HyperpodSettings(**settings), clock)
             stack.callback(store.close)
             return store

@@ -23,7 +23,8 @@ from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.peer import Handler, Peer
 from tests.tiers.stores.hyperpod.broken_answers import ANSWERS, TWISTS, sends, status, until_gone
-from tests.tiers.stores.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, at_last, eventually, found_in, missed, there
+from tests.tiers.stores.hyperpod.rig import PATIENT, SLACK_S, TIMEOUT_S, Object, eventually, found_in, missed, there
+from tests.tiers.stores.servers import at_last
 
 
 class TestLies:
@@ -180,14 +181,14 @@ class TestBrokenPeers:
 
         def answer(handler: Handler) -> None:
             handler.answer(404)
-            assert is_idle.wait(10)
+            assert is_idle.wait(60)
             handler.wfile.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
             has_spoken.set()
 
         peer.instead["lease"] = answer
         assert found_in(store, key_of("a")) is None
         is_idle.set()
-        assert has_spoken.wait(10)
+        assert has_spoken.wait(60)
         assert Object().put(store)
 
     def test_a_peer_that_wants_no_more(self, peer: Peer, store: HyperpodStore) -> None:
@@ -207,9 +208,9 @@ class TestBrokenPeers:
 
     def test_nobody_listens(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """A refused connection is an OSError from every method, at once."""
-        with socket.create_server(("127.0.0.1", 0)) as gone:
-            port = gone.getsockname()[1]
-        store = make(port=port)
+        taken = socket.socket()
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        store = make(port=taken.getsockname()[1])
         one = Object()
         calls: list[Callable[[], object]] = [
             lambda: one.put(store),
@@ -221,6 +222,7 @@ class TestBrokenPeers:
         for call in calls:
             with pytest.raises(OSError):
                 call()
+        taken.close()
 
     def test_nobody_accepts(self, make: Callable[..., HyperpodStore]) -> None:
         """A listener that takes no connection, and one that reads nothing, cost the deadline and no more."""
@@ -239,7 +241,7 @@ class TestBrokenPeers:
 
     def test_a_name_is_resolved(self, peer: Peer) -> None:
         """A host may be given by name."""
-        store = HyperpodStore("localhost", peer.port, HyperpodSettings(shared_memory_name=peer.name))
+        store = HyperpodStore("localhost", peer.port, HyperpodSettings(shared_memory_name=peer.name, **PATIENT))
         one = Object()
         assert one.put(store) and one.get(store, there(store, one.key))
         store.close()
@@ -249,7 +251,7 @@ class TestBrokenPeers:
         before, others = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
         store = make(timeout_ms=100)
         one = Object()
-        one.put(store)
+        at_last(lambda: one.put(store) or found_in(store, one.key))
         for name in ("500", "nothing", "silence", "half a body", "no HTTP", "trickle"):
             for operation in ("lease", "put", "release"):
                 peer.instead = {operation: ANSWERS[name]}
@@ -258,7 +260,7 @@ class TestBrokenPeers:
                 with contextlib.suppress(OSError):
                     one.put(store)
         peer.instead = {}
-        there(store, one.key)
+        at_last(lambda: there(store, one.key))
         store.close()
         assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
         assert eventually(
@@ -270,7 +272,7 @@ class TestBrokenPeers:
 
     def test_closing_wakes_who_waits(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """A call that another thread is in ends with an OSError when the store is closed."""
-        store = make(timeout_ms=30_000, lease_wait_timeout_ms=30_000)
+        store = make()
         waiting = threading.Event()
 
         def silent(handler: Handler) -> None:
@@ -288,9 +290,9 @@ class TestBrokenPeers:
 
         thread = threading.Thread(target=find)
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         store.close()
-        thread.join(5)
+        thread.join(SLACK_S)
         assert not thread.is_alive() and len(raised) == 1
 
     @hypothesis_settings(

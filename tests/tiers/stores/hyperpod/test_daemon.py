@@ -13,7 +13,7 @@ from hotspan.tiers.stores.base import marks_of
 from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.conftest import SEGMENT_BYTES, Daemon
-from tests.tiers.stores.hyperpod.rig import Object, found_in, there
+from tests.tiers.stores.hyperpod.rig import PATIENT, Object, found_in, there
 
 MIB = 1 << 20
 
@@ -28,7 +28,8 @@ def daemon() -> Iterator[Daemon]:
 
 def connected(daemon: Daemon, **settings: Any) -> HyperpodStore:
     """A store on the daemon."""
-    return HyperpodStore("127.0.0.1", daemon.port, HyperpodSettings(shared_memory_name=daemon.name, **settings))
+    settings = {"shared_memory_name": daemon.name, **PATIENT, **settings}
+    return HyperpodStore("127.0.0.1", daemon.port, HyperpodSettings(**settings))
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_replicas_at_once(daemon: Daemon, store: HyperpodStore, request: pytest.
 
     def work(offset: int) -> None:
         try:
-            with contextlib.closing(connected(daemon, bucket=request.node.name, timeout_ms=20_000)) as own:
+            with contextlib.closing(connected(daemon, bucket=request.node.name)) as own:
                 for one in objects[offset:] + objects[:offset]:
                     stored.append(one.put(own))
                     found = found_in(own, one.key)

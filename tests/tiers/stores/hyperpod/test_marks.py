@@ -74,7 +74,7 @@ class TestMarks:
 
     def test_writers_at_once_lose_nothing(self, make: Callable[..., HyperpodStore]) -> None:
         """Replicas that mark a chunk at the same time all succeed, and every mark is there."""
-        stores = [make(timeout_ms=20_000) for _ in range(4)]
+        stores = [make() for _ in range(4)]
         one = Object()
         one.put(stores[0])
         failed: list[BaseException] = []

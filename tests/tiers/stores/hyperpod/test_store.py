@@ -29,7 +29,17 @@ from hotspan.tiers.stores.hyperpod import HyperpodStore
 from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
 from tests.daemon_protocol.peer import Peer
 from tests.tiers.stores.hyperpod.broken_answers import ANSWERS, status
-from tests.tiers.stores.hyperpod.rig import SIZE, SLACK_S, TIMEOUT_S, JumpingClock, Object, eventually, found_in, there
+from tests.tiers.stores.hyperpod.rig import (
+    PATIENT,
+    SIZE,
+    SLACK_S,
+    TIMEOUT_S,
+    JumpingClock,
+    Object,
+    eventually,
+    found_in,
+    there,
+)
 
 
 class TestObjects:
@@ -179,7 +189,7 @@ class TestFind:
 
     def test_connections_are_few_and_kept(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """A store of four connections opens no more, whatever it is asked and by however many threads."""
-        store = make(max_connections_per_host=4, timeout_ms=10_000)
+        store = make(max_connections_per_host=4)
         objects = [Object(key=chunk.key, size=100) for chunk in chain("x", 30)]
         for one in objects:
             one.put(store)
@@ -297,7 +307,7 @@ class TestHttps:
     def test_what_was_put_comes_back(self, certified: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Over TLS objects are put, found and read, on connections that are kept."""
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True)
+        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True, **PATIENT)
         with contextlib.closing(HyperpodStore("127.0.0.1", certified.port, settings)) as store:
             for one in (Object(str(size), size) for size in (10, SIZE, 3 << 20)):
                 assert one.put(store) and one.get(store, there(store, one.key)) and not one.put(store)
@@ -305,7 +315,7 @@ class TestHttps:
 
     def test_a_stranger_is_not_spoken_to(self, certified: Peer) -> None:
         """A certificate that nobody vouches for is an OSError, and nothing was asked."""
-        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True)
+        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True, **PATIENT)
         store = HyperpodStore("127.0.0.1", certified.port, settings)
         with contextlib.closing(store), pytest.raises(OSError, match="certificate"):
             Object().put(store)

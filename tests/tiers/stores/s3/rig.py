@@ -79,8 +79,8 @@ class Place:
 
     def store(self, clock: Clock | None = None, **settings: Any) -> S3Store:
         """Another replica's store; close it."""
-        client = CLIENT | {"endpoint": self.endpoint}
-        return S3Store(self.url, S3Settings(client=client, **settings), clock)
+        settings = {"client": CLIENT | {"endpoint": self.endpoint}, "timeout_s": 60.0, **settings}
+        return S3Store(self.url, S3Settings(**settings), clock)
 
     def raw(self) -> ObstoreS3:
         """The bucket itself, as anybody else sees it."""

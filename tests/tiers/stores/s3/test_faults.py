@@ -135,15 +135,18 @@ def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pyt
 
 def test_what_is_late_is_not_begun(server: S3Server) -> None:
     """At the deadline a call raises, and those of its requests that have not begun never do."""
-    bucket = Bucket(f"s3://{BUCKET}", CLIENT | {"endpoint": server.url}, 5.0, connections=1)
+    bucket = Bucket(f"s3://{BUCKET}", CLIENT | {"endpoint": server.url}, 60.0, connections=1)
     goes_on, begun = threading.Event(), list[int]()
 
     def job(number: int) -> None:
         begun.append(number)
-        goes_on.wait(10)
+        goes_on.wait(60)
 
-    with pytest.raises(TimeoutError):
-        bucket.each(job, range(3), time.monotonic() + 0.05)
+    for _ in range(50):
+        with pytest.raises(TimeoutError):
+            bucket.each(job, range(3), time.monotonic() + 0.05)
+        if begun:  # a machine that stands still does not even begin the first one in time
+            break
     goes_on.set()
     bucket.call(lambda: None, bucket.until())
     assert begun == [0]
