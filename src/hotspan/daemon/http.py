@@ -303,18 +303,20 @@ class _Head:
         self.size: int | None = None
         self.keeps = self.expects_continue = False
         self._is_encoded = False
+        self._parser: httptools.HttpRequestParser | None = None
 
     def read(self, data: memoryview) -> HTTPStatus | None:
         """Read all of it; why it is refused, if it is."""
-        parser = httptools.HttpRequestParser(self)
+        self._parser = parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, ValueError):
             return HTTPStatus.BAD_REQUEST
+        finally:
+            self._parser = None  # they would keep each other
         if parser.get_http_version() not in ("1.0", "1.1"):
             return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
         self.method = parser.get_method().decode("ascii")
-        self.keeps = parser.should_keep_alive()
         return HTTPStatus.LENGTH_REQUIRED if self._is_encoded else None
 
     # -- what httptools calls ------------------------------------------------------------------------------------------
@@ -330,3 +332,7 @@ class _Head:
             self._is_encoded = True
         elif name == b"expect":
             self.expects_continue = value.lower() == b"100-continue"
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self.keeps = self._parser.should_keep_alive()  # once a request without a body is over, it is forgotten
