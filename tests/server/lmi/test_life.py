@@ -158,7 +158,7 @@ async def test_drain() -> None:
         app.admission.drain()
         new = await http.post("/v1/completions", json={"prompt": "Say"})
         assert new.status_code == 503 and new.headers["retry-after"] == "1"
-        await asyncio.wait_for(app.admission.drained(0.6), 3)
+        await asyncio.wait_for(app.admission.drained(0.6), 0.7)
         assert rows(await short)[-1]["generated_text"] == "a" * 20
         assert rows(await long)[-1]["error"]["code"] == 503
         assert engine.running == app.admission.in_flight == 0
