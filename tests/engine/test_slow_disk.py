@@ -9,8 +9,6 @@ import pytest
 from benchmarks.beside_alone import CHUNK_GIB
 from benchmarks.slow_disk import Sickness, fail, hang
 
-from tests.timing import TRIES
-
 from .rig import Rig, rig
 
 pytestmark = pytest.mark.engine
@@ -40,33 +38,21 @@ def test_requests_over_a_sick_disk_are_answered_as_without_one(tiny_model: Path,
             expected.append(engine.ask(text).tokens)
             computed_s.append(time.monotonic() - started)
             engine.settle()
-        enough_s = 2 * max(computed_s) + WITHIN_S
-
-        def longest_s(before: Callable[[], None]) -> float:
-            """What the slowest request took while the disk was sick, which is well and used again afterwards."""
+        for before in kinds:
             released.clear()
             sickness.before = before
-            took_s = [late_s(engine, text, tokens) for text, tokens in zip(texts, expected, strict=True)]
+            for text, tokens in zip(texts, expected, strict=True):
+                engine.evict_ram()
+                engine.forget_gpu()
+                started = time.monotonic()
+                assert engine.ask(text).tokens == tokens
+                assert time.monotonic() - started < 2 * max(computed_s) + WITHIN_S
             sickness.before = lambda: None
             released.set()
-            assert came_back(engine, texts[0], 60), "the tier does not come back"
-            return max(took_s)
-
-        for before in kinds:
-            # A stall of the machine makes one round slow; a request that waits for the disk makes each of them slow.
-            assert any(longest_s(before) < enough_s for _ in range(TRIES))
+            assert came_back(engine, texts[0], 30), "the tier does not come back"
         assert engine.cache.cost is not None
         report = engine.cache.cost.report()
         assert report.prefill.count and report.loaded and report.late and report.tokens_per_s
-
-
-def late_s(engine: Rig, text: list[int], expected: list[int]) -> float:
-    """How long it takes until the text, which only the tier has, is answered as it was without one."""
-    engine.evict_ram()
-    engine.forget_gpu()
-    started = time.monotonic()
-    assert engine.ask(text).tokens == expected
-    return time.monotonic() - started
 
 
 def came_back(engine: Rig, text: list[int], within_s: float) -> bool:

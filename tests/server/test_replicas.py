@@ -61,12 +61,6 @@ def share(asked: Sequence[tuple[str, int, int]]) -> float:
     return sum(cached for *_, cached in asked) / sum(tokens // CHUNK * CHUNK for _, tokens, _ in asked)
 
 
-def better_share(asked: Sequence[tuple[str, int, int]]) -> float:
-    """The same of the better half of them: a load that a busy machine holds up for longer than it saves is cut."""
-    best = sorted(asked, key=lambda one: one[2] / one[1], reverse=True)
-    return share(best[: len(best) // 2])
-
-
 def settle(*servers: Server, within: Sequence[str] = ()) -> None:
     """Until nothing more of what these have computed comes to the L2."""
     counts, since = [""], time.monotonic()
@@ -250,35 +244,30 @@ def test_two_replicas_of_a_node_share_its_daemon(node: Node) -> None:
         settle(one, two)
         second = list(pool.map(lambda n: ask((two, one)[n % 2], TEXTS[n]), range(len(TEXTS))))
     assert [text for text, *_ in first] == [text for text, *_ in second]
-    assert share(first) == 0 and better_share(second) >= 0.5
+    assert share(first) == 0 and share(second) >= 0.5
 
 
 def test_the_router_knows_what_a_replica_computed_for_others(node: Node) -> None:
     """Asked past the router, a replica says what it holds now, and the router sends there who asks for it."""
     node.router.wait_until_exact(2)
-    right = {node.one.url: 0, node.two.url: 0}
-    for seed in range(40, 52):  # half of them do: a replica that stands still is late with its word, or not chosen
+    chosen = []
+    for seed in range(40, 46):
         text, server = prose(seed, 1500), (node.one, node.two)[seed % 2]
         ask(server, text)
         time.sleep(0.5)
         found = node.router.ask(text + " And then?")
-        right[server.url] += found.expected >= 1024 and found.cached >= 1024 and found.replica == server.url
-        if min(right.values()) >= 3:
-            return
-    raise AssertionError(right)
+        assert found.expected >= 1024 and found.cached >= 1024
+        chosen.append(found.replica == server.url)
+    assert all(chosen)
 
 
 def test_chats_hit_behind_the_router_as_at_one_replica(node: Node) -> None:
     """Rounds of many chats, spread over two replicas, find nine tenths of what one replica with all of them finds."""
-    rates = []
-    for seed in (100, 600, 700):  # loads that a busy machine holds up are cut, now here and now there
-        alone = chat(node.one, range(seed, seed + 8))
-        routed = chat(node.router, range(seed + 50, seed + 58))
-        rates.append((hit_rate(alone), hit_rate(routed)))
-        is_spread = {found.replica for found in routed} == {node.one.url, node.two.url}
-        if is_spread and rates[-1][0] > 0.5 and rates[-1][1] >= 0.9 * rates[-1][0]:
-            return
-    raise AssertionError(rates)
+    alone = chat(node.one, range(100, 108))
+    routed = chat(node.router, range(200, 208))
+    assert {found.replica for found in routed} == {node.one.url, node.two.url}
+    assert hit_rate(alone) > 0.5
+    assert hit_rate(routed) >= 0.9 * hit_rate(alone)
 
 
 def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) -> None:
@@ -301,11 +290,11 @@ def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) 
     again = [node.router.ask(found.prompt + " And then?") for found in moved]
     assert {found.replica for found in again} == {node.two.url}
     asked = [(now.answer, was.tokens, now.cached) for was, now in zip(moved, again, strict=True)]
-    assert better_share(asked) >= 0.6
+    assert share(asked) >= 0.6
     with node.start("again") as third:
         third.wait_until_ready()
         warm = [ask(third, text) for text in TEXTS]
-    assert [text for text, *_ in warm] == before and better_share(warm) >= 0.5
+    assert [text for text, *_ in warm] == before and share(warm) >= 0.5
 
 
 @pytest.fixture
@@ -358,13 +347,13 @@ def test_two_nodes_share_redis(nodes: tuple[str, str, str], tiny_model: Path, tm
             settle(one, within=inside[0])
             second = [ask(two, text, inside[1]) for text in TEXTS]
             assert [text for text, *_ in first] == [text for text, *_ in second]
-            assert share(first) == 0 and better_share(second) >= 0.5
+            assert share(first) == 0 and share(second) >= 0.5
             kill(one)
             again = stack.enter_context(start(0, "again"))
             again.wait_until_ready()
             warm = [ask(again, text, inside[0]) for text in TEXTS]
             assert [text for text, *_ in warm] == [text for text, *_ in first]
-            assert better_share(warm) >= 0.5
+            assert share(warm) >= 0.5
     finally:
         redis.terminate()
         redis.wait(60)

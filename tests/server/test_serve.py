@@ -20,7 +20,6 @@ from .conftest import Server, serving
 pytestmark = pytest.mark.engine
 
 LONG = prose(1, 1500)
-TEXTS = [prose(seed, 1500) for seed in range(20, 24)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def get(url: str) -> tuple[int, str]:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=10) as answer:
         return answer.status, answer.read().decode()
 
 
@@ -78,7 +77,9 @@ def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: S
 
     assert ask() == 0
     assert ask() > 1500
-    wanted = (
+    time.sleep(0.5)
+    text = get(server.url + "/metrics")[1]
+    for name in (
         "hotspan_cache_lookup_tokens_total",
         'hotspan_cache_hit_tokens_total{engine="0"',
         "hotspan_cache_store_seconds_count",
@@ -92,11 +93,8 @@ def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: S
         "hotspan_cost_requests_total",
         'tier="ram"',
         'tier="disk"',
-    )
-    deadline = time.monotonic() + 60
-    while missing := [name for name in wanted if name not in get(server.url + "/metrics")[1]]:
-        assert time.monotonic() < deadline, missing
-        client.completions.create(model=server.model, prompt="Hello", max_tokens=1)  # the engine counts at its steps
+    ):
+        assert name in text
 
 
 def test_ready_line_comes_after_a_warm_load_path(server: Server) -> None:
@@ -106,13 +104,6 @@ def test_ready_line_comes_after_a_warm_load_path(server: Server) -> None:
         line for line in get(server.url + "/metrics")[1].splitlines() if line.startswith("hotspan_cache_hit_tokens_t")
     ]
     assert sum(float(line.split()[-1]) for line in hits) >= 512
-
-
-def answered(client: openai.OpenAI, server: Server, text: str) -> tuple[str, int]:
-    """An answer, and how many of the prompt's tokens were cached."""
-    answer = client.completions.create(model=server.model, prompt=text, max_tokens=8, temperature=0)
-    assert answer.usage and answer.usage.prompt_tokens_details
-    return answer.choices[0].text, answer.usage.prompt_tokens_details.cached_tokens or 0
 
 
 def stream_tokens(server: Server, tokens: int, into: list[str], started: threading.Event) -> None:
@@ -132,25 +123,25 @@ def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: 
     sweep_dead_slabs()
     with serving(tiny_model, tmp_path / "log", *disk) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-        first = [answered(client, server, text)[0] for text in TEXTS]
+        first = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
         finished: list[str] = []
         started = threading.Event()
         thread = threading.Thread(target=stream_tokens, args=(server, 400, finished, started))
         thread.start()
-        assert started.wait(120)
+        assert started.wait(30)
         if how == "terminate":
             server.process.send_signal(signal.SIGTERM)
         else:
             os.killpg(server.process.pid, signal.SIGINT)
-        thread.join(120)
+        thread.join(60)
         assert len(finished) >= 100 and finished[-1] == "length"
-        assert server.process.wait(120) == 0
+        assert server.process.wait(60) == 0
     assert sweep_dead_slabs() == 0
     if how == "interrupt":
         return
     with serving(tiny_model, tmp_path / "log2", *disk) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-        again = [answered(client, server, text) for text in TEXTS]
-        assert [text for text, _ in again] == first
-        # Of some: one whose load a busy machine holds up for longer than it saves is computed instead.
-        assert max(cached for _, cached in again) > 1500
+        again = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
+        assert again.usage and again.usage.prompt_tokens_details
+        assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 1500
+        assert again.choices[0].text == first.choices[0].text
