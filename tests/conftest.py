@@ -5,9 +5,10 @@ import logging
 import pytest
 from hypothesis import settings
 
-# How long an example takes is the machine's affair, which others use, too.
-settings.register_profile("hotspan", deadline=None)
-settings.load_profile("hotspan")
+# The same examples in every run; others with --hypothesis-profile=random. No example has a time limit.
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("gate")
 
 
 @pytest.fixture(autouse=True)

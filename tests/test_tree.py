@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real_time import judging_tests
+
 SOURCES = sorted((Path(__file__).parents[1] / "src" / "hotspan").rglob("*.py"))
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
@@ -36,3 +38,19 @@ def test_only_one_place_reads_the_environment() -> None:
         if "os.environ" in path.read_text() or "os.getenv" in path.read_text():
             found.add(str(path.relative_to(SOURCES[0].parents[0])) if path != SOURCES[0] else path.name)
     assert {name.split("hotspan/")[-1] for name in found} <= allowed
+
+
+JUDGES = {
+    "tests/server/test_admin.py::test_after_the_end",
+    "tests/server/test_admin.py::test_command_line",
+    "tests/server/test_admin.py::test_invalidation_by_tag",
+    "tests/server/test_admin.py::test_stats_name_the_tenants",
+    "tests/server/test_replicas.py::test_two_nodes_share_redis",
+    "tests/server/test_replicas.py::test_two_replicas_of_a_node_share_its_daemon",
+}
+"""Wait until nothing has changed for some seconds."""
+
+
+def test_no_test_of_the_gate_judges_real_time() -> None:
+    """What compares readings of a clock has the mark `timing`, or `slow`; `real_time.py` lists what is not seen."""
+    assert judging_tests(Path(__file__).parent) <= JUDGES

@@ -62,6 +62,7 @@ def test_files_have_the_columns_and_keys_that_users_know(serve: StartServer, tmp
     assert summary["config"]["model"] == "small"
 
 
+@pytest.mark.timing
 def test_our_own_columns_and_keys_follow(serve: StartServer, tmp_path: Path) -> None:
     """ITL and TPOT by request and over all, cached tokens, the loop and how late it was, success rate and goodput."""
     server = serve(first_token_s=0.01, between_tokens_s=0.05)

@@ -67,6 +67,7 @@ def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
     assert server.served.most_running == 4
 
 
+@pytest.mark.timing
 def test_times_are_those_of_the_server(serve: StartServer) -> None:
     """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts.
 
@@ -96,6 +97,7 @@ def test_times_are_those_of_the_server(serve: StartServer) -> None:
     raise AssertionError((summary, records))
 
 
+@pytest.mark.timing
 def test_reasoning_is_an_answers_first_token(serve: StartServer) -> None:
     """A reasoning delta counts as the first token and belongs to the answer."""
     server = serve(reasoning_first=True, between_tokens_s=0.2)
@@ -206,6 +208,7 @@ def test_a_result_of_an_earlier_version_is_read(serve: StartServer, tmp_path: Pa
         BenchResult.load(path)
 
 
+@pytest.mark.timing
 def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
     """With a pid, each round has the CPU-seconds of that process tree."""
     for _ in range(TRIES):  # should its work stand still for so long that it seems to have come to rest
@@ -219,6 +222,7 @@ def test_cpu_seconds_of_a_local_server(serve: StartServer) -> None:
         run_rounds(small(serve(), engine_pid=2**22 + 1))
 
 
+@pytest.mark.timing
 def test_background_work_belongs_to_the_round_that_caused_it(serve: StartServer) -> None:
     """CPU time used after the last answer of a round is in that round's figure, and in no round's elapsed time."""
     for _ in range(TRIES):  # as above

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from hotspan.cache.controller import StoreController
 from hotspan.cache.stats import CacheStats
 from hotspan.testing.chunks import chain
@@ -9,6 +11,7 @@ from tests.cache.rig import Rig
 from tests.timing import TRIES
 
 
+@pytest.mark.timing
 def test_a_step_costs_the_same_however_many_wait() -> None:
     """To take one of 100,000 chunks that wait costs no more than to take one of 5,000."""
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,10 +286,9 @@ def test_an_unreachable_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret that nobody prints")
     monkeypatch.setattr(model_source, "_RETRY_S", 0.2)
-    begun = time.monotonic()
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as refused:
         fetch_model("s3://bucket/m", tmp_path / "cache")
-    assert "\n" not in str(refused.value) and "a secret" not in str(refused.value) and time.monotonic() - begun < 30
+    assert "\n" not in str(refused.value) and "a secret" not in str(refused.value)
 
 
 def test_a_cache_that_others_could_fill(bucket: Bucket, tmp_path: Path) -> None:

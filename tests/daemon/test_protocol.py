@@ -104,6 +104,7 @@ def test_a_second_put_is_a_conflict(client: Client, key: str) -> None:
     assert client.bytes(client.lease("lmcache", key)[1]) == b"first"
 
 
+@pytest.mark.timing
 def test_what_is_not_there_is_a_miss(client: Client, key: str) -> None:
     """404, at once: nobody is writing it."""
     started = time.monotonic()
@@ -223,6 +224,7 @@ def test_a_lease_waits_for_an_object_that_is_being_written(daemon: DaemonProcess
     assert answers[0][0] == 200 and answers[1][1] == value
 
 
+@pytest.mark.timing
 def test_a_hold_ends_a_little_early(daemon: DaemonProcess) -> None:
     """A client that waits just as long as it lets the daemon hold hears 504, and not its own timeout."""
 

@@ -60,7 +60,7 @@ def share(
     chunks = {name: chunk(name) for name in names}
     rng = random.Random(5)
     values = {name: name.encode() + rng.randbytes(rng.choice([5000, 900_000, 1_800_000])) for name in names}
-    ends, is_over = time.monotonic() + 3.0, threading.Event()
+    is_over = threading.Event()
     counts = [Counter(puts=0, hits=0) for _ in range(6)]
 
     def replica(seed: int, count: Counter[str]) -> None:
@@ -100,7 +100,7 @@ def share(
         def can_end() -> bool:
             if any(each.done() for each in done):
                 return True
-            did_all = time.monotonic() > ends and all(min(count.values()) > 3 for count in counts)
+            did_all = all(min(count.values()) > 30 for count in counts)
             return did_all and is_enough(daemon.stats())
 
         try:
@@ -185,6 +185,7 @@ def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) 
     store.close()
 
 
+@pytest.mark.timing
 def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> None:
     """While a stopped client's leases run out and its bytes are given to others, it does not take those for its own."""
     store = DaemonStore(fresh_daemon.door, deadline_s=PATIENCE_S, lease_s=0.3)

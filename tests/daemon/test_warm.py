@@ -222,6 +222,7 @@ def test_wrong_bytes_on_disk_are_misses(warm: DaemonProcess, disk: Path) -> None
     assert [leased(warm, name) for name in NAMES[:20]] == [None] * 20
 
 
+@pytest.mark.timing
 def test_a_disk_that_hangs_holds_nobody(disk: Path) -> None:
     """While it hangs memory is leased as ever, what is on disk is a miss in time, and the end does not wait."""
     daemon = HangingDaemon(disk)
@@ -270,6 +271,7 @@ def test_a_disk_that_hangs_holds_nobody(disk: Path) -> None:
         daemon.close()
 
 
+@pytest.mark.timing
 def test_a_lease_waits_for_a_slow_disk_no_longer_than_it_said(disk: Path) -> None:
     """A lease of what is on a slow disk is held until it is read, or its time is over; the door says so within 2 s."""
     daemon = HangingDaemon(disk, kinds="preadv")

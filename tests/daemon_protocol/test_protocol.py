@@ -198,6 +198,7 @@ class TestLease:
         assert b"".join(os.pread(fd, size, offset) for offset, size in lease.offsets) == value
         os.close(fd)
 
+    @pytest.mark.timing
     def test_what_is_not_there_is_a_miss(self, client: Client) -> None:
         """A key that nobody puts is no 200, and is answered within the hold."""
 
@@ -229,6 +230,7 @@ class TestLease:
         assert client.bytes_of(several[-1]) == value
         assert client.release(several[-1]) == 200
 
+    @pytest.mark.timing
     def test_it_waits_for_what_is_being_written(self, endpoint: Endpoint, client: Client, leases: list[Lease]) -> None:
         """Asked for in the middle of a put, a lease is held until the object is whole, and has its bytes."""
         value = value_of("slow", 2 * MIB)
@@ -248,6 +250,7 @@ class TestLease:
             leases.append(parse_lease(response.read(), time.monotonic() + 1))
         assert client.bytes_of(leases[0]) == value
 
+    @pytest.mark.timing
     def test_the_wait_ends_a_little_early(self, endpoint: Endpoint, client: Client) -> None:
         """What does not become whole is answered 504 before `timeout_ms` are over: the client gives up just then."""
 
@@ -265,6 +268,7 @@ class TestLease:
         # A machine that stands still at the end of a hold makes the answer late; a daemon that is late always is.
         assert any(hold(f"stuck-{number}") < 1.5 for number in range(20))
 
+    @pytest.mark.timing
     def test_without_a_wait_it_answers_at_once(self, endpoint: Endpoint, client: Client) -> None:
         """With `timeout_ms=0` nothing is held, and nobody sees half an object."""
         with raw(endpoint.port) as writer:

@@ -361,6 +361,7 @@ def fake_adapters(grace_s: float) -> tuple[Any, FakeClient, Any]:
     return EngineAdapters(client, models, grace_s=grace_s), client, models  # type: ignore[arg-type]
 
 
+@pytest.mark.timing
 async def test_who_was_told_a_name_may_still_come(tmp_path: Path) -> None:
     """For the grace an adapter that was given up is found; then no more; and it goes after its last request."""
     adapters, client, models = fake_adapters(grace_s=0.05)
@@ -380,6 +381,7 @@ async def test_who_was_told_a_name_may_still_come(tmp_path: Path) -> None:
     assert client.loras == set()
 
 
+@pytest.mark.timing
 async def test_given_up_and_taken_again(tmp_path: Path) -> None:
     """An adapter that is loaded again while it goes stays; given up twice, it goes once."""
     adapters, client, models = fake_adapters(grace_s=0.03)

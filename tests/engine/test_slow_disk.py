@@ -18,6 +18,7 @@ WITHIN_S = 1.0
 """What a request may take beyond its computation here: far more than the bound, far less than the sicknesses last."""
 
 
+@pytest.mark.timing
 def test_requests_over_a_sick_disk_are_answered_as_without_one(tiny_model: Path, tmp_path: Path) -> None:
     """Slow, failing and hung: every answer is right and in time; once the disk is well again, it is used again."""
     sickness, released = Sickness(), threading.Event()

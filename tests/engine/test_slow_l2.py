@@ -29,6 +29,7 @@ TROUBLES = [
 ]
 
 
+@pytest.mark.timing
 def test_requests_over_a_sick_l2_are_answered_as_without_one(tiny_model: Path, tmp_path: Path) -> None:
     """Slow, far, hung, gone, breaking, garbling: every answer is right and in time; once well, it is used again."""
     server = RedisServer(tmp_path)

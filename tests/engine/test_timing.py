@@ -22,6 +22,7 @@ def test_the_area_is_that_of_every_pair() -> None:
     assert area_under_roc([1.0], [2.0]) == 1.0
 
 
+@pytest.mark.timing
 def test_another_tenants_texts_can_not_be_told_from_new_ones(tiny_model: Path) -> None:
     """With isolation a probe's time says nothing; with sharing the same probe tells most texts.
 

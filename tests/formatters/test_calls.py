@@ -107,6 +107,7 @@ async def test_pydantic_models(write: Write) -> None:
     assert await one(write, code, "output").output(None, {}) == {"a": 1}
 
 
+@pytest.mark.timing
 async def test_mid_stream(write: Write) -> None:
     """Each chunk is a call of its own: those before the failing one came through, and its error is raised at once."""
     code = "def f(chunk):\n    if chunk['i'] == 3: raise RuntimeError('at three')\n    return str(chunk['i'])"
@@ -148,6 +149,7 @@ async def test_async_formatters_run_on_the_loop(write: Write) -> None:
     assert payload["thread"] == threading.get_ident()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("is_stubborn", [False, True])
 async def test_time_limit(write: Write, is_stubborn: bool) -> None:
     """A formatter that hangs is an error after its time, even an async one that won't be cancelled."""
@@ -166,6 +168,7 @@ async def test_time_limit(write: Write, is_stubborn: bool) -> None:
     gate.set()
 
 
+@pytest.mark.timing
 async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) -> None:
     """A formatter that hangs takes a bounded number of threads, is refused then, and others answer as ever."""
     threads = threading.active_count()

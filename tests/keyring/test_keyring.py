@@ -74,6 +74,7 @@ def test_replicas_that_create_at_once_agree(store: Path, kek: str, round_: int) 
         keyring.close()
 
 
+@pytest.mark.timing
 def test_a_kms_outage_costs_hits_and_no_errors(kms: Kms, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the KMS gone, `names` is None at once, is tried again each 5 s and no sooner, and heals by itself."""
     clock = SimulatedClock()
@@ -99,6 +100,7 @@ def test_a_kms_outage_costs_hits_and_no_errors(kms: Kms, tmp_path: Path, caplog:
     kms.gate.set("open")
 
 
+@pytest.mark.timing
 def test_a_kms_that_hangs_holds_nobody(kms: Kms, tmp_path: Path) -> None:
     """With a KMS that never answers, `names`, a bounded `prepare` and `close` return in their time."""
     store = make_store(tmp_path, kms.reference())

@@ -39,6 +39,7 @@ def test_a_shred_is_for_good(store: Path, kek: str) -> None:
         keyring.check()
 
 
+@pytest.mark.timing
 def test_a_fetch_under_way_does_not_outlive_a_shred(kms: Kms, tmp_path: Path) -> None:
     """A creation that hangs in the KMS while the tenant is shredded leaves no keys, in memory or on disk."""
     store = make_store(tmp_path, kms.reference())
@@ -106,6 +107,7 @@ def test_a_shred_that_is_not_durable_says_so(store: Path, kek: str, monkeypatch:
         keyring.check()
 
 
+@pytest.mark.timing
 def test_a_shred_reaches_other_processes(store: Path, kek: str) -> None:
     """A replica forgets by itself what another shredded, within about a second."""
     tenants = iter("acdef")

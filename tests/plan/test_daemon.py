@@ -60,6 +60,7 @@ def test_hotspans_own_daemon_is_found(nothing: Path) -> None:
         daemon.close()
 
 
+@pytest.mark.timing
 def test_nobody_answers(nothing: Path) -> None:
     """A closed port, a name that there is not, and a port that there can't be are nobody, soon."""
     with socket.socket() as taken:
@@ -95,6 +96,7 @@ def test_with_hyperpods_memory_it_is_hyperpods_daemon(stranger: int, tmp_path: P
     assert find_daemon("127.0.0.1", 1, segment=segment).who is Answerer.NOBODY, "memory without a port"
 
 
+@pytest.mark.timing
 def test_one_that_never_answers_costs_its_time_limit(nothing: Path) -> None:
     """A port that accepts and stays silent is a stranger after the time that was given."""
     with socket.socket() as silent:

@@ -43,6 +43,7 @@ def written_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
+@pytest.mark.timing
 def test_a_disk_is_measured_and_left_as_it_was(on_disk: Path) -> None:
     """Rates, free space and direct I/O of a directory that does not exist yet; nothing is made or left there."""
     directory = on_disk / "deep" / "down"
@@ -164,6 +165,7 @@ def test_replicas_in_one_directory_keep_theirs(on_disk: Path) -> None:
     assert probe.held_bytes == pytest.approx(8 * MIB, rel=0.05)
 
 
+@pytest.mark.timing
 def test_a_disk_that_hangs_is_given_up(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An I/O that never ends is waited for so long and no longer."""
     release = threading.Event()

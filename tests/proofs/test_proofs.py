@@ -48,6 +48,7 @@ def passed(proof: Proof) -> dict[str, Any]:
     return proof.figures
 
 
+@pytest.mark.timing
 def test_kill(tmp_path: Path) -> None:
     """R1: 200 kills: no wrong byte, no failed opening, 99 % of what was acknowledged 1 s before, nothing back."""
     stores = invalidations = 0
@@ -65,6 +66,7 @@ def test_kill(tmp_path: Path) -> None:
     passed(proof)
 
 
+@pytest.mark.timing
 def test_kill_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With frames that are not verified, what was half written is found."""
     accept_all(monkeypatch)

@@ -5,6 +5,7 @@ import time
 import tracemalloc
 from itertools import islice
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -155,6 +156,7 @@ def test_the_cap_holds_and_the_oldest_unheld_go_first() -> None:
     blocks.check()
 
 
+@pytest.mark.timing
 def test_room_costs_the_same_however_many_could_make_it() -> None:
     """A new block takes the place of one of 150,000 as quickly as of one of 5,000."""
 

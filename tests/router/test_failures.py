@@ -139,6 +139,7 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         assert at.router.places.busy == 0
 
 
+@pytest.mark.timing
 async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
     """A replica that took the request and says nothing in time is a 504: it may be computing still."""
     async with replicas(hang, hang) as fakes, routed(fakes, read_timeout_s=4.0) as at:

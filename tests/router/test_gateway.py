@@ -241,6 +241,7 @@ async def test_usage_is_learnt() -> None:
         assert before == 4 and 4.5 < await at.metric("bytes_per_token") < 8
 
 
+@pytest.mark.timing
 async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that stops coming is answered 408 and takes no place at a replica."""
     monkeypatch.setattr("hotspan.router.exchange.STALL_S", 0.1)
@@ -312,6 +313,7 @@ async def test_the_threshold_is_the_one_that_was_set() -> None:
         assert await asyncio.gather(*asking) == [200] * 3
 
 
+@pytest.mark.timing
 async def test_pipelined_time_adds_up() -> None:
     """Chunks that are spaced 20 ms apart arrive so: the router adds no batching of its own."""
 

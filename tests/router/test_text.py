@@ -267,6 +267,7 @@ def test_a_models_directory_is_read(tmp_path: Path) -> None:
         Prompts.load(tmp_path / "none")
 
 
+@pytest.mark.timing
 def test_a_long_prompt_costs_little() -> None:
     """220 KB take less than ten milliseconds, of which keys are a twentieth."""
     text = random.Random(1).randbytes(165_000).hex()[:220_000]

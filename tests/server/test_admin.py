@@ -210,6 +210,7 @@ def test_a_key_reaches_its_own_tenant_only(house: House) -> None:
     assert house.ask("globex", text) > 256
 
 
+@pytest.mark.timing
 def test_time_to_live(house: House) -> None:
     """A request's own ttl, and a rule's on its tag, end its hits; without either they stay."""
     for first in range(700, 700 + 3 * TRIES, 3):  # until all is asked before its time may be over

@@ -247,6 +247,7 @@ def test_two_replicas_of_a_node_share_its_daemon(node: Node) -> None:
     assert share(first) == 0 and share(second) >= 0.5
 
 
+@pytest.mark.timing
 def test_the_router_knows_what_a_replica_computed_for_others(node: Node) -> None:
     """Asked past the router, a replica says what it holds now, and the router sends there who asks for it."""
     node.router.wait_until_exact(2)
@@ -270,6 +271,7 @@ def test_chats_hit_behind_the_router_as_at_one_replica(node: Node) -> None:
     assert hit_rate(routed) >= 0.9 * hit_rate(alone)
 
 
+@pytest.mark.timing
 def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) -> None:
     """Who had no byte yet is answered by the other replica; chats go on warm there; a new process is warm, too."""
     for seed in (300, 800, 900):

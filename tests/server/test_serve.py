@@ -67,6 +67,7 @@ def test_sagemaker_routes(server: Server) -> None:
         assert json.load(answer)["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.timing
 def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: Server) -> None:
     """The second time, `cached_tokens` covers the prompt; /metrics counts hits, bytes and latencies by tier."""
 

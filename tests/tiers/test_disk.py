@@ -651,6 +651,7 @@ def test_a_chunk_stored_anew_during_its_old_write_is_right(path: Path) -> None:
         assert hits(tier, chunk.key)
 
 
+@pytest.mark.timing
 def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
     """`close` returns after its timeout while an I/O hangs, and the descriptors that it uses stay open."""
     files = SlowFiles()

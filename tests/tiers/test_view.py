@@ -61,6 +61,7 @@ def test_it_agrees_with_the_whole_log(scopes: list[Scope], key: ChunkKey, terms:
     assert view.taken_at(key, NAMESPACE, terms) == wanted
 
 
+@pytest.mark.timing
 def test_what_may_have_any_label_costs_no_search() -> None:
     """A chunk that stands on many labels is judged as quickly with 100,000 invalidations as with few."""
 

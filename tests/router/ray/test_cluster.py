@@ -169,6 +169,7 @@ def test_a_session_has_one_replica(cluster: Cluster) -> None:
     assert sorted(after[port] - before[port] for port in before) == [0, 5]
 
 
+@pytest.mark.timing
 def test_streams_flow(cluster: Cluster) -> None:
     """Tokens of a stream come while others are still computed, to the end."""
 
@@ -187,6 +188,7 @@ def test_streams_flow(cluster: Cluster) -> None:
     assert any(is_ahead() for _ in range(10)), "it came in one piece"
 
 
+@pytest.mark.timing
 def test_ends_are_reported(cluster: Cluster) -> None:
     """Clients that hang up and requests that are refused leave the replicas as usable as before."""
     for _ in range(20):
@@ -223,7 +225,7 @@ def test_a_replica_dies(cluster: Cluster) -> None:
     for _ in range(3):
         cluster.chat("victim", text_of(200, 2))
     assert cluster.chat("victim", text_of(200, 2))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the server outlived its actor"
         time.sleep(0.1)

@@ -328,6 +328,7 @@ async def test_kv_is_named_by_content(tmp_path: Path) -> None:
     assert rig.registry.engine_adapter("b") is None
 
 
+@pytest.mark.timing
 async def test_a_loaded_adapter_is_found_at_once(tmp_path: Path) -> None:
     """Under 20 microseconds, the best of five rounds."""
     rig = Rig(tmp_path)

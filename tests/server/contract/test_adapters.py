@@ -162,6 +162,7 @@ def test_pins_leave_a_slot(container: Container, name: str) -> None:
 # -- the lazy promise --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_a_hundred_first_calls_load_once(container: Container, texts: dict[str, str], name: str) -> None:
     """preload=false registers without loading; a hundred callers at once all get its answer, of one load."""
     began = time.monotonic()

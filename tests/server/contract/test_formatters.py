@@ -175,6 +175,7 @@ def test_sagemakers_own_functions(container: Container) -> None:
             assert reply.json() == {"said": expected, "asked": [kind] * turn, "accept": kind}
 
 
+@pytest.mark.timing
 def test_a_formatter_that_hangs(container: Container) -> None:
     """It is a 504 that names it once its time is over, and meanwhile others are answered, of the same adapter too."""
     with container.adapter("slow", like="poet", files={"model.py": _SLOW}), ThreadPoolExecutor() as threads:

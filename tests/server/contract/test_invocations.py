@@ -227,6 +227,7 @@ def test_a_stream_has_a_row_for_every_token(container: Container) -> None:
     }
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("accept", ["application/jsonlines", "text/event-stream"])
 def test_a_stream_comes_token_by_token(container: Container, accept: str) -> None:
     """Rows arrive as they are made: the first long before the last, and not all in one piece."""

@@ -37,6 +37,7 @@ def wait_until_idle(container: Container, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -97,6 +98,7 @@ def timed(container: Container) -> list[float]:
     return found
 
 
+@pytest.mark.timing
 def test_slow_clients_slow_nobody_else(container: Container) -> None:
     """Beside a thousand of them, who hold their connections, a healthy client's p99 is what it was.
 

@@ -103,6 +103,7 @@ def test_sessions_can_be_switched_off(strict: Container) -> None:
     assert strict.invoke({"inputs": "Say"}, x_amzn_sagemaker_session_id="any").status_code == 200
 
 
+@pytest.mark.timing
 def test_an_answer_that_takes_too_long(strict: Container) -> None:
     """After SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS: a 504, or in a stream the same error as its last row."""
 
@@ -118,6 +119,7 @@ def test_an_answer_that_takes_too_long(strict: Container) -> None:
     assert strict.generate("Say")
 
 
+@pytest.mark.timing
 def test_lmis_status_of_a_full_queue(strict: Container) -> None:
     """503 and not 429, with a time to come back; /ping is not refused."""
     for _ in range(5):  # should the first be over before the second has begun
@@ -166,6 +168,7 @@ def stopped(server: Container) -> bool:
     return True
 
 
+@pytest.mark.timing
 def test_a_stop_lets_requests_end(
     strict: Container, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -218,6 +218,7 @@ def p99_s(port: int, requests: int = 600) -> float:
     return sorted(took)[int(requests * 0.99)]
 
 
+@pytest.mark.timing
 def test_a_thousand_slow_sockets(server: tuple[int, psutil.Process]) -> None:
     """1,000 sockets with half a head or half a body leave a healthy client's p99 within 1.2 of what it was.
 

@@ -92,6 +92,7 @@ def test_a_stop_lets_requests_end(servers: list[Process]) -> None:
     assert server.process.wait(60) == 0
 
 
+@pytest.mark.timing
 def test_a_stop_has_an_end(servers: list[Process]) -> None:
     """A stream that does not end in time ends with an error, and the process with it."""
     servers.append(server := Process(steps=10_000, drain_s=60.5))

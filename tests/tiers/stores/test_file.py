@@ -180,6 +180,7 @@ def test_what_was_put_anew_is_not_what_was_found(root: Path, store: FileStore) -
 # -- a place that fails --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore) -> None:
     """A find and a get that the file system never answers raise TimeoutError in time; others go on meanwhile."""
     quick = FileStore(root, timeout_s=0.3)

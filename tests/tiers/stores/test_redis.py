@@ -442,6 +442,7 @@ def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
     store.close()
 
 
+@pytest.mark.timing
 def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> None:
     """Every method ends in time when the server's answers come byte by byte."""
     put(store, A, 4096)
@@ -476,6 +477,7 @@ def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, s
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_close_ends_calls_under_way(tmp_path: Path) -> None:
     """A call that waits for the server raises at once when the store is closed, and so does every call afterwards."""
     with redis_server(tmp_path) as server:

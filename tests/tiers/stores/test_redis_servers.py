@@ -44,6 +44,7 @@ def test_a_password_opens_and_is_never_shown(tmp_path: Path) -> None:
             wrong.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:{}", "redis://127.0.0.1:{}/3", "rediss://127.0.0.1:{}"])
 def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
     """A server that takes connections and says nothing, or a byte now and then, holds no call beyond its deadline."""

@@ -155,6 +155,7 @@ def test_a_refusal_says_its_code() -> None:
         assert said.value.code == "MOVED"
 
 
+@pytest.mark.timing
 def test_a_server_that_trickles_is_given_up() -> None:
     """A byte now and then does not keep a call: it ends once the timeout is used up, plus what the bytes are worth."""
     ours, theirs = socket.socketpair()
@@ -178,6 +179,7 @@ def test_a_server_that_trickles_is_given_up() -> None:
     theirs.close()
 
 
+@pytest.mark.timing
 def test_a_peer_that_takes_nothing_is_given_up() -> None:
     """Sending to a peer that does not receive ends after the timeout."""
     ours, theirs = socket.socketpair()
@@ -189,6 +191,7 @@ def test_a_peer_that_takes_nothing_is_given_up() -> None:
     theirs.close()
 
 
+@pytest.mark.timing
 def test_what_moves_buys_time() -> None:
     """Each LEAST_RATE bytes are a second more in all, and no step may take longer than the timeout."""
     budget = Budget(0.2)

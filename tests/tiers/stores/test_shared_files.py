@@ -91,6 +91,7 @@ def leave(calls: Calls, job: Callable[[Turn], object], has_begun: threading.Even
     raise AssertionError("the job never began")
 
 
+@pytest.mark.timing
 def test_a_job_that_hangs_is_left(calls: Calls) -> None:
     """The caller gets TimeoutError in time; the job learns of it at its next step, and its thread serves again."""
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
@@ -116,6 +117,7 @@ def test_a_job_that_hangs_is_left(calls: Calls) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.timing
 def test_a_job_that_gets_on_may_take_its_time(calls: Calls) -> None:
     """A job of many steps may take longer than the timeout in all."""
 
@@ -149,6 +151,7 @@ def test_nothing_is_copied_once_the_caller_has_left(calls: Calls) -> None:
     assert ended.wait(PATIENCE_S) and into == b"1234\0\0\0\0"
 
 
+@pytest.mark.timing
 def test_threads_that_hang_are_limited(calls: Calls) -> None:
     """However often a hanging place is called there are no more than some threads, and then calls fail at once."""
     calls = Calls("the directory", 0.05)

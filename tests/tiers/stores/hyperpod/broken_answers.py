@@ -42,7 +42,7 @@ def trickles(handler: Handler) -> None:
 
 def until_gone(handler: Handler) -> None:
     """Wait until the client has hung up."""
-    for _ in range(3000):  # a minute
+    for _ in range(30_000):  # ten minutes
         if is_gone(handler, 0.02):
             break
 
