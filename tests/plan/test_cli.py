@@ -46,6 +46,14 @@ def test_the_table_says_what_would_be_chosen(model: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "kv").exists()
 
 
+def test_without_auto_nothing_is_chosen_but_little_ram(model: Path) -> None:
+    """As with a plain `hotspan serve`: no disk is looked at, and the table says how to get one."""
+    done = invoke(str(model), "--max-num-seqs", "2")
+    assert done.exit_code == 0, done.output
+    assert "nobody asked for it" in done.output and "hotspan-kv-" not in done.output
+    assert "2 texts of the model's full length" in done.output or "a quarter of the memory left" in done.output
+
+
 def test_a_cpu_engine_has_its_weights_in_the_table(model: Path) -> None:
     """With --cpu the weights' size and the pool are named."""
     done = invoke(str(model), "--cpu", "--disk", "/dev/shm/no-such", "--prefill-rate", "1000", "--ram-rate", "10")

@@ -12,7 +12,7 @@ from hotspan.core.types import GIB, MIB
 from hotspan.engine import sizing
 from hotspan.engine.sizing import plan_engine
 from hotspan.plan.shape import ModelShape
-from hotspan.plan.tiers import TierPlan
+from hotspan.plan.tiers import Extent, TierPlan
 
 from . import models
 from .models import drive, machine
@@ -35,7 +35,7 @@ def is_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 def arguments(directory: Path, **others: object) -> Namespace:
     told = {"model": str(directory), "kv_cache_dtype": "auto", "dtype": "auto", "tensor_parallel_size": 1}
-    told |= {"data_parallel_size": 1, "max_model_len": None, "kv_cache_memory_bytes": None}
+    told |= {"data_parallel_size": 1, "max_model_len": None, "kv_cache_memory_bytes": None, "max_num_seqs": None}
     return Namespace(**(told | others))
 
 
@@ -59,6 +59,16 @@ def test_tiers_and_pool(tmp_path: Path, is_cpu: bool) -> None:
         assert pool is None and plan.ram_bytes == pytest.approx(80 * GIB, abs=MIB)
     _, pool = planned(tmp_path, AUTO, kv_cache_memory_bytes=5 * GIB)
     assert pool == 5 * GIB
+
+
+def test_modest_tiers(tmp_path: Path, is_cpu: bool) -> None:
+    """Where nobody asked, the engine's --max-num-seqs and length limit the tier, and a CPU engine's pool likewise."""
+    (tmp_path / "config.json").write_text(json.dumps(models.QWEN_7B))
+    given = arguments(tmp_path, max_model_len=4096, max_num_seqs=8)
+    plan = plan_engine(given, machine(100, disks=(drive(500),)), AUTO, Extent.MODEST)
+    used = 1.1 * 8 * ModelShape.from_config(models.QWEN_7B).load_bytes(4096)
+    assert plan.ram_bytes == pytest.approx(used, abs=MIB) and plan.disk is None
+    assert given.kv_cache_memory_bytes == (pytest.approx(used, abs=MIB) if is_cpu else None)
 
 
 def test_named_tiers(tmp_path: Path, is_cpu: bool) -> None:

@@ -49,6 +49,8 @@ def test_the_example_is_what_the_code_chooses() -> None:
 def test_the_limits_are_the_codes() -> None:
     """Reserves, floors and what is measured stand in the text as they stand in the code."""
     assert tiers.RESERVE == 0.2
+    assert tiers.MODEST == 0.25 and "at most a quarter\nof the memory that is left" in DOC
+    assert f"the KV of {tiers.USUAL_REQUESTS} texts" in DOC
     assert f"{tiers.SERVER_BYTES // GIB} GiB an engine and {tiers.RANK_BYTES // GIB} GiB a rank" in DOC
     assert f"a fifth, or {tiers.DISK_RESERVE_BYTES // GIB} GiB" in DOC
     assert f"a tenth, and {tiers.SHARED_RANK_BYTES // MIB} MiB a rank" in DOC

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +19,12 @@ from hotspan.plan.tiers import (
     LEAST_BYTES,
     LEAST_CHUNKS,
     LEAST_DISK_BYTES,
+    MODEST,
     MOST_CHUNKS,
     RANK_BYTES,
     RESERVE,
     SERVER_BYTES,
+    Extent,
     TierPlan,
     choose_tiers,
 )
@@ -105,6 +108,30 @@ def test_a_cpu_engines_pool_holds_one_text_of_full_length_first() -> None:
     assert plan.ram_bytes == pytest.approx((13 - 8.8) * GIB, rel=0.02)
     short = choose_tiers(machine(12), shape, is_cpu_engine=True)
     assert short.ram_bytes == 0 and "lower --max-model-len" in whys(short)
+
+
+# -- where nobody asked for tiers ----------------------------------------------------------------------------------
+
+
+def modest(host: Host, shape: ModelShape | None, **options: Any) -> TierPlan:
+    return choose_tiers(host, shape, extent=Extent.MODEST, **options)
+
+
+def test_a_small_model_takes_what_it_can_use() -> None:
+    """RAM for as many texts of full length as there are requests, however large the machine, and no disk."""
+    shape = replace(QWEN, max_tokens=1024)
+    plan = modest(machine(1000, disks=(drive(5000),)), shape, requests=4)
+    assert plan.ram_bytes == pytest.approx(1.1 * 4 * shape.load_bytes(1024), abs=MIB)
+    assert plan.disk is None and "nobody asked for it" in whys(plan) and "4 texts" in whys(plan)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_a_large_model_takes_a_quarter_of_what_is_left(is_cpu: bool) -> None:
+    """RAM, and a CPU engine's pool, are at most a quarter of the memory that is left, for all engines together."""
+    plan = modest(machine(100, disks=(drive(500),)), QWEN, workers=2, is_cpu_engine=is_cpu)
+    assert plan.ram_bytes == pytest.approx(12.5 * GIB, abs=MIB) and plan.disk is None
+    assert plan.engine_pool_bytes == (pytest.approx(12.5 * GIB, abs=MIB) if is_cpu else None)
+    assert modest(machine(100), None).ram_bytes == 25 * GIB
 
 
 # -- what is left out, and why -------------------------------------------------------------------------------------
@@ -278,6 +305,20 @@ def test_more_workers_never_have_more_each(
     assert many.ram_bytes <= few.ram_bytes
     if len(host.disks) == 1 and few.ram_bytes:
         assert (many.disk.bytes if many.disk else 0) <= (few.disk.bytes if few.disk else 0)
+
+
+@settings(deadline=None)
+@given(cases())
+def test_a_modest_plan_takes_no_more_than_one_that_was_asked_for(
+    case: "tuple[Host, ModelShape | None, dict[str, int | bool | None]]",
+) -> None:
+    """Never more RAM than with --auto, never more than a quarter of the memory, and no disk."""
+    host, shape, options = case
+    asked = choose_tiers(host, shape, **options)  # type: ignore[arg-type]
+    plan = modest(host, shape, **options)
+    assert host.memory is not None
+    assert sharers(options) * plan.ram_bytes <= MODEST * host.memory.bytes and plan.disk is None
+    assert plan.ram_bytes <= asked.ram_bytes or options["is_cpu_engine"]  # where the pool is smaller, too
 
 
 @settings(deadline=None)

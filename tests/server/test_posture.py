@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings, DiskSettings, EncryptionSettings, L2Settings
+from hotspan.plan.tiers import Extent
 from hotspan.server.facts import DOOR, SEGMENT, Facts, FileFact
 from hotspan.server.options import ServeOptions
 from hotspan.server.posture import Finding, Severity, files_of, posture
@@ -96,9 +97,9 @@ OPEN = {"host": "0.0.0.0"}
         ("metrics", "ok", OPEN | {"tenants": KEYS}, {}),
         ("tenants", "warning", {"is_isolated": False}, {}),
         ("encryption at rest", "warning", {"cache": cache(disk=DiskSettings(str(DISK), 1))}, {}),
-        ("encryption at rest", "warning", {"is_auto": True}, {}),
+        ("encryption at rest", "warning", {"extent": Extent.ALL}, {}),
         ("encryption at rest", "ok", {"cache": None}, {}),
-        ("encryption at rest", "ok", {"is_auto": True, "cache": cache(persistence="none")}, {}),
+        ("encryption at rest", "ok", {"extent": Extent.ALL, "cache": cache(persistence="none")}, {}),
         (
             "key store",
             "bad",

@@ -16,8 +16,13 @@ def plan(
     kv_dtype: Annotated[str, typer.Option(help="The engine's --kv-cache-dtype.")] = "auto",
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Where the engine computes.")] = False,
     disk: Annotated[
-        Path | None, typer.Option(help="Where the disk tier would live; without it, the usual places are looked at.")
+        Path | None,
+        typer.Option(help="Where the disk tier would live, with --auto; without it, the usual places are looked at."),
     ] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Plan as `hotspan serve --auto` does; without it, as `hotspan serve` does.")
+    ] = False,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The engine's --max-num-seqs.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Write and read up to 256 MiB to see how fast disks are.")
     ] = True,
@@ -38,12 +43,14 @@ def plan(
         from hotspan.plan.host import Host
         from hotspan.plan.shape import ModelShape
         from hotspan.plan.table import print_advice, print_plan
-        from hotspan.plan.tiers import choose_tiers
+        from hotspan.plan.tiers import Extent, choose_tiers
         from hotspan.plan.weights import model_directory, weights_bytes
 
         directory = model_directory(model)
         shape = ModelShape.from_config(directory, kv_dtype=kv_dtype, tensor_parallel=tp)
-        host = Host.probe(environment(), None if disk is None else [disk], is_measured=measure)
+        is_auto = auto or disk is not None
+        directories = [] if not is_auto else None if disk is None else [disk]
+        host = Host.probe(environment(), directories, is_measured=measure)
         chosen = choose_tiers(
             host,
             shape,
@@ -51,6 +58,8 @@ def plan(
             models=models,
             is_cpu_engine=cpu,
             weights_bytes=weights_bytes(directory),
+            requests=max_num_seqs,
+            extent=Extent.ALL if is_auto else Extent.MODEST,
         )
         rates = {Tier.RAM: ram_rate or 0.0}
         for probe in host.disks:

@@ -69,7 +69,7 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
         is_isolated=configuration.is_isolated,
         admin_token_file=server.admin_token_file,
         is_insecure=server.is_insecure,
-        is_auto=configuration.is_auto or not configuration.names_tiers,
+        extent=configuration.extent,
         admin_host=server.admin_host,
         admin_port=server.admin_port,
     )

@@ -21,6 +21,7 @@ from hotspan.config.settings import CacheSettings
 from hotspan.config.targets import build_cache, build_server, count, is_on, names_tiers
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.errors import ConfigError
+from hotspan.plan.tiers import Extent
 
 T = TypeVar("T")
 
@@ -82,6 +83,13 @@ class Configuration:
     def names_tiers(self) -> bool:
         """Whether anybody said what the tiers are."""
         return names_tiers(self.settings)
+
+    @property
+    def extent(self) -> Extent | None:
+        """How much the tiers that are to be chosen may take; None if none are to be chosen."""
+        if self.is_auto:
+            return Extent.ALL
+        return None if self.names_tiers else Extent.MODEST
 
 
 def load_configuration(

@@ -113,7 +113,8 @@ _CACHE = (
     Key(
         "auto",
         kinds.BOOLEAN,
-        "Choose the tiers that nothing else names from what the machine and the model are.",
+        "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. Without it and "
+        "without any tier named: RAM only, as much as the model can use and at most a quarter of what is free.",
         False,
         lmi=_lmi("option.lmcache_auto_config"),
     ),

@@ -11,11 +11,13 @@ from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape
-from hotspan.plan.tiers import TierPlan, choose_tiers
+from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import model_directory, weights_bytes
 
 
-def plan_engine(arguments: Namespace, host: Host, settings: CacheSettings | None = None) -> TierPlan:
+def plan_engine(
+    arguments: Namespace, host: Host, settings: CacheSettings | None = None, extent: Extent = Extent.ALL
+) -> TierPlan:
     """The tiers for the engine of these arguments; data-parallel replicas have one plan each.
 
     settings: what was named, which the plan has as it is.
@@ -44,6 +46,8 @@ def plan_engine(arguments: Namespace, host: Host, settings: CacheSettings | None
         is_cpu_engine=current_platform.is_cpu(),
         weights_bytes=weights,
         engine_pool_bytes=arguments.kv_cache_memory_bytes,
+        requests=arguments.max_num_seqs,
+        extent=extent,
     )
     if settings is not None:
         plan = with_named(plan, settings)

@@ -3,10 +3,13 @@
     memory that is left | reserve: a fifth, or what the processes need | CPU engine: weights, pool | RAM tiers |
     disk that is free   | reserve: a fifth, or 2 GiB                   | disk tiers                             |
 
-What is left after the reserves is shared by all workers of the host. docs/sizing.md has the reasons.
+What is left after the reserves is shared by all workers of the host. Where nobody asked for tiers (`Extent.MODEST`),
+RAM is limited to what the model can use and to a quarter of the memory, and nothing is written to a disk.
+docs/sizing.md has the reasons.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +42,20 @@ LEAST_DISK_BYTES: Final = GIB
 MOST_CHUNKS: Final = 1 << 20
 """In one tier: each costs memory for its entry."""
 
+MODEST: Final = 0.25
+"""Share of the memory that is left which tiers may take, and a CPU engine's pool, if nobody asked for tiers."""
+
+USUAL_REQUESTS: Final = 32
+"""Requests at a time where nobody gives --max-num-seqs: LMI's default for max_rolling_batch_size."""
+
 _STEP: Final = MIB
+
+
+class Extent(Enum):
+    """How much a plan may take: what the machine leaves (`--auto`), or little, because nobody asked for tiers."""
+
+    ALL = "all"
+    MODEST = "modest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,17 @@ class _Engine:
     is_cpu: bool
     weights_bytes: int
     pool_bytes: int | None
+    requests: int
+    extent: Extent
+
+    @property
+    def is_modest(self) -> bool:
+        return self.extent is Extent.MODEST
+
+    @property
+    def used_bytes(self) -> int | None:
+        """The KV of as many texts of the model's full length as there are requests at a time; None if unknown."""
+        return self.longest_bytes * self.requests or None
 
     @property
     def chunk_bytes(self) -> int:
@@ -116,6 +143,8 @@ def choose_tiers(
     is_cpu_engine: bool = False,
     weights_bytes: int = 0,
     engine_pool_bytes: int | None = None,
+    requests: int | None = None,
+    extent: Extent = Extent.ALL,
 ) -> TierPlan:
     """The tiers of each worker. Never fails: what can't be had is left out, and a reason says why.
 
@@ -123,8 +152,12 @@ def choose_tiers(
     workers, models:   of this host: `workers` engines for each of `models` models share it equally.
     weights_bytes:     of one model; they are in memory where the engine is a CPU's.
     engine_pool_bytes: of one CPU engine, where the user said so.
+    requests:          at a time, where the user said so (--max-num-seqs).
     """
-    engine = _Engine(shape, max(1, workers) * max(1, models), is_cpu_engine, weights_bytes, engine_pool_bytes)
+    sharers = max(1, workers) * max(1, models)
+    engine = _Engine(
+        *(shape, sharers, is_cpu_engine, weights_bytes, engine_pool_bytes), requests or USUAL_REQUESTS, extent
+    )
     reasons = [_model_reason(engine)]
     ram, pool = _ram(host, engine, reasons)
     if not ram:
@@ -163,27 +196,41 @@ def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int |
         )
     )
     left = max(0, there - reserve) // engine.sharers
+    modest = int(MODEST * there) // engine.sharers
     pool = None
     if engine.is_cpu:
-        left, pool = _cpu_engine(engine, left, reasons)
+        left, pool = _cpu_engine(engine, left, modest, reasons)
+    left, limit = _least_of(engine, left, modest)
     shared = host.shared_memory
     most_shared = max(0, int(0.9 * shared.free_bytes) // engine.sharers - engine.ranks * SHARED_RANK_BYTES)
     ram = engine.most(min(left, most_shared))
     least = max(LEAST_BYTES, LEAST_CHUNKS * engine.chunk_bytes)
     short = "/dev/shm" if most_shared < left else "memory"
+    taken = f"what {short} leaves" if most_shared < left else limit
     if ram < least:
         more = "enlarge it (docker run --shm-size, or an emptyDir with medium: Memory)"
         why = f"{short} leaves {_size(min(left, most_shared))}, and {_size(least)} are the least of use"
         reasons.append(Reason("RAM", "none", f"{why}: {more}" if short == "/dev/shm" else why))
         return 0, pool
-    why = f"what {short} leaves" if ram // _STEP == min(left, most_shared) // _STEP else f"{MOST_CHUNKS:,} chunks"
+    why = taken if ram // _STEP == min(left, most_shared) // _STEP else f"{MOST_CHUNKS:,} chunks"
     if short == "/dev/shm":
         why += f" ({_size(shared.free_bytes)} of {_size(shared.total_bytes)} free)"
     reasons.append(Reason("RAM", _size(ram), why + _share_of(engine)))
     return ram, pool
 
 
-def _cpu_engine(engine: _Engine, left: int, reasons: list[Reason]) -> tuple[int, int]:
+def _least_of(engine: _Engine, left: int, modest: int) -> tuple[int, str]:
+    """What the RAM tier may take of the memory, and what limits it."""
+    limits = [(left, "what memory leaves")]
+    if engine.is_modest:
+        share = f"a quarter of the memory left: nobody asked for tiers{_share_of(engine)}"
+        limits.append((modest, share))
+        if engine.used_bytes is not None:
+            limits.append((engine.used_bytes, f"{engine.requests} texts of the model's full length"))
+    return min(limits, key=lambda each: each[0])
+
+
+def _cpu_engine(engine: _Engine, left: int, modest: int, reasons: list[Reason]) -> tuple[int, int]:
     """What the weights and the pool of a CPU engine leave, and the pool."""
     left = max(0, left - engine.weights_bytes)
     reasons.append(Reason("weights", _size(engine.weights_bytes), "a CPU engine has them in the same memory"))
@@ -191,8 +238,15 @@ def _cpu_engine(engine: _Engine, left: int, reasons: list[Reason]) -> tuple[int,
         reasons.append(Reason("engine's pool", _size(engine.pool_bytes), "as given"))
         return max(0, left - engine.pool_bytes), engine.pool_bytes
     longest = engine.longest_bytes
-    pool = min(left, max(left // 2, longest))
-    why = "half of what is left" if pool < longest or left // 2 >= longest else "one text of the model's full length"
+    usual, why = left // 2, "half of what is left"
+    if engine.is_modest:
+        used = engine.used_bytes
+        usual, why = min((modest, "a quarter of the memory left"), (usual, why), key=lambda each: each[0])
+        if used is not None and used < usual:
+            usual, why = used, f"{engine.requests} texts of the model's full length"
+    pool = min(left, max(usual, longest))
+    if usual < longest <= pool:
+        why = "one text of the model's full length"
     if pool < longest:
         why += f"; one text of {_size(longest)} does not fit: lower --max-model-len"
     reasons.append(Reason("engine's pool", _size(pool), why))
@@ -203,6 +257,9 @@ def _cpu_engine(engine: _Engine, left: int, reasons: list[Reason]) -> tuple[int,
 
 
 def _disk(host: Host, engine: _Engine, reasons: list[Reason]) -> DiskChoice | None:
+    if engine.is_modest:
+        reasons.append(Reason("disk", "none", "nobody asked for it: give --disk DIR and --disk-gib N, or --auto"))
+        return None
     if not host.disks:
         reasons.append(Reason("disk", "none", "there is no directory for it: give --disk DIR"))
         return None
@@ -224,8 +281,8 @@ def _disk(host: Host, engine: _Engine, reasons: list[Reason]) -> DiskChoice | No
         if disk is not best:
             reasons.append(Reason(f"disk {disk.directory}", "left out", f"slower or smaller than {best.directory}"))
     notes = "; it goes with the container" if best.medium is Medium.OVERLAY else ""
-    why = f"{best.describe()}; a fifth, or {_size(DISK_RESERVE_BYTES)}, stays free{notes}"
-    reasons.append(Reason(f"disk {best.directory}", _size(size), why + _share_of(engine)))
+    why = f"{best.describe()}; grows as it fills; a fifth, or {_size(DISK_RESERVE_BYTES)}, stays free{notes}"
+    reasons.append(Reason(f"disk {best.directory}", f"up to {_size(size)}", why + _share_of(engine)))
     return DiskChoice(best.directory, size)
 
 

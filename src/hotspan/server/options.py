@@ -15,6 +15,7 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
 from hotspan.keyring.keyring import open_keyring
+from hotspan.plan.tiers import Extent
 from hotspan.server.settings import HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.slab import check_room
@@ -32,7 +33,7 @@ class ServeOptions:
     is_isolated:      tenants never hit each other's texts.
     admin_token_file: None takes the token from the environment, or makes one.
     is_insecure:      other machines may reach it without a key.
-    is_auto:          the tiers of `cache` are to be chosen from the machine and the model.
+    extent:           how much the tiers of `cache` that are to be chosen may take; None if none are to be chosen.
     admin_port:       where administration is, at `admin_host`; None has it where the clients are.
     """
 
@@ -47,7 +48,7 @@ class ServeOptions:
     is_isolated: bool = True
     admin_token_file: Path | None = None
     is_insecure: bool = False
-    is_auto: bool = False
+    extent: Extent | None = None
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None
 

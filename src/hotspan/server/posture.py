@@ -344,7 +344,7 @@ _CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
 
 def _is_open(options: ServeOptions) -> bool:
     """Whether the start chooses tiers, of which some may not be memory."""
-    return options.is_auto and options.cache is not None and options.cache.persistence != "none"
+    return options.extent is not None and options.cache is not None and options.cache.persistence != "none"
 
 
 def _script(options: ServeOptions) -> Path | None:

@@ -27,6 +27,7 @@ from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
+from hotspan.plan.tiers import Extent
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
@@ -85,7 +86,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
             listeners.append(stack.enter_context(contextlib.closing(admin)))
         error_file = stack.enter_context(_error_file())
         if options.cache is not None:
-            if not options.is_auto:
+            if options.extent is None:
                 check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
         if link is None:
@@ -149,8 +150,8 @@ async def _serve(
     check_engine_adapters(environment())
     arguments.host, arguments.port = options.host, options.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
-    if options.is_auto and options.cache is not None:
-        options = _planned(options, arguments)
+    if options.extent is not None and options.cache is not None:
+        options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
     door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
@@ -223,7 +224,7 @@ def _forget(engine: "Engine") -> Forget:
     return forget
 
 
-def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
+def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> ServeOptions:
     """The same with the tiers that fit this machine and this model, which are printed.
 
     Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
@@ -234,7 +235,8 @@ def _planned(options: ServeOptions, arguments: Namespace) -> ServeOptions:
     from hotspan.plan.table import print_plan
 
     surroundings = environment()
-    plan = plan_engine(arguments, Host.probe(surroundings), options.cache)
+    host = Host.probe(surroundings, () if extent is Extent.MODEST else None)
+    plan = plan_engine(arguments, host, options.cache, extent)
     print_plan(plan)
     cache = None if options.cache is None else planned_settings(options.cache, plan)
     if cache is not None:

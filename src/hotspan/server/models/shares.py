@@ -17,7 +17,7 @@ from hotspan.config.targets import count
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape
-from hotspan.plan.tiers import TierPlan, choose_tiers
+from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import model_directory, weights_bytes
 from hotspan.server.models.devices import split_devices
 from hotspan.tiers.slab import check_room
@@ -61,7 +61,7 @@ def shares(
     split = split_devices(devices, [_wanted_devices(own) for own in models.values()])
     plans: dict[str, TierPlan] = {}
     if not devices or is_planned:
-        left = _without(host(is_planned), taken)
+        left = _without(host(any(own.extent is Extent.ALL for own in models.values())), taken)
         for (name, own), mine in zip(models.items(), split or [tuple(devices)] * len(models), strict=True):
             plans[name] = _plan(left, own, len(models), mine)
     result = {}
@@ -75,7 +75,7 @@ def shares(
 
 def _is_planned(own: Configuration) -> bool:
     """Whether its tiers are to be chosen."""
-    return own.cache is not None and (own.is_auto or not own.names_tiers)
+    return own.cache is not None and own.extent is not None
 
 
 # -- tiers that somebody named -------------------------------------------------------------------------------------
@@ -145,6 +145,8 @@ def _plan(host: Host, own: Configuration, models: int, devices: Sequence[str]) -
         is_cpu_engine=not devices,
         weights_bytes=weights,
         engine_pool_bytes=pool or None,
+        requests=count(settings, "max_num_seqs", 0) or None,
+        extent=own.extent or Extent.ALL,
     )
 
 
