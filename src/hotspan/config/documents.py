@@ -1,7 +1,7 @@
 """YAML files of settings: a mapping whose names know their lines."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Entry:
     """One name of a file's mapping, its value, and where it stands."""
 
     name: str
-    value: Any
+    value: Any = field(repr=False)
     place: str
 
 

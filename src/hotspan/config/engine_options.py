@@ -5,7 +5,7 @@ The parser itself is the engine's; who calls this hands in what it says.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hotspan.config.keys import KEYS, meant
@@ -30,7 +30,7 @@ class Words:
     """An option of the command line as it stood; `name` is None for words before the first option."""
 
     name: str | None
-    words: tuple[str, ...]
+    words: tuple[str, ...] = field(repr=False)
 
     @property
     def value(self) -> Any:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from hotspan.config.environment import is_service_link
 from hotspan.config.keys import KEYS, meant
 from hotspan.config.kinds import Kind
 from hotspan.config.lmcache_names import ACCEPTED, EXTRA, IGNORED_VARIABLES, RENAMED, SURPRISES
-from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said
+from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.core.errors import ConfigError
 from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
 
@@ -38,7 +38,7 @@ class _Value:
     """One of LMCache's names with its value, wherever it stands."""
 
     name: str
-    raw: Any
+    raw: Any = field(repr=False)
     source: Source
     written: str
     place: str
@@ -86,7 +86,9 @@ class LmcacheReader:
             )
         extra = config.get("kv_connector_extra_config") or {}
         if not isinstance(extra, Mapping):
-            raise ConfigError(f"{place}: kv_connector_extra_config is {extra!r}: give a JSON object, or leave it out")
+            raise ConfigError(
+                f"{place}: kv_connector_extra_config is {shown('', extra)!r}: give a JSON object, or leave it out"
+            )
         for name, raw in extra.items():
             if str(name).startswith(f"{_IN_CONNECTOR}mp."):
                 self._note(
@@ -147,7 +149,9 @@ class LmcacheReader:
         try:
             url = urlsplit(text)
         except ValueError as error:
-            raise ConfigError(f"{value.where} is {text!r}, which is no URL ({error})") from error
+            raise ConfigError(
+                f"{value.where} is {shown(value.name, text)!r}, which is no URL: give SCHEME://HOST"
+            ) from error
         if url.scheme in ("fs", "file"):
             text = f"file://{url.path}" if url.scheme == "fs" else text
         elif url.scheme == "valkey":

@@ -26,6 +26,7 @@ from obstore.store import S3Store
 
 from hotspan.config.admin_token import is_private_directory
 from hotspan.core.errors import ConfigError
+from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
 
 logger = logging.getLogger(__name__)
@@ -99,10 +100,10 @@ def fetch_model(url: str, cache: Path, *, is_secure: bool = False) -> Path:
 
 def _opened(url: str) -> S3Store:
     parts = urlsplit(url)
+    if redacted_text(url) != url or "@" in parts.netloc:
+        raise ConfigError("a model's address holds a credential: leave it out, and set AWS_ACCESS_KEY_ID and the like")
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
         raise ConfigError(f"{url!r} is no model in S3: write s3://BUCKET/PREFIX")
-    if parts.username or parts.password:
-        raise ConfigError("a model's address holds a credential: leave it out, and set AWS_ACCESS_KEY_ID and the like")
     try:
         return S3Store(
             parts.netloc,

@@ -1,16 +1,13 @@
 """Values with where they were written, and which of them counts."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 from hotspan.core.errors import ConfigError
-
-_SECRET = re.compile(r"(^|[_.-])(token|key|password|secret|pass)$", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"(://[^/@\s:]*):[^/@\s]*@")
+from hotspan.core.redaction import redacted
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
@@ -128,11 +125,7 @@ def said(place: str, written: str) -> str:
 
 def shown(name: str, value: Any) -> str:
     """A value for people to read; secrets are left out."""
-    if _SECRET.search(name) and value is not None:
-        return "***"
     if value is None:
         return "none"
-    if isinstance(value, Mapping):
-        value = {inner: "***" if _SECRET.search(str(inner)) else given for inner, given in value.items()}
-    text = json.dumps(value, default=str) if isinstance(value, bool | Mapping | list | tuple) else str(value)
-    return _CREDENTIALS.sub(r"\1:***@", text)
+    value = redacted(value, name)
+    return json.dumps(value, default=str) if isinstance(value, bool | Mapping | list) else str(value)

@@ -26,8 +26,8 @@ class CommandLine:
     """
 
     model: str | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    words: Sequence[str] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    words: Sequence[str] = field(default=(), repr=False)
 
 
 def read_command_line(command_line: CommandLine) -> list[Given]:

@@ -1,7 +1,7 @@
 """Java's properties files: serving.properties and config.properties."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
@@ -17,7 +17,7 @@ class Property:
     """One entry, and the line that it begins in."""
 
     name: str
-    value: str
+    value: str = field(repr=False)
     line: int
 
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.redaction import is_reference, is_secret, redacted_text
 
 _MOST_BYTES = 4 << 20
-
-SECRETS = frozenset({"password", "secret_access_key", "session_token"})
-"""Names of options that are secrets."""
 
 
 def read_private(path: Path, what: str) -> str:
@@ -45,21 +43,29 @@ def is_token(text: str) -> bool:
 
 
 def resolved(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Options with those that are secrets (SECRETS) fetched from where they are: file:PATH or env:NAME.
+    """Options with those that are secrets fetched from where they are: file:PATH or env:NAME.
 
     Raises: ConfigError for a secret that is written out, or is not there.
     """
-    return {name: _fetched(name, value, environment) if name in SECRETS else value for name, value in options.items()}
+    check_references(options)
+    return {name: _fetched(name, value, environment) if is_secret(name) else value for name, value in options.items()}
+
+
+def check_references(options: Mapping[str, str]) -> None:
+    """Raise ConfigError for a secret that is written out, under whatever spelling of its name or in a URL."""
+    for name, value in options.items():
+        if not is_secret(name) and redacted_text(value) != value:
+            raise ConfigError(f"{name} holds a password or a key: leave it out of the URL")
+        if is_secret(name) and not is_reference(value):
+            raise ConfigError(
+                f"{name} is a secret: write {name}=file:/PATH (mode 0600) or {name}=env:NAME, not the secret itself"
+            )
 
 
 def _fetched(name: str, reference: str, environment: Mapping[str, str]) -> str:
     kind, _, where = reference.partition(":")
-    if kind == "file" and where:
+    if kind == "file":
         return read_private(Path(where).expanduser(), f"the {name}").strip()
-    if kind == "env" and where:
-        if not environment.get(where):
-            raise ConfigError(f"{name} is to be in the variable {where}, which is not set")
-        return environment[where]
-    raise ConfigError(
-        f"{name} is a secret: write {name}=file:/PATH (mode 0600) or {name}=env:NAME, not the secret itself"
-    )
+    if not environment.get(where):
+        raise ConfigError(f"{name} is to be in the variable {where}, which is not set")
+    return environment[where]

@@ -34,7 +34,7 @@ class L2Settings:
     """
 
     url: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     log: str | None = None
     threads: int = 4
 

@@ -6,6 +6,7 @@ from typing import cast
 
 from hotspan.config.keys import BY_NAME
 from hotspan.config.origin import Setting, Source, shown
+from hotspan.config.secrets import check_references
 from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings, StoreSettings
 from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.config.tenants import Tenants
@@ -38,6 +39,7 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
     try:
         for name, options in (("l2", value["l2_option"] or {}), ("l2_log", {})):
             if value[name] is not None:
+                check_references(options)
                 check_store(BY_NAME[name].flag, value[name], options)
         if value["no_cache"]:
             return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
 from hotspan.router.health import HealthSettings
 from hotspan.router.policy import Weights
@@ -139,10 +140,10 @@ def _url(url: str, text: str) -> str:
     except ValueError:
         is_fine = False
     if not is_fine:
-        raise ConfigError(f"--replica {text}: {url!r} is no URL of a server: give one like http://10.0.0.5:8080")
+        raise ConfigError(f"--replica {redacted_text(text)} is no URL of a server: give one like http://10.0.0.5:8080")
     if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError(
-            f"--replica {text}: give scheme, host and port alone, such as {parts.scheme}://{parts.hostname}"
+            f"--replica {redacted_text(text)}: give scheme, host and port alone, such as {parts.scheme}://{parts.hostname}"
         )
     return f"{parts.scheme}://{parts.netloc.lower()}"
 

@@ -41,7 +41,7 @@ class ServeOptions:
     host: str
     port: int
     cache: CacheSettings | None
-    engine: tuple[str, ...] = ()
+    engine: tuple[str, ...] = field(default=(), repr=False)
     drain_s: int = 30
     server: ServerSettings = field(default_factory=ServerSettings)
     tenants: Tenants = field(default_factory=Tenants)

@@ -4,14 +4,15 @@ import dataclasses
 import logging
 import math
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit, urlunsplit
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.redaction import is_secret, redacted, redacted_text
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.hyperpod_settings import PREFIX, HyperpodSettings, parse_hyperpod_settings
 from hotspan.tiers.stores.s3_settings import S3Settings
@@ -38,32 +39,47 @@ class StoreAddress:
 
 
 def parse_store_url(option: str, url: str) -> StoreAddress:
-    """Raises: ConfigError that names `option` and says what to write instead."""
+    """Raises: ConfigError that names `option` and says what to write instead; it repeats no secret."""
+    shown = redacted_text(url)
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{option} is {url!r}, which is no URL ({error})") from error
+    except ValueError as error:  # which quotes the URL
+        raise ConfigError(f"{option} is {shown!r}, which is no URL: give SCHEME://HOST:PORT") from error
     if parts.scheme == "lm":
         raise ConfigError(
-            f"{option} {url}: LMCache's server speaks a protocol of its own, with values only LMCache can read. Start "
-            f"`hotspan daemon --size-gib N` on the node and give sagemaker-hyperpod://127.0.0.1:{DAEMON_PORT}, or "
-            "use redis://HOST:6379"
+            f"{option} {shown}: LMCache's server speaks a protocol of its own, with values only LMCache can read. "
+            f"Start `hotspan daemon --size-gib N` on the node and give sagemaker-hyperpod://127.0.0.1:{DAEMON_PORT} "
+            "or redis://HOST:6379"
         )
     if parts.scheme not in _OPENERS:
         meant = get_close_matches(parts.scheme, _OPENERS, 1)
         known = ", ".join(f"{scheme}://" for scheme in _OPENERS)
-        raise ConfigError(f"{option} is {url!r}: {f'did you mean {meant[0]}://?' if meant else f'give one of {known}'}")
-    if parts.password:
         raise ConfigError(
-            f"{option} holds a password, which other users of the machine and the log would see: leave it out and give "
-            f"{option}-option password=file:/PATH (or password=env:NAME)"
+            f"{option} is {shown!r}: {f'did you mean {meant[0]}://?' if meant else f'give one of {known}'}"
         )
+    _refuse_secrets(option, parts)
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-        raise ConfigError(f"{option} is {url!r}: a directory is written file:///SHARED/DIRECTORY, with three slashes")
+        raise ConfigError(f"{option} is {shown!r}: a directory is written file:///SHARED/DIRECTORY, with three slashes")
     if parts.scheme not in ("file",) and not parts.hostname:
-        raise ConfigError(f"{option} is {url!r}: the host is missing, as in {parts.scheme}://HOST")
+        raise ConfigError(f"{option} is {shown!r}: the host is missing, as in {parts.scheme}://HOST")
     return StoreAddress(parts.scheme, parts.hostname or "", port, parts.path, url)
+
+
+def _refuse_secrets(option: str, parts: SplitResult) -> None:
+    """Raise ConfigError for a URL with a password, a user or a query that would be seen, or have no effect."""
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    is_redis = parts.scheme in ("redis", "rediss")
+    if parts.password or (not is_redis and "@" in parts.netloc) or any(map(is_secret, names)):
+        raise ConfigError(
+            f"{option} holds a password or a key, which other users of the machine and the log would see: leave it out "
+            f"and give {_SECRET_OPTIONS.get(parts.scheme, _NO_SECRET)}"
+        )
+    if (parts.query and not is_redis) or parts.fragment:
+        raise ConfigError(
+            f"{option} is {redacted_text(parts.geturl())!r}: what stands behind ? or # has no effect there: leave it "
+            "out (options of an L2 are given with --l2-option)"
+        )
 
 
 def check_store(option: str, url: str, options: Options) -> None:
@@ -120,14 +136,31 @@ def _s3(address: StoreAddress, options: Options) -> ObjectStore:
 
 
 def _s3_settings(options: Options) -> S3Settings:
-
     kinds = {
         field.name: type(field.default)
         for field in dataclasses.fields(S3Settings)
         if field.default is not dataclasses.MISSING
     }
     own = _typed({name: value for name, value in options.items() if name in kinds}, kinds)
-    return S3Settings(client={n: v for n, v in options.items() if n not in kinds}, **own)
+    client = {name: value for name, value in options.items() if name not in kinds}
+    _check_client(client, kinds)
+    return S3Settings(client=client, **own)
+
+
+def _check_client(client: Options, known: Iterable[str]) -> None:
+    """Raise ConfigError for an option that is neither ours nor obstore's."""
+    from obstore.exceptions import BaseError, UnknownConfigurationKeyError
+    from obstore.store import S3Store as ObstoreS3
+
+    for name in client:
+        try:
+            ObstoreS3("bucket", config={name: ""})  # type: ignore[arg-type]
+        except UnknownConfigurationKeyError as error:
+            meant = get_close_matches(name, known, 1)
+            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(known)} and obstore's (endpoint, ...)"
+            raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}") from error
+        except (BaseError, ValueError):
+            pass  # an empty value will not do for it; which it is to be is not known here
 
 
 def _hyperpod(address: StoreAddress, options: Options) -> ObjectStore:
@@ -154,6 +187,15 @@ _OPENERS: dict[str, Callable[[StoreAddress, Options], ObjectStore]] = {
     "rediss": _redis,
     "file": _file,
     "s3": _s3,
+}
+
+_REDIS_PASSWORD = "--l2-option password=file:/PATH (or password=env:NAME)"
+_NO_SECRET = "none: this kind of L2 takes none"
+_SECRET_OPTIONS = {
+    "redis": _REDIS_PASSWORD,
+    "rediss": _REDIS_PASSWORD,
+    "s3": "--l2-option access_key_id=... and secret_access_key=file:/PATH (or env:NAME), or set AWS_ACCESS_KEY_ID and "
+    "the like",
 }
 
 _SETTINGS: dict[str, Callable[[Options], object]] = {
@@ -186,14 +228,15 @@ def _typed(options: Options, kinds: Mapping[str, type], also: str = "") -> dict[
 
 
 def _value(name: str, text: str, kind: type) -> Any:
+    shown = redacted(text, name)
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise ConfigError(f"--l2-option {name} is {text!r}: give true or false")
+        raise ConfigError(f"--l2-option {name} is {shown!r}: give true or false")
     try:
         value = kind(text)
     except ValueError as error:
-        raise ConfigError(f"--l2-option {name} is {text!r}: give a number") from error
+        raise ConfigError(f"--l2-option {name} is {shown!r}: give a number") from error
     if kind is float and not math.isfinite(value):
-        raise ConfigError(f"--l2-option {name} is {text!r}: give a finite number")
+        raise ConfigError(f"--l2-option {name} is {shown!r}: give a finite number")
     return value
