@@ -255,6 +255,29 @@ async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
 
 
+async def test_bodies_of_one_key_leave_room_for_others() -> None:
+    """Uploads of one key that fill all the memory that it can have: another key's requests are answered."""
+    import hashlib
+
+    keys = {hashlib.sha256(key).digest(): "" for key in (b"sk-1", b"sk-2")}
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-1\r\ncontent-length: 100000\r\n\r\n"
+    async with replicas(say_ok) as (fake,), routed([fake], keys=keys, held_bytes=4000) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        slow = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
+        for _, writer in slow:
+            writer.write(head + b" " * 900)
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in slow]
+        async with asyncio.timeout(60):
+            for answer in asyncio.as_completed(answers):
+                assert b" 503 " in await answer
+                break
+        assert await at.status({"prompt": "a" * 800}, headers={"authorization": "Bearer sk-2"}) == 200
+        for answer in answers:
+            answer.cancel()
+        for _, writer in slow:
+            writer.close()
+
+
 async def test_keys_are_checked_here_where_they_are_given() -> None:
     """With keys, a request without one is a 401 that reaches no replica; health stays open, the key is handed on."""
     import hashlib

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from hotspan.core.budget import Budget
 from hotspan.core.errors import HotspanError
 from hotspan.core.types import MIB
 
@@ -178,20 +179,22 @@ class Watched:
 
 
 class Bodies:
-    """Reads bodies, and knows how many bytes of them are held. most: of one. most_held: of all together."""
+    """Reads bodies, and counts the bytes that are held of each owner's: half of the memory is divided between them.
 
-    def __init__(self, most: int, most_held: int) -> None:
+    most: of one body. most_held: of all together. owners: how many there are; API keys, where clients need one.
+    """
+
+    def __init__(self, most: int, most_held: int, owners: int = 1) -> None:
         self._most = most
-        self._most_held = most_held
-        self.held = 0
+        self._held = Budget(most_held, owners)
 
-    async def read(self, exchange: Exchange) -> bytes:
+    async def read(self, exchange: Exchange, owner: bytes = b"") -> bytes:
         """The whole body, which is held until `let_go`.
 
         Raises: Refusal 408, 413 or 503; ClientGone.
         """
         length = exchange.headers.get("content-length", "0")
-        self._check(int(length) if length.isdigit() else 0, 0)
+        self._check(int(length) if length.isdigit() else 0)
         now = asyncio.get_running_loop().time
         began_s, size, parts, more = now(), 0, [], True
         try:
@@ -199,13 +202,14 @@ class Bodies:
                 while more:
                     part, more = await exchange.part()
                     size += len(part)
-                    self._check(size, len(part))
-                    self.held += len(part)
+                    self._check(size)
+                    if not self._held.take(owner, len(part)):
+                        raise Refusal(503, "your requests hold as much memory as they may: try again", retry_s=1)
                     parts.append(part)
                     if more:
                         limit.reschedule(min(now() + STALL_S, began_s + STALL_S + size / LEAST_RATE))
         except BaseException as error:
-            self.held -= sum(map(len, parts))
+            self._held.give(owner, sum(map(len, parts)))
             if isinstance(error, TimeoutError):
                 raise Refusal(
                     408,
@@ -215,17 +219,15 @@ class Bodies:
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def let_go(self, body: bytes) -> None:
+    def let_go(self, body: bytes, owner: bytes = b"") -> None:
         """A body is not needed any more."""
-        self.held -= len(body)
+        self._held.give(owner, len(body))
 
-    def _check(self, size: int, more: int) -> None:
+    def _check(self, size: int) -> None:
         if size > self._most:
             raise Refusal(
                 413, f"the body is larger than {self._most / MIB:g} MiB: send less, or raise max_request_bytes"
             )
-        if self.held + more > self._most_held:
-            raise Refusal(503, "the router holds as many bytes of requests as it may: try again", retry_s=1)
 
 
 def _request_id(headers: dict[str, str]) -> str:

@@ -63,7 +63,7 @@ class Gateway:
         self._counts = parts.counts
         self._upstream = parts.upstream
         self._names = [replica.url for replica in settings.replicas]
-        self._bodies = Bodies(settings.max_request_bytes, settings.held_bytes)
+        self._bodies = Bodies(settings.max_request_bytes, settings.held_bytes, max(1, len(settings.keys)))
         self._answers = {
             Route.WORK: self._work,
             Route.ONE: self._one,
@@ -131,29 +131,32 @@ class Gateway:
         if self.is_draining:
             raise Refusal(503, "the router stops: send this to another one, or try again", retry_s=1)
         began_s = self._parts.clock.monotonic()
-        body = await self._bodies.read(exchange)
+        owner = self._owner(exchange)
+        body = await self._bodies.read(exchange, owner)
         try:
             async with exchange.watched():
                 return await self._parts.carrier.carry(exchange, body, self._ask(exchange, body), began_s)
         finally:
-            self._bodies.let_go(body)
+            self._bodies.let_go(body, owner)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica."""
-        body = await self._bodies.read(exchange)
+        owner = self._owner(exchange)
+        body = await self._bodies.read(exchange, owner)
         try:
             async with exchange.watched():
                 return await self._parts.carrier.carry(exchange, body, _NOTHING, self._parts.clock.monotonic())
         finally:
-            self._bodies.let_go(body)
+            self._bodies.let_go(body, owner)
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
-        body = await self._bodies.read(exchange)
+        owner = self._owner(exchange)
+        body = await self._bodies.read(exchange, owner)
         try:
             is_complete = await ask_everybody(self._upstream, self._names, exchange, body)
         finally:
-            self._bodies.let_go(body)
+            self._bodies.let_go(body, owner)
         outcome = "complete" if is_complete else "incomplete"
         self._counts.fan_outs[outcome,] = self._counts.fan_outs.get((outcome,), 0) + 1
         return outcome
@@ -186,6 +189,11 @@ class Gateway:
         if shown is None or key_digest(shown) not in keys:
             message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
             raise Refusal(401, message, code="invalid_api_key")
+
+    def _owner(self, exchange: Exchange) -> bytes:
+        """Whose memory a request's body takes: its key's, which has been checked, or everybody's."""
+        shown = shown_key(exchange.headers) if self._settings.keys else None
+        return b"" if shown is None else key_digest(shown)
 
     def _ask(self, exchange: Exchange, body: bytes) -> Ask:
         """What the choice depends on; where it can't be told, the size alone."""

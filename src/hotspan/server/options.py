@@ -58,6 +58,11 @@ class ServeOptions:
         return self.tenants.has_keys
 
     @property
+    def principals(self) -> int:
+        """How many there can be: tenants, the administrator, and clients without a key."""
+        return len(self.tenants.tenants) + 2
+
+    @property
     def engine_values(self) -> dict[str, Any]:
         """The engine's options by their names, as they were written; of one that is given twice, the last."""
         return {option.name: option.value for option in split_words(self.engine) if option.name is not None}
@@ -75,12 +80,15 @@ def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptio
     return replace(options, model=str(directory), engine=(*options.engine, *name))
 
 
-def http_settings(server: ServerSettings, names: Iterable[str], *, is_embedding: bool) -> HttpSettings:
+def http_settings(
+    server: ServerSettings, names: Iterable[str], *, is_embedding: bool, principals: int = 2
+) -> HttpSettings:
     """The HTTP side of a server whose base model has these names."""
     sessions = server.sessions
     http = HttpSettings(
         model_names=tuple(dict.fromkeys((*names, "lmi", "model"))),
         is_embedding=is_embedding,
+        principals=principals,
         compat=server.compat,
         sessions_path=None if sessions is None else str(sessions.path),
         job_queue_size=server.job_queue_size,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
@@ -137,6 +137,9 @@ UNLESS_SHARED = (
 SHARED = (*CLIENT_READS, "/hotspan/cache/invalidate")
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
+BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")
+"""Methods whose bodies mean nothing."""
+
 METRICS = "/metrics"
 """Public, as scrapers expect, on a server without keys whose operator gave no admin token; otherwise the
 administrator's: counts tell one tenant what the others do."""
@@ -167,6 +170,9 @@ class App(Protocol):
 class Gate:
     """The app behind its policy. Pure ASGI, outermost: nothing of a request that is refused reaches the app.
 
+    The body of a request to a public route, or of a method that has none, is never read: its memory would be
+    everybody's, and anybody could take it.
+
     The route is found by the app's own routes, so that what is checked is what is called.
 
     admin_port: where administration is, and nothing else; None has all at one port. What counts is the port that the
@@ -193,6 +199,8 @@ class Gate:
         if (refusal := _refusal(access, principal)) is not None:
             await _refuse(refusal, scope, receive, send)
             return
+        if access is Access.PUBLIC or scope.get("method") in BODILESS:
+            receive = _without_body(receive)
         with asking(principal or ANYBODY):
             await self._app(scope, receive, send)
 
@@ -258,6 +266,20 @@ def _refusal(access: Access | None, principal: Principal | None) -> Refusal | No
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
     """A browser's question whether it may ask, which carries no key and which the app answers by itself."""
     return scope.get("method") == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+def _without_body(receive: Receive) -> Receive:
+    """What an app receives of a request whose body is left unread; once it is answered, the server drops the rest."""
+    parts: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def received() -> Message:
+        if parts:
+            return parts.pop()
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return received
 
 
 async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:

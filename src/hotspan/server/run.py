@@ -169,7 +169,9 @@ async def _serve(
                     logger.info("load_path_warmed tokens=%d", loaded)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
-            http = http_settings(options.server, engine.names, is_embedding=engine.is_embedding)
+            http = http_settings(
+                options.server, engine.names, is_embedding=engine.is_embedding, principals=options.principals
+            )
             front = Front(
                 engine.app,
                 http,

@@ -21,14 +21,16 @@ class HttpSettings:
     close_forgets:      closing a session also invalidates what the cache holds of it.
     job_queue_size:     requests in the engine at a time; more are refused.
     max_request_bytes:  of one body.
-    held_bytes:         of all bodies in memory.
+    held_bytes:         of all bodies in memory; half of it is divided between the principals.
+    principals:         how many there are: tenants, the administrator, and clients without a key.
     stall_s:            without a byte of a body.
     least_rate:         of a body, on average, in bytes/s; `stall_s` more is allowed.
     predict_timeout_s:  from admission to the last byte of the answer.
     head_s:             for a request's head, from its first byte (or the connection) on.
     deaf_s:             without a byte of the answer being read.
     idle_s:             between two requests of a connection.
-    connections:        at a time; the one that waits longest without a request makes room for a new one.
+    connections:        at a time; the one that waits longest without a request makes room for a new one. Bodies may
+                        arrive on half of them, which is divided as `held_bytes` is.
     """
 
     model_names: tuple[str, ...] = ("lmi", "model")
@@ -41,6 +43,7 @@ class HttpSettings:
     job_queue_size: int = 1000
     max_request_bytes: int = 64 * MIB
     held_bytes: int = GIB
+    principals: int = 2
     stall_s: float = 10.0
     least_rate: float = 1e5
     predict_timeout_s: float = 240.0

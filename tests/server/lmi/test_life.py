@@ -260,9 +260,9 @@ async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
     async with serving_a_file(app) as path:
         _, writer = await asyncio.open_unix_connection(path)
         writer.write(HEAD + b"content-length: 500\r\n\r\n{")
-        await until(lambda: app._bodies._held == 1)
+        await until(lambda: app._bodies._held.used == 1)
         writer.close()
-        await until(lambda: app._bodies._held == 0, 0.5)
+        await until(lambda: app._bodies._held.used == 0, 0.5)
         assert not engine.seen
 
 

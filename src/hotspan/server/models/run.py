@@ -241,7 +241,7 @@ async def _serve(
     prepared: Prepared, options: ServeOptions, listeners: list[socket.socket], gate: Callable[[StoreFront], Gate]
 ) -> None:
     began_s = time.monotonic()
-    models, http = prepared.models, prepared.http
+    models, http = prepared.models, replace(prepared.http, principals=options.principals)
     front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
     given = options.engine_values
     tls = tls_options(given)
