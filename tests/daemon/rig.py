@@ -42,6 +42,7 @@ class DaemonProcess:
     def __init__(self, size_gib: float = 1 / 16, options: tuple[str, ...] = ()) -> None:
         self.name = f"hotspan-test-{os.getpid()}-{secrets.token_hex(4)}"
         self.segment = SHARED_MEMORY / self.name
+        self.kept = SHARED_MEMORY / f".{self.name}.hotspan"
         self.door = SHARED_MEMORY / f"{self.name}.sock"
         self.port = 0
         self._size_gib = size_gib
@@ -106,6 +107,7 @@ class DaemonProcess:
         if self._process is not None:
             self.stop()
         self.segment.unlink(missing_ok=True)
+        self.kept.unlink(missing_ok=True)
         self.door.unlink(missing_ok=True)
 
     def request(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:

@@ -33,7 +33,8 @@ def name() -> Iterator[str]:
     """Of a segment that nobody has."""
     name = f"hotspan-test-{secrets.token_hex(6)}"
     yield name
-    (SHARED_MEMORY / name).unlink(missing_ok=True)
+    for file in (name, f".{name}.hotspan"):
+        (SHARED_MEMORY / file).unlink(missing_ok=True)
 
 
 def test_all_pages_are_there(name: str) -> None:
@@ -43,7 +44,7 @@ def test_all_pages_are_there(name: str) -> None:
         assert segment.path == SHARED_MEMORY / name
         assert found.st_size == SIZE == len(segment.view) and found.st_blocks * 512 >= SIZE
         assert stat.S_IMODE(found.st_mode) == 0o640
-    assert not segment.path.exists()
+    assert not segment.path.exists() and not segment.kept.exists()
     segment.close()
 
 
@@ -101,7 +102,64 @@ def test_what_hotspan_did_not_make_is_left_alone(name: str, kind: str, tmp_path:
         path.mkdir()
     with pytest.raises(ConfigError, match="remove it"):
         SharedSegment(name, SIZE, directory=tmp_path)
-    assert os.path.lexists(path) and not (tmp_path / "elsewhere").exists()
+    assert os.path.lexists(path) and os.listdir(tmp_path) == [name]
+
+
+def test_a_removed_name_is_put_back(name: str) -> None:
+    """Either name is another link to the same file again, however it went; nothing is done while both are there."""
+    with SharedSegment(name, SIZE) as segment:
+        segment.view[PAGE_BYTES : PAGE_BYTES + 4] = b"mine"
+        segment.keep_names()
+        assert segment.restored == 0
+        for count, path in enumerate((segment.path, segment.kept), 1):
+            path.unlink()
+            segment.keep_names()
+            assert path.read_bytes()[PAGE_BYTES : PAGE_BYTES + 4] == b"mine" and segment.restored == count
+        assert segment.is_named and segment.path.stat().st_nlink == 2
+
+
+def test_a_name_that_another_file_has_taken_is_its_own(name: str, tmp_path: Path) -> None:
+    """A foreign file, or a link, is neither replaced nor removed, now or at the end; without it the name is back."""
+    with SharedSegment(name, SIZE, directory=tmp_path) as segment:
+        for make in (lambda: segment.path.write_bytes(b"theirs"), lambda: segment.path.symlink_to("nowhere")):
+            segment.path.unlink()
+            make()
+            theirs = segment.path.lstat()
+            segment.keep_names()
+            assert not segment.is_named and os.path.samestat(segment.path.lstat(), theirs)
+            segment.path.unlink()
+            segment.keep_names()
+            assert segment.is_named
+        segment.path.unlink()
+        segment.path.write_bytes(b"theirs")
+    assert segment.path.read_bytes() == b"theirs" and os.listdir(tmp_path) == [name]
+
+
+def test_without_any_name_the_segment_lives_on(name: str) -> None:
+    """Both names gone at once can't be put back: whoever has the file goes on with it, and that it is lost is known."""
+    with SharedSegment(name, SIZE) as segment:
+        segment.path.unlink()
+        segment.kept.unlink()
+        segment.keep_names()
+        assert not segment.is_named and segment.restored == 0
+        segment.view[PAGE_BYTES : PAGE_BYTES + 4] = b"mine"
+
+
+@pytest.mark.parametrize("left", ["both", "known", "kept"])
+def test_what_a_crash_left_is_taken_away(name: str, left: str) -> None:
+    """Names of a daemon that was killed, or what clients left of them, are gone with the next one's start and end."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, name, str(SIZE)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    known, kept = SHARED_MEMORY / name, SHARED_MEMORY / f".{name}.hotspan"
+    before = known.stat().st_ino
+    if left != "both":
+        (known if left == "kept" else kept).unlink()
+    with SharedSegment(name, SIZE) as segment:
+        assert segment.path.stat().st_ino == segment.kept.stat().st_ino != before
+    assert not known.exists() and not kept.exists()
 
 
 def test_half_a_start_is_stale(name: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _COUNTERS = {
     "refused_exists": "Puts of what was there, or being written.",
     "refused_too_large": "Puts larger than the cache.",
     "refused_no_room": "Puts for which nothing could give way.",
+    "segment_names_restored": "Names of the shared memory that a client removed and that were put back.",
     "disk_stored": "Objects written to disk.",
     "disk_stored_bytes": "Bytes written to disk.",
     "disk_loaded": "Objects read from disk into memory.",
@@ -47,6 +48,7 @@ class DaemonGauges:
     objects, used_bytes: whole, in memory. pinned_bytes: leased or being written, so that they can't give way.
     disk_unsaved:        objects that wait to be written to disk, and notes of what is there, which a kill would lose.
     disk_is_up:          0 if there is none, or it is left alone.
+    segment_named:       0 if clients don't find the shared memory by its name, and miss everything.
     is_exposed:          1 if other machines can reach the HTTP port, which knows no authentication.
     """
 
@@ -65,6 +67,7 @@ class DaemonGauges:
     http_connections: int
     log_entries: int
     replicas: int
+    segment_named: int
     is_exposed: int
     uptime_s: float
 
@@ -76,10 +79,12 @@ class DaemonFigures:
     pool: PoolCounts
     disk: DiskCounts
     gauges: Callable[[], DaemonGauges]
+    names_restored: Callable[[], int]
 
     def counts(self) -> dict[str, int]:
         """What only grows, by name."""
-        return {**asdict(self.pool), **{f"disk_{name}": value for name, value in asdict(self.disk).items()}}
+        of_disk = {f"disk_{name}": value for name, value in asdict(self.disk).items()}
+        return {**asdict(self.pool), "segment_names_restored": self.names_restored(), **of_disk}
 
     def stats(self) -> dict[str, Any]:
         """All of them by name."""

@@ -4,10 +4,14 @@
 
 Whoever lives holds a lock on it. A segment of a daemon that was killed is replaced by a new file, never written over: a
 client that still maps the old one reads what it was promised. A file that hotspan did not make is left alone.
+
+The file has two names, NAME and .NAME.hotspan. Clients know the first, and some remove it: Python's resource tracker
+(before 3.13) unlinks every segment that its process attached by name. It is put back as another link to the same file.
 """
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import stat
@@ -21,6 +25,8 @@ from hotspan.core.types import GIB, MIB, PAGE_BYTES
 from hotspan.tiers.pages import populate
 from hotspan.tiers.slab import SHARED_MEMORY
 
+logger = logging.getLogger(__name__)
+
 HEADER_BYTES = PAGE_BYTES
 LEAST_BYTES = MIB
 _HEADER = struct.Struct("<16sQQ")
@@ -31,6 +37,7 @@ _PIECE_BYTES = 256 * MIB
 class SharedSegment:
     """`size` bytes of shared memory under a name.
 
+    restored:    how often a name was put back. is_named: whether clients find it by its name.
     is_stopping: asked every 256 MiB while the pages are made (1 s for 2-8 GiB); True ends it with InterruptedError.
     Raises:      ConfigError if the name is in use, or there is no room.
     """
@@ -47,9 +54,13 @@ class SharedSegment:
         if size < LEAST_BYTES:
             raise ConfigError(f"a cache of {size} bytes holds nothing: give --size-gib {LEAST_BYTES / GIB:.3f} or more")
         self.path = directory / file_name(name)
+        self.kept = directory / f".{self.path.name}.hotspan"
         self.bytes = size // PAGE_BYTES * PAGE_BYTES
+        self.restored = 0
+        self.is_named = True
         self._fd = self._create(mode)
         try:
+            self._take_name()
             self._check_room(directory)
             os.ftruncate(self._fd, self.bytes)
             os.pwrite(self._fd, _HEADER.pack(_MAGIC, 1, self.bytes), 0)
@@ -58,7 +69,7 @@ class SharedSegment:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             self._populate(is_stopping)
         except BaseException:
-            self.path.unlink(missing_ok=True)
+            self._drop_names()
             os.close(self._fd)
             raise
         self.view = memoryview(self._map)
@@ -67,11 +78,28 @@ class SharedSegment:
         """A descriptor of the segment to give away: the daemon's own would carry its lock along."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
 
+    def keep_names(self) -> None:
+        """Put back a name that somebody removed. One that another file has taken is that file's."""
+        why = "another file has it: remove that"
+        for path in (self.path, self.kept):
+            if os.path.lexists(path):
+                continue
+            try:
+                self._link(path)
+            except OSError as error:
+                why = f"it can't be put back ({error.strerror}): start the daemon again"
+                continue
+            self.restored += 1
+            logger.info("segment_name_restored path=%s: a client removed it", path)
+        was_named, self.is_named = self.is_named, self._is_ours(self.path)
+        if was_named and not self.is_named:
+            logger.warning("segment_name_lost path=%s: new clients miss everything, and %s", self.path, why)
+
     def close(self) -> None:
-        """Drop the name and unmap; clients keep what they have mapped."""
+        """Drop the names and unmap; clients keep what they have mapped."""
         if self._fd < 0:
             return
-        self.path.unlink(missing_ok=True)
+        self._drop_names()
         self.view.release()
         with contextlib.suppress(BufferError):  # a view that lives on keeps the mapping
             self._map.close()
@@ -87,12 +115,12 @@ class SharedSegment:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _create(self, mode: int) -> int:
-        """A new, locked file under the name."""
+        """A new, locked file under the name that clients don't know."""
         while True:
             try:
-                fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                fd = os.open(self.kept, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             except FileExistsError:
-                self._remove_stale()
+                self._remove_stale(self.kept)
                 continue
             except OSError as error:
                 raise ConfigError(
@@ -107,16 +135,43 @@ class SharedSegment:
                 raise
             os.close(fd)
 
-    def _remove_stale(self) -> None:
+    def _take_name(self) -> None:
+        """Give the file the name that clients know."""
+        while True:
+            try:
+                self._link(self.path)
+                return
+            except FileExistsError:
+                self._remove_stale(self.path)
+
+    def _link(self, path: Path) -> None:
+        """Give the file that is open another name: not what happens to have its name now."""
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # with a descriptor Python calls linkat, which follows the link in /proc
+            os.link(f"/proc/self/fd/{self._fd}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+        finally:
+            os.close(directory)
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.lstat(path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def _drop_names(self) -> None:
+        for path in (self.path, self.kept):
+            if self._is_ours(path):
+                path.unlink(missing_ok=True)
+
+    def _remove_stale(self, path: Path) -> None:
         """Unlink the segment of a daemon that is gone. Only who holds a file's lock unlinks it."""
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return
         except OSError as error:
             raise ConfigError(
-                f"{self.path} exists and can't be opened ({error.strerror}): remove it, or give another "
-                "--shared-memory-name"
+                f"{path} exists and can't be opened ({error.strerror}): remove it, or give another --shared-memory-name"
             ) from error
         try:
             if not _lock(fd, timeout_s=0.0):
@@ -126,11 +181,11 @@ class SharedSegment:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or (found.st_size and os.pread(fd, len(_MAGIC), 0) != _MAGIC):
                 raise ConfigError(
-                    f"{self.path} was not made by hotspan, and something else may be using it: if not, remove it; or "
+                    f"{path} was not made by hotspan, and something else may be using it: if not, remove it; or "
                     "give another --shared-memory-name"
                 )
             if found.st_nlink:
-                self.path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         finally:
             os.close(fd)
 

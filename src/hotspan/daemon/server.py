@@ -29,6 +29,7 @@ from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
+from hotspan.daemon.watch import NameWatch
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
@@ -145,6 +146,7 @@ class Daemon:
         is_exposed: bool,
     ) -> None:
         self._options = options
+        self._segment = segment
         self._clock = clock
         self._is_exposed = is_exposed
         self._started_s = clock.monotonic()
@@ -167,7 +169,7 @@ class Daemon:
         is_durable = self._journal.settled if self._journal is not None else None
         self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
-        figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges)
+        figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
         self._plane = ControlPlane(
             self._pool, secrets.token_bytes(8), str(path), figures.stats, Exposition(figures).page, is_durable
         )
@@ -181,6 +183,7 @@ class Daemon:
         while not ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), _SWEEP_S)
+            self._segment.keep_names()  # the watch sees what is removed, not what was in its place
             self._pool.sweep()
             now = self._clock.monotonic()
             for connection in list(self._connections):
@@ -220,6 +223,7 @@ class Daemon:
             log_entries=len(self._log),
             replicas=len(self._log.replicas()),
             is_exposed=int(self._is_exposed),
+            segment_named=int(self._segment.is_named),
             uptime_s=self._clock.monotonic() - self._started_s,
         )
 
@@ -239,10 +243,38 @@ async def _serve(
     try:
         server = await loop.create_server(daemon.connection, sock=listener, backlog=_BACKLOG)
         ready()
-        await daemon.serve(ending)
+        with _watched(segment, loop):
+            await daemon.serve(ending)
         server.close()
     finally:
         await daemon.close()
+
+
+@contextlib.contextmanager
+def _watched(segment: SharedSegment, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Inside, a name of the segment that somebody removes is put back at once."""
+    try:
+        watch = NameWatch(segment.kept)
+    except OSError as error:
+        logger.warning(
+            "segment_unwatched error=%s: a name that a client removes is put back within %g s; raise "
+            "fs.inotify.max_user_instances",
+            error.strerror,
+            _SWEEP_S,
+        )
+        yield
+        return
+
+    def changed() -> None:
+        watch.clear()
+        segment.keep_names()
+
+    loop.add_reader(watch.fd, changed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(watch.fd)
+        watch.close()
 
 
 @contextlib.contextmanager
