@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.config.settings import CacheSettings, TenantShare, cache_settings
-from hotspan.config.tenants import Tenants, key_digest, load_tenants
+from hotspan.config.tenants import Tenants, load_tenants
+from hotspan.core.credentials import key_digest
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 

@@ -242,6 +242,10 @@ async def test_a_head_without_end_is_refused(server: Server) -> None:
         (b"nonsense\r\n\r\n", 400),
         (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
         (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"GET /v1/kv/b/k HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /v1/kv/b/k HTTP/1.1\r\nAuthorization: a\r\nAuthorization: a\r\n\r\n", 400),
+        (b"GET *x HTTP/1.1\r\n\r\n", 400),
+        (b"OPTIONS * HTTP/1.1\r\n\r\n", 400),
         (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
         (b"PUT /v1/kv/b/k HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"PUT /v1/kv/b/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
@@ -257,6 +261,13 @@ async def test_what_is_no_request_is_refused(server: Server, request_: bytes, st
     client = await server.client()
     assert await client.ask(request_) == status
     assert len(server.pool) == 0 and server.pool.pinned_bytes == 0
+    await client.close()
+
+
+async def test_a_whole_url_is_its_path(server: Server) -> None:
+    """A target with a host is answered as its path, whoever the host is (RFC 9112, 3.2.2)."""
+    client = await server.client()
+    assert await client.ask(b"GET http://somewhere:1/health HTTP/1.1\r\n\r\n") == 200
     await client.close()
 
 

@@ -91,7 +91,8 @@ async def replicas(*answers: Answering) -> AsyncIterator[list[Fake]]:
         found = []
         for answer in answers:
             fake = Fake(answer=answer)
-            server = web.Server(fake, handler_cancellation=True, access_log=None)
+            heads = {"max_line_size": 1 << 17, "max_field_size": 1 << 17}
+            server = web.Server(fake, handler_cancellation=True, access_log=None, **heads)
             runner = web.ServerRunner(server, shutdown_timeout=0.1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

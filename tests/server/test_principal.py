@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.config.settings import TenantShare
-from hotspan.config.tenants import Tenant, Tenants, key_digest
+from hotspan.config.tenants import Tenant, Tenants
+from hotspan.core.credentials import key_digest
 from hotspan.core.errors import ConfigError
 from hotspan.server import principal as module
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking, current_principal, current_tenant

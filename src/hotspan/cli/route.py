@@ -207,7 +207,7 @@ def _keys(file: Any, tenants: Any) -> dict[bytes, str]:
 
 def _digests(file: Path) -> set[bytes]:
     from hotspan.config.secrets import is_token, read_private
-    from hotspan.config.tenants import key_digest
+    from hotspan.core.credentials import key_digest
 
     digests = set()
     for number, line in enumerate(read_private(file, "the API keys").splitlines(), 1):

@@ -11,7 +11,6 @@ A key is held as its SHA-256 only, from here on.
 
 import difflib
 import glob
-import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -24,6 +23,7 @@ import yaml
 from hotspan.config.documents import UniqueKeys
 from hotspan.config.secrets import is_token, read_private
 from hotspan.config.settings import TenantShare
+from hotspan.core.credentials import key_digest
 from hotspan.core.directives import RetentionRule, seconds
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import DEFAULT_TENANT
@@ -68,11 +68,6 @@ class Tenants:
     def shares(self) -> tuple[TenantShare, ...]:
         """The tenants' parts of each tier."""
         return tuple(tenant.share for tenant in self.tenants)
-
-
-def key_digest(key: str) -> bytes:
-    """What is kept of an API key."""
-    return hashlib.sha256(key.encode()).digest()
 
 
 def load_tenants(path: Path) -> Tenants:

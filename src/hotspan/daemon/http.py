@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import httptools
 
 from hotspan.core.clock import Clock
+from hotspan.core.head import HeadError, check_head, origin_form
 from hotspan.core.types import MIB
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,10 @@ class HttpLimits:
 
 
 class Request(NamedTuple):
-    """The head of a request. target: as it was sent. size: of the body in bytes, None where none was announced."""
+    """The head of a request.
+
+    target: its path and query, as they were sent. size: of the body in bytes, None where none was announced.
+    """
 
     method: str
     target: bytes
@@ -302,6 +306,7 @@ class _Head:
         self.target = b""
         self.size: int | None = None
         self.keeps = self.expects_continue = False
+        self._headers: list[tuple[bytes, bytes]] = []
         self._is_encoded = False
         self._parser: httptools.HttpRequestParser | None = None
 
@@ -316,6 +321,11 @@ class _Head:
             self._parser = None  # they would keep each other
         if parser.get_http_version() not in ("1.0", "1.1"):
             return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        try:
+            self.target = origin_form(self.target)
+            check_head(self.target, self._headers)
+        except HeadError as error:
+            return HTTPStatus(error.status)
         self.method = parser.get_method().decode("ascii")
         return HTTPStatus.LENGTH_REQUIRED if self._is_encoded else None
 
@@ -326,6 +336,7 @@ class _Head:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
+        self._headers.append((name, value))
         if name == b"content-length":
             self.size = int(value)
         elif name == b"transfer-encoding":

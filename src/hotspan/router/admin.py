@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.router.exchange import JSON, Exchange, Refusal
 from hotspan.router.fleet import Fleet
 from hotspan.router.health import Vitals
@@ -48,10 +49,8 @@ class Admin:
                 message = "administration is for this machine only: start the router with --admin-token-file"
                 raise Refusal(403, message, code="permission_denied")
             return
-        scheme, _, shown = exchange.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            shown.strip().encode("latin-1"), self._token.encode("latin-1")
-        ):
+        wanted = key_digest(self._token)
+        if not any(hmac.compare_digest(key_digest(shown), wanted) for shown in shown_keys(exchange.headers)):
             message = "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`"
             raise Refusal(401, message, code="invalid_api_key")
 

@@ -8,6 +8,7 @@ place -> ask -> head -> first byte -> head and bytes to the client -> end
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from hotspan.core.clock import Clock
@@ -39,6 +40,9 @@ class Reader(Protocol):
 
 _RETRIED = frozenset((502, 503, 504))
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
+_SLOW_CLIENT_S = 1.0
+"""A client that did not read for so long may be why a replica hung up: servers do not wait for ever, either."""
+
 _TAIL = 2048
 """Bytes at the end of an answer, in which its usage is."""
 
@@ -94,9 +98,9 @@ class Carrier:
 
     async def carry(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
         span = self._tracer(exchange.path, exchange.headers)
-        request = _Request(exchange, body, ask, forwarded(exchange, span.traceparent), span, began_s)
         outcome = "failed"
         try:
+            request = _Request(exchange, body, ask, forwarded(exchange, span.traceparent), span, began_s)
             self._budget.asked()
             self._aim(request)
             while True:
@@ -131,12 +135,15 @@ class Carrier:
         """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
         answer: Answer | None = None
         name, exchange = place.name, request.exchange
-        is_over = False
+        is_over, since = False, self._watch.parts[place.name]
         try:
             answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
             if is_refused := answer.status in _RETRIED:
                 is_over = True
-                self._watch.failed(name, str(answer.status))
+                if answer.status == HTTPStatus.GATEWAY_TIMEOUT:
+                    self._watch.was_late(name, since, "504")
+                else:
+                    self._watch.failed(name, str(answer.status))
                 if request.home is None and self._may_retry(request, name):
                     return str(answer.status)
             try:
@@ -150,7 +157,10 @@ class Carrier:
             return None
         except UnreachedError as error:
             is_over = True
-            self._watch.failed(name, str(error))
+            if error.is_overdue:
+                self._watch.was_late(name, since, str(error))
+            else:
+                self._watch.failed(name, str(error))
             if request.home is not None:
                 self._unbind(request)
             if not error.is_overdue and self._may_retry(request, name):
@@ -204,15 +214,22 @@ class Carrier:
         left = int(length) if length.isdigit() else -1
         await exchange.begin(answer.status, self._head(exchange, place, answer))
         before = last = b""
+        parts, now, waited_s, since = self._watch.parts, self._clock.monotonic, 0.0, 0
         try:
             while part:
                 left -= len(part)
+                parts[place.name] = since = parts[place.name] + 1
+                began_s = now()
                 await exchange.write(part, is_last=left == 0)
+                waited_s = max(waited_s, now() - began_s)
                 before, last = last, part
                 part = b"" if left == 0 else await answer.part()
         except BrokenError as error:
             self._counts.broken += 1
-            self._watch.failed(place.name, str(error))
+            if error.is_overdue:
+                self._watch.was_late(place.name, since, str(error))
+            elif waited_s < _SLOW_CLIENT_S:
+                self._watch.failed(place.name, str(error))
             ticket.end(failed=True)
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, place.name, error)
             exchange.status = -1

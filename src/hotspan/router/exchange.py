@@ -12,6 +12,7 @@ import orjson
 
 from hotspan.core.budget import Budget
 from hotspan.core.errors import HotspanError
+from hotspan.core.head import DECISIVE, HeadError, check_head
 from hotspan.core.types import MIB
 
 Message = MutableMapping[str, Any]
@@ -28,6 +29,9 @@ STALL_S = 10.0
 
 LEAST_RATE = 1e5
 """Of a body, on average, in bytes/s; STALL_S more is allowed."""
+
+MOST_HEAD_BYTES = 60 * 1024
+"""Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
 
 _ID = re.compile(r"[!-~]{1,128}")
 
@@ -57,7 +61,8 @@ class Refusal(HotspanError):
 class Exchange:
     """A request, and what has been answered to it.
 
-    headers:    the request's, by lower-case name; of one that came twice, the last.
+    headers:    the request's, by lower-case name; of one that came twice, the last. None that `check` names did.
+    raw_headers: the same, as they came with the head: a server adds to its own list what follows a chunked body.
     request_id: the client's if it gave one that can be used.
     is_begun:   the answer's head is sent. status: of it; 0 before. is_over: so is its end.
     is_gone:    the client hung up.
@@ -78,13 +83,26 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.raw_headers: RawHeaders = scope["headers"]
+        self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
         self.request_id = _request_id(self.headers)
         self.is_begun = self.is_over = self.is_gone = False
         self.status = 0
         self._receive = receive
         self._send = send
+
+    def check(self, decisive: frozenset[bytes] = DECISIVE) -> None:
+        """Raise Refusal 400 or 431 for a head that replicas could read differently, or could refuse for its size."""
+        target = self.scope.get("raw_path") or self.path.encode()
+        if self.method == "CONNECT":
+            raise Refusal(400, "CONNECT is not served: send the request itself")
+        try:
+            check_head(target, self.raw_headers, decisive)
+        except HeadError as error:
+            raise Refusal(error.status, str(error)) from error
+        size = len(self.target) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)
+        if size > MOST_HEAD_BYTES:
+            raise Refusal(431, f"the head has {size} bytes: send at most {MOST_HEAD_BYTES}")
 
     @property
     def path(self) -> str:

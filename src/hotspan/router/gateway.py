@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import orjson
 
 from hotspan.core.clock import Clock
+from hotspan.core.credentials import key_digest, shown_keys
+from hotspan.core.head import DECISIVE
 from hotspan.router.admin import Admin
 from hotspan.router.carrier import Carrier, Reader
 from hotspan.router.everybody import ask_everybody
@@ -21,7 +23,7 @@ from hotspan.router.metrics import CONTENT_TYPE, Counts, Exposition
 from hotspan.router.places import Places
 from hotspan.router.routes import Route, route_of
 from hotspan.router.settings import RouterSettings
-from hotspan.router.tenants import TenantNames, key_digest, shown_key
+from hotspan.router.tenants import TenantNames
 from hotspan.router.types import Ask
 from hotspan.router.upstream import Upstream
 
@@ -72,6 +74,8 @@ class Gateway:
             Route.METRICS: self._metrics,
             Route.ADMIN: parts.admin.answer,
         }
+        named = [name for name in (settings.tenant_header, settings.session_key) if name]
+        self._decisive = DECISIVE | {name.lower().encode() for name in named}
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -90,6 +94,7 @@ class Gateway:
         self._idle.clear()
         outcome = "failed"
         try:
+            exchange.check(self._decisive)
             self._check_key(exchange, route)
             outcome = await self._answers[route](exchange)
         except ClientGone:
@@ -185,15 +190,14 @@ class Gateway:
         keys = self._settings.keys
         if not keys or route in (Route.HEALTH, Route.METRICS, Route.ADMIN):
             return
-        shown = shown_key(exchange.headers)
-        if shown is None or key_digest(shown) not in keys:
+        if not self._owner(exchange):
             message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
             raise Refusal(401, message, code="invalid_api_key")
 
     def _owner(self, exchange: Exchange) -> bytes:
-        """Whose memory a request's body takes: its key's, which has been checked, or everybody's."""
-        shown = shown_key(exchange.headers) if self._settings.keys else None
-        return b"" if shown is None else key_digest(shown)
+        """The digest of the request's key, by which its body takes memory; empty if it shows no known one."""
+        digests = map(key_digest, shown_keys(exchange.headers))
+        return next((digest for digest in digests if digest in self._settings.keys), b"")
 
     def _ask(self, exchange: Exchange, body: bytes) -> Ask:
         """What the choice depends on; where it can't be told, the size alone."""

@@ -1,9 +1,10 @@
 """Whose a request is, by a name that says nothing of the key it is made of."""
 
-import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+
+from hotspan.core.credentials import key_digest, shown_keys
 
 
 class TenantNames:
@@ -14,31 +15,31 @@ class TenantNames:
     """
 
     def __init__(self, header: str | None = None, keys: Mapping[bytes, str] | None = None) -> None:
-        self._keys = {digest: tenant for digest, tenant in (keys or {}).items() if tenant}
+        self._keys = keys or {}
         self._header = header.lower() if header else None
         self._secret = secrets.token_bytes(32)
 
     def of(self, headers: Mapping[str, str]) -> str:
         """Whose share of the queue a request is; "" if it names nobody."""
-        given = headers.get(self._header) if self._header else shown_key(headers)
-        return hmac.digest(self._secret, given.encode("latin-1", "replace"), "sha256")[:8].hex() if given else ""
+        if self._header:
+            given = headers.get(self._header, "").encode("latin-1", "backslashreplace")
+        else:
+            given = self._shown(headers)
+        return hmac.digest(self._secret, given, "sha256")[:8].hex() if given else ""
 
     def at_replicas(self, headers: Mapping[str, str]) -> str:
         """The tenant whose caches a request uses; "" is the default one, or one that is not known here."""
-        if not self._keys or (shown := shown_key(headers)) is None:
-            return ""
-        return self._keys.get(key_digest(shown), "")
+        for shown in shown_keys(headers) if self._keys else ():
+            if tenant := self._keys.get(key_digest(shown)):
+                return tenant
+        return ""
 
+    def _shown(self, headers: Mapping[str, str]) -> bytes:
+        """The key of a request; of two, the first that is known.
 
-def key_digest(key: str) -> bytes:
-    """What is kept of an API key."""
-    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
-
-
-def shown_key(headers: Mapping[str, str]) -> str | None:
-    """The credential of a request: `Authorization: Bearer`, or `X-Api-Key`."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    given = headers.get("x-api-key")
-    return given.strip() if given else None
+        All whose two keys are both unknown have one share: else a second key, made up, would buy a new one.
+        """
+        keys = list(dict.fromkeys(shown_keys(headers)))
+        if len(keys) > 1:
+            return next((key for key in keys if key_digest(key) in self._keys), b"two keys")
+        return keys[0] if keys else b""

@@ -1,31 +1,20 @@
 """Requests to replicas over connections that stay open: heads without what belongs to one hop, bodies as they come."""
 
 import ssl
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 from yarl import URL
 
-from hotspan.router.exchange import REQUEST_ID, Exchange, RawHeaders
+from hotspan.core.head import HeadError, end_to_end, header_text
+from hotspan.router.exchange import REQUEST_ID, Exchange, RawHeaders, Refusal
 
 IDLE_S = 3.0
 """That a connection may wait for the next request: less than hotspan's servers and uvicorn's wait (5 s)."""
 
 _MOST_HEAD_LINE = 64 * 1024
 _MOST_URLS = 4096
-_HOP = frozenset(
-    (
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-    )
-)
-"""Headers that hold for one connection (RFC 9110, 7.6.1)."""
-
-_OWN = _HOP | {b"host", b"content-length", b"expect"}
-"""And those that the client here writes itself."""
-
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _FORWARDED = "x-forwarded-for"
 
@@ -58,9 +47,7 @@ class Answer:
     @property
     def headers(self) -> RawHeaders:
         """As the client is to get them."""
-        raw = self._response.raw_headers
-        named = _named(value for name, value in raw if name.lower() == b"connection")
-        return [(name, value) for name, value in raw if (low := name.lower()) not in _HOP and low not in named]
+        return end_to_end(self._response.raw_headers)
 
     def header(self, name: str) -> str:
         """One header; "" if it is not there."""
@@ -121,7 +108,10 @@ class Upstream:
         *,
         within_s: float | None = None,
     ) -> Answer:
-        """The head of a replica's answer. Raises: UnreachedError."""
+        """The head of a replica's answer.
+
+        Raises: UnreachedError; Refusal 400 for what can't be sent to any replica, before it is.
+        """
         timeout = self._timeout if within_s is None else aiohttp.ClientTimeout(total=within_s)
         try:
             response = await self._session.request(
@@ -132,54 +122,75 @@ class Upstream:
                 allow_redirects=False,
                 timeout=timeout,
             )
+        except (ValueError, aiohttp.InvalidURL) as error:  # the client wrote it; no replica was asked
+            raise Refusal(400, "the request's head can't be sent on: send plain targets and headers") from error
         except aiohttp.ConnectionTimeoutError as error:
             raise UnreachedError(_said(error)) from error
         except (TimeoutError, aiohttp.ServerTimeoutError) as error:
             raise UnreachedError(_said(error), is_overdue=True) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise UnreachedError(_said(error)) from error
         return Answer(response)
 
     def _url(self, replica: str, target: str) -> URL:
+        """Raises: Refusal 400 for a target that would lead elsewhere than to the replica's path."""
         url = self._urls.get((replica, target))
         if url is None:
-            url = URL(replica + target, encoded=True)
+            base, (path, _, query) = URL(replica), target.partition("?")
+            if not path.startswith("/") or not target.isascii():
+                raise Refusal(400, "the target is no path: send one that begins with /, in ASCII")
+            url = URL.build(
+                scheme=base.scheme,
+                host=base.raw_host or "",
+                port=base.port,
+                path=path,
+                query_string=query,
+                encoded=True,
+            )
+            if url.origin() != base.origin() or url.raw_path_qs != target:
+                raise Refusal(400, "the target is no plain path: send one without a fragment")
             if len(self._urls) < _MOST_URLS:  # paths are few; whoever makes them up gains nothing here
                 self._urls[replica, target] = url
         return url
 
 
 def forwarded(exchange: Exchange, traceparent: str | None = None) -> list[tuple[str, str]]:
-    """A request's headers as replicas get them: the client's own, and where it came from."""
-    headers = exchange.headers
-    connection = headers.get("connection")
-    named = _named([connection.encode("latin-1")]) if connection and connection != "keep-alive" else ()
-    result = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in exchange.raw_headers
-        if name not in _OWN and name not in named and name not in _REWRITTEN
-    ]
-    client = exchange.scope.get("client")
-    chain = [each for each in (headers.get(_FORWARDED), client[0] if client else None) if each]
+    """A request's headers as replicas get them: the client's own, and where it came from. Raises: Refusal 400."""
+    try:
+        result = [
+            (name.decode("ascii"), header_text(value))
+            for name, value in end_to_end(exchange.raw_headers)
+            if name not in _REPLACED
+        ]
+        result += _about(exchange, traceparent)
+    except HeadError as error:
+        raise Refusal(error.status, str(error)) from error
+    return result
+
+
+def _about(exchange: Exchange, traceparent: str | None) -> list[tuple[str, str]]:
+    """Where a request came from, and its ids."""
+    given = [(name.decode(), header_text(value)) for name, value in exchange.raw_headers if name in _REWRITTEN]
+    headers = dict(given)
+    result = []
+    chain = [value for name, value in given if name == _FORWARDED and value]
+    if client := exchange.scope.get("client"):
+        chain.append(client[0])
     if chain:
         result.append((_FORWARDED, ", ".join(chain)))
     result.append(("x-forwarded-proto", headers.get("x-forwarded-proto") or exchange.scope.get("scheme", "http")))
     if host := headers.get("x-forwarded-host") or headers.get("host"):
         result.append(("x-forwarded-host", host))
     result.append((REQUEST_ID, exchange.request_id))
-    if given := traceparent or headers.get("traceparent"):
-        result.append(("traceparent", given))
+    if trace := traceparent or headers.get("traceparent"):
+        result.append(("traceparent", trace))
     return result
 
 
-_REWRITTEN = frozenset(
-    (_FORWARDED.encode(), b"x-forwarded-proto", b"x-forwarded-host", REQUEST_ID.encode(), b"traceparent")
-)
+_REWRITTEN = frozenset((_FORWARDED.encode(), b"x-forwarded-proto", b"x-forwarded-host", b"host", b"traceparent"))
+"""Headers that say where a request came from, and are said anew."""
 
-
-def _named(values: Iterable[bytes]) -> frozenset[bytes]:
-    """The headers that `Connection` names: they hold for one hop too."""
-    return frozenset(name.strip().lower() for value in values for name in value.split(b","))
+_REPLACED = _REWRITTEN | {REQUEST_ID.encode(), b"content-length", b"expect"}
 
 
 def _said(error: BaseException) -> str:

@@ -21,7 +21,10 @@ _SPREAD = 0.1
 
 
 class Watch:
-    """Keeps the replicas' state, and tells `places` who may be given requests. One event loop's."""
+    """Keeps the replicas' state, and tells `places` who may be given requests. One event loop's.
+
+    parts: of answers that came from each replica.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Watch:
         self._settings = settings
         self._rng = rng
         self._asked = {name: asyncio.Event() for name in vitals}
+        self.parts = dict.fromkeys(vitals, 0)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,6 +81,17 @@ class Watch:
             logger.warning("breaker_opened replica=%s wait_s=%.1f why=%s", name, breaker.wait_s, why)
         self.changed(name)
         self._asked[name].set()
+
+    def was_late(self, name: str, since: int, why: str) -> None:
+        """A request got no answer in time. since: `parts` when it was sent.
+
+        It counts as a failure of the replica's only if that answered nobody meanwhile: else the request was long.
+        """
+        if self.parts[name] == since:
+            self.failed(name, why)
+        else:
+            self.gave_up(name)
+            self._asked[name].set()
 
     def gave_up(self, name: str) -> None:
         """A request ended at a replica without saying anything of it."""

@@ -72,6 +72,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     # -- what uvicorn calls --------------------------------------------------------------------------------------------
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # uvicorn would add what follows a chunked body to the headers that the app has, also where it has checked them.
+        if not self._is_in_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._work()
         self._is_in_body = True

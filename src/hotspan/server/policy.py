@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotspan.core.head import HeadError, check_head
 from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 
@@ -193,11 +194,16 @@ class Gate:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        try:
+            check_head(_target(scope), scope["headers"])
+        except HeadError as error:
+            await _refuse((error.status, "bad_request", str(error)), scope, receive, send)
+            return
         headers = Headers(scope=scope)
         principal = self._credentials.identify(headers)
         access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_at(scope)
         if (refusal := _refusal(access, principal)) is not None:
-            await _refuse(refusal, scope, receive, send)
+            await _refuse(refusal.value, scope, receive, send)
             return
         if access is Access.PUBLIC or scope.get("method") in BODILESS:
             receive = _without_body(receive)
@@ -282,8 +288,14 @@ def _without_body(receive: Receive) -> Receive:
     return received
 
 
-async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    status, code, message = refusal.value
+def _target(scope: Scope) -> bytes:
+    """The path as it came, without the prefix that uvicorn puts before it."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.removeprefix(str(scope.get("root_path", "")).encode())
+
+
+async def _refuse(refusal: tuple[int, str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    status, code, message = refusal
     if scope["type"] == "websocket":  # closed before it opened: the server makes that a 403
         await receive()
         await send({"type": "websocket.close", "code": 1008})

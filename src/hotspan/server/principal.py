@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from hotspan.config.tenants import Tenants, key_digest
+from hotspan.config.tenants import Tenants
+from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import DEFAULT_TENANT
 
@@ -73,17 +74,9 @@ class Credentials:
         Takes as long for a wrong key as for a right one: all digests are compared, to their end.
         """
         found = None
-        for shown in _shown(headers):
+        for shown in shown_keys(headers):
             digest = key_digest(shown)
             for known, holder in self._holders:
                 if hmac.compare_digest(digest, known) and found is None:
                     found = holder
         return found if found is not None or self._needs_key else ANYBODY
-
-
-def _shown(headers: Mapping[str, str]) -> Iterator[str]:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        yield token.strip()
-    if "x-api-key" in headers:
-        yield headers["x-api-key"].strip()

@@ -202,6 +202,7 @@ def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.
     return uvicorn.Config(
         app,
         http=connection_class(http),
+        proxy_headers=False,
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
         timeout_graceful_shutdown=CUT_S,

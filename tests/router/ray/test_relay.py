@@ -134,6 +134,22 @@ async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard
     assert "10.0.0.9" in headers["x-forwarded-for"]
 
 
+@pytest.mark.parametrize(
+    ("path", "more"), [("*@127.0.0.1:1/x", ()), ("*", ()), ("/x", (b"authorization",)), ("/x", (HEADER.encode(),))]
+)
+async def test_heads_that_lead_elsewhere_are_refused(
+    relay: Relay, behind: Behind, heard: tuple[Heard, int], path: str, more: tuple[bytes, ...]
+) -> None:
+    """A target that is no path, or a header that decides and came twice, is a 400; the request is reported as over."""
+    protocol, port = heard
+    client = Client(path, Word("127.0.0.1", port, 7, 2.0))
+    client.scope["headers"] += [(name, b"again") for name in more]
+    await client.run(relay)
+    assert (await client.sent.get())["status"] == 400 and not behind.got
+    if HEADER.encode() not in more:  # of two words neither is believed
+        await until(lambda: protocol.reports == [Report(7, Kind.FAILED, "me")])
+
+
 async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int]) -> None:
     """A refusal of the server's is the client's, headers included, and ends the request."""
     protocol, port = heard

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from hotspan.config.settings import TenantShare
-from hotspan.config.tenants import Tenant, Tenants, key_digest
+from hotspan.config.tenants import Tenant, Tenants
+from hotspan.core.credentials import key_digest
 from hotspan.server.models.assignment import Assignment
 from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link

@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.head import DECISIVE
 from hotspan.core.types import GIB, MIB
 from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
 from hotspan.router.ray.reports import HEADER, Kind, Reporter, Word, parse_word
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _READ_S = 600.0
 _HELD_BYTES = 4 * GIB
+_DECISIVE = DECISIVE | {HEADER.encode()}
 
 
 class Waiting:
@@ -97,6 +99,7 @@ class Relay:
             self.waiting.begin(word)
         kind = Kind.FAILED
         try:
+            exchange.check(_DECISIVE)
             body = await self._bodies.read(exchange)
             try:
                 async with exchange.watched():

@@ -11,6 +11,7 @@ import aiohttp
 from starlette.types import Scope
 from yarl import URL
 
+from hotspan.core.head import end_to_end, header_text
 from hotspan.server.errors import HttpError
 from hotspan.server.exchange import ClientGone, Exchange, ended
 from hotspan.server.models.link import CREDENTIALS, PRINCIPAL
@@ -20,16 +21,10 @@ from hotspan.server.principal import current_principal
 MODEL_NAME = "model_name"
 """In a query: the model that is meant. The model's server does not see it."""
 
-_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"),
-        *("te", "trailer", "transfer-encoding", "upgrade"),
-    )
+_SERVER = (b"date", b"server")
+_OURS = frozenset(
+    name.encode() for name in ("host", "content-length", "expect", "x-request-id", PRINCIPAL, *CREDENTIALS)
 )
-"""Headers of one connection, which go no further."""
-
-_SERVER = _HOP | {"date", "server"}
-_OURS = _HOP | {"host", "content-length", "expect", "x-request-id", PRINCIPAL, *CREDENTIALS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,8 @@ async def _forward(model: ServedModel, exchange: Exchange, body: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def _asked(model: ServedModel, exchange: Exchange, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-    headers = [(name, value) for name, value in exchange.headers.items() if name not in _OURS]
+    theirs = end_to_end(exchange.headers.raw)
+    headers = [(name.decode(), header_text(value)) for name, value in theirs if name not in _OURS]
     headers += [("x-request-id", exchange.request_id), *model.link.headers(current_principal()).items()]
     try:
         async with model.session.request(
@@ -93,15 +89,13 @@ async def _asked(model: ServedModel, exchange: Exchange, body: bytes) -> AsyncIt
 
 def _url(scope: Scope) -> URL:
     """Where it asked for, as it was written, less the name of the model."""
-    path = scope.get("raw_path") or scope["path"].encode()
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = scope["query_string"].decode("latin-1")
     if MODEL_NAME in query:
         given: Sequence[tuple[str, Any]] = parse_qsl(query, keep_blank_values=True)
         query = urlencode([(name, value) for name, value in given if name != MODEL_NAME])
-    return URL(f"http://model{path.decode('latin-1')}{'?' if query else ''}{query}", encoded=True)
+    return URL.build(scheme="http", host="model", path=path, query_string=query, encoded=True)
 
 
 def _kept(answer: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    return [
-        (name.lower(), value) for name, value in answer.raw_headers if name.decode("latin-1").lower() not in _SERVER
-    ]
+    return [(low, value) for name, value in end_to_end(answer.raw_headers) if (low := name.lower()) not in _SERVER]

@@ -248,6 +248,7 @@ async def _serve(
     config = uvicorn.Config(
         gate(front),
         http=connection_class(http),
+        proxy_headers=False,
         lifespan="off",
         ws="none",
         access_log=not given.get(NO_ACCESS_LOG, False),
