@@ -199,7 +199,7 @@ def test_an_invalidation_takes_it_from_every_tier(levels: Levels, server: Memory
     levels.store(TEXT, Terms(labels=frozenset({7})))
     told: list[bool] = []
     levels.disk.holds_durables = True
-    removed = levels.cache.invalidate(Scope(labels=frozenset({7})), told.append)
+    removed = levels.cache.invalidate([Scope(labels=frozenset({7}))], told.append)
     assert removed == {Tier.RAM: 3, Tier.DISK: 3, Tier.L2: 3}
     levels.land()
     assert told == []
@@ -213,7 +213,7 @@ def test_an_invalidation_that_one_tier_could_not_log_is_not_durable(levels: Leve
     """It is enough that one tier could not make it so."""
     told: list[bool] = []
     levels.disk.holds_durables = True
-    levels.cache.invalidate(Scope(), told.append)
+    levels.cache.invalidate([Scope()], told.append)
     levels.disk.durables.pop()(False)
     levels.land()
     assert told == [False]
@@ -224,12 +224,12 @@ def test_what_others_invalidated_is_not_logged_twice(levels: Levels, server: Mem
     levels.store(TEXT, Terms(labels=frozenset({7})))
     other = Levels(server, "b")
     assert other.read(TEXT) == [Tier.L2] * 3
-    levels.cache.invalidate(Scope(labels=frozenset({7})), lambda done: None)
+    levels.cache.invalidate([Scope(labels=frozenset({7}))], lambda done: None)
     levels.land()
     other.follower.poll()
     (scope,) = other.follower.foreign()
     told: list[bool] = []
-    assert other.cache.invalidate(scope, told.append, is_foreign=True)[Tier.RAM] == 3
+    assert other.cache.invalidate([scope], told.append, is_foreign=True)[Tier.RAM] == 3
     assert len(server.entries) == 1 and told == [True]
     assert other.read(TEXT) == [None] * 3
     other.slab.close()

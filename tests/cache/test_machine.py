@@ -220,7 +220,7 @@ class Cache(RuleBasedStateMachine):
         """The owner of a text takes it back, whatever is in flight."""
         taken = {key for key, tags in self.tags.items() if tag in tags}
         taken |= standing_on(taken)
-        self.cache.invalidate(Scope(labels=frozenset({tag})), lambda done: None)
+        self.cache.invalidate([Scope(labels=frozenset({tag}))], lambda done: None)
         self.version += 1
         for key in taken:
             assert key not in self.cache.ram.entries and not self.tier.lookup(key), "it was taken back and is here"

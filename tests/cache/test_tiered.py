@@ -665,7 +665,7 @@ def store_as(rig: Rig, chunks: Sequence[Chunk], reader: Reader) -> None:
 
 def forget(rig: Rig, **scope: Any) -> dict[Tier, int]:
     """Invalidate, durably as far as the rig goes."""
-    removed = rig.cache.invalidate(Scope(**scope), lambda done: None)
+    removed = rig.cache.invalidate([Scope(**scope)], lambda done: None)
     rig.cache.check()
     return removed
 

@@ -239,7 +239,7 @@ def test_a_restart_finds_it_warm(node: Node) -> None:
         assert node.put(key, data)
         node.queues.run()
     node.pool.mark({KEYS[0]: mark, KEYS[7]: mark})
-    generation = node.log.append(Scope(tenant=3), "me")
+    generation = node.log.append([Scope(tenant=3)], "me")
     assert node.settled()
     epoch, floor = node.log.epoch, node.log.floor
     node.kill()
@@ -427,7 +427,7 @@ def test_without_its_journal_the_disk_is_nothing(node: Node) -> None:
     here = there(node.pool, *KEYS[:4])
     assert here[0] is False and True in here and len(node.disk) == 0 and not node.disk.is_up
     assert node.pool.pinned_bytes == 0 and node.put(KEYS[5], b"x") and node.read(KEYS[5]) == b"x"
-    node.log.append(Scope(), "me")
+    node.log.append([Scope()], "me")
     assert node.settled()
     node.pool.check()
     node.kill()
@@ -441,7 +441,7 @@ def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
     store(node.pool, KEYS[0], record, is_own=True)
     store(node.pool, KEYS[1], b"other")
     node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 5)})
-    node.log.append(Scope(), "me")
+    node.log.append([Scope()], "me")
     assert node.settled()
     node.evict()
     assert node.at(KEYS[0]).record == record[:256]

@@ -24,10 +24,10 @@ def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> 
     """A generation is the time in milliseconds, or one above the last; also above all of an earlier daemon's."""
     log = InvalidationLog(clock)
     assert log.generation == log.floor == clock.unix() * 1000
-    first = [log.append(Scope(), "me") for _ in range(3)]
+    first = [log.append([Scope()], "me") for _ in range(3)]
     assert first == [log.floor + n for n in (1, 2, 3)]
     clock.advance(60)
-    assert log.append(Scope(), "me") == clock.unix() * 1000
+    assert log.append([Scope()], "me") == clock.unix() * 1000
     clock.advance(1)
     assert InvalidationLog(clock).floor > log.generation
 
@@ -35,11 +35,11 @@ def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> 
 def test_the_oldest_entries_make_room(clock: SimulatedClock) -> None:
     """Beyond its entries or bytes the oldest go, and the floor says up to where."""
     log = InvalidationLog(clock, most_entries=3)
-    generations = [log.append(Scope(tenant=n), "me") for n in range(5)]
+    generations = [log.append([Scope(tenant=n)], "me") for n in range(5)]
     assert tenants(log, 0) == [2, 3, 4] and log.floor == generations[1] and len(log) == 3
     small = InvalidationLog(clock, most_bytes=300)
     for n in range(9):
-        small.append(Scope(tenant=n), "me")
+        small.append([Scope(tenant=n)], "me")
     assert tenants(small, 0) == [7, 8]
 
 
@@ -47,7 +47,7 @@ def test_a_long_log_is_read_in_parts(clock: SimulatedClock) -> None:
     """A part has as many entries as were allowed, at least one, and says whether there are more."""
     log = InvalidationLog(clock)
     for n in range(4):
-        log.append(Scope(tenant=n), "me")
+        log.append([Scope(tenant=n)], "me")
     read: list[int] = []
     after, has_more = 0, True
     while has_more:
@@ -61,11 +61,11 @@ def test_a_long_log_is_read_in_parts(clock: SimulatedClock) -> None:
 def test_beginning_anew_is_another_epoch_above_all_before(clock: SimulatedClock) -> None:
     """After `begin` there is no entry, and the floor is above the generation that was named, whatever the time."""
     log = InvalidationLog(clock)
-    log.append(Scope(), "me")
+    log.append([Scope()], "me")
     epoch, above = log.epoch, log.generation + 10**6
     log.begin(above)
     assert log.epoch != epoch and log.floor == log.generation > above and len(log) == 0
-    assert log.append(Scope(), "me") > log.floor
+    assert log.append([Scope()], "me") > log.floor
 
 
 class Noted:
@@ -85,7 +85,7 @@ def test_what_is_noted_is_the_log(clock: SimulatedClock) -> None:
     notes = Noted()
     log = InvalidationLog(clock, most_entries=3, notes=notes)
     for n in range(8):
-        log.append(Scope(tenant=n), "me")
+        log.append([Scope(tenant=n)], "me")
         if n == 5:
             log.begin(log.generation + 9)
         after = InvalidationLog(clock, most_entries=3, notes=notes)

@@ -152,7 +152,7 @@ def test_what_one_invalidates_the_other_does_not_read(node: DaemonProcess) -> No
         for chunk in chain(text, LENGTH):
             assert one.store(chunk, Terms(labels=tag_labels([tag])))
     assert two.known(chain("secret", LENGTH)) == LENGTH == two.known(chain("public", LENGTH))
-    one.follower.append(Scope(labels=tag_labels(["red"])))
+    one.follower.append([Scope(labels=tag_labels(["red"]))])
     assert one.follower.witnesses(PATIENCE_S).missing == ()
     for replica in (one, two):
         assert replica.known(chain("secret", LENGTH)) == 0 and replica.known(chain("public", LENGTH)) == LENGTH

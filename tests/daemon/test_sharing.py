@@ -208,7 +208,7 @@ def test_a_restarted_daemon_is_another(fresh_daemon: DaemonProcess) -> None:
     assert store.log is not None
     record, frame = chunk("a")
     store.put(record, frame)
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     before, old = store.log.read(0), fresh_daemon.segment.stat().st_ino
     with contextlib.ExitStack() as at_once:
         for _ in range(3):  # connections of several threads, idle afterwards

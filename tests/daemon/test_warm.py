@@ -111,7 +111,7 @@ def test_a_restarted_daemon_is_warm(warm: DaemonProcess, number: signal.Signals)
     store.put(record, frame)
     mark = marks_of(Terms(labels=frozenset([7])), 5)
     store.mark({record.key: mark})
-    generation = store.log.append(Scope(tenant=4), "me")
+    generation = store.log.append([Scope(tenant=4)], "me")
     before = store.log.read(0)
     fill(warm)
     assert warm.end(number) in (0, -signal.SIGKILL)
@@ -176,11 +176,11 @@ def test_an_invalidation_survives_a_kill(warm: DaemonProcess) -> None:
     store = patient_store(warm.door)
     assert store.log is not None
     for n in range(5):
-        generation = store.log.append(Scope(tenant=n), "me")
+        generation = store.log.append([Scope(tenant=n)], "me")
         warm.stop()
         warm.start()
         page = store.log.read(0)
-        assert page.generation == generation and [each.scope.tenant for each in page.entries] == list(range(n + 1))
+        assert page.generation == generation and [each.scopes[0].tenant for each in page.entries] == list(range(n + 1))
     store.close()
 
 
@@ -249,13 +249,13 @@ def test_a_disk_that_hangs_holds_nobody(disk: Path) -> None:
         began = time.monotonic()
         assert client.ask("DELETE", "/v1/kv/b/new")[0] == 503 and client.lease("b", "new")[0] == 404
         with pytest.raises(OSError):
-            log.append(Scope(), "me")
+            log.append([Scope()], "me")
         assert time.monotonic() - began < UNHELD_S
         daemon.release()
 
         def is_confirmed() -> bool:
             try:
-                return bool(log.append(Scope(), "me"))
+                return bool(log.append([Scope()], "me"))
             except OSError:  # not within a second
                 return False
 

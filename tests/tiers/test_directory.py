@@ -261,7 +261,7 @@ def test_whichever_call_fails_is_a_directory_error(tmp_path: Path, error: int, s
     while hits:
         nth += 1
         path, files = tmp_path / f"{nth}", FaultyFiles()
-        entries = [Invalidation(1, Scope(tenant=1), 0.0)] if state == "invalidated" else []
+        entries = [Invalidation(1, (Scope(tenant=1),), 0.0)] if state == "invalidated" else []
         if state != "new":
             filled(path, record("a", tenant=1), record("b", tenant=2), invalidations=entries)
         before = len(os.listdir("/proc/self/fd"))
@@ -324,7 +324,7 @@ def test_the_log_is_applied(tmp_path: Path) -> None:
         record("grandchild", "child", tenant=2, generation=2),
         record("other", tenant=2, generation=1),
         record("new", tenant=1, generation=3),
-        invalidations=[Invalidation(3, Scope(tenant=1), 0.0)],
+        invalidations=[Invalidation(3, (Scope(tenant=1),), 0.0)],
     )
     for _ in range(2):
         assert names(path) == {key_of("other"), key_of("new")}
@@ -341,9 +341,9 @@ def test_each_entry_is_applied_to_what_was_there_before(tmp_path: Path) -> None:
             for generation in range(4)
         ),
         invalidations=[
-            Invalidation(1, Scope(tenant=1), 0.0),
-            Invalidation(2, Scope(tenant=2), 0.0),
-            Invalidation(3, Scope(tenant=1), 0.0),
+            Invalidation(1, (Scope(tenant=1),), 0.0),
+            Invalidation(2, (Scope(tenant=2),), 0.0),
+            Invalidation(3, (Scope(tenant=1),), 0.0),
         ],
     )
     assert names(path) == {key_of(name) for name in ("13", "22", "23")}
@@ -356,7 +356,7 @@ def test_a_named_parent_that_is_gone_takes_its_children(tmp_path: Path) -> None:
         path,
         record("child", "gone"),
         record("other", "elsewhere"),
-        invalidations=[Invalidation(1, Scope(keys=frozenset([key_of("gone")])), 0.0)],
+        invalidations=[Invalidation(1, (Scope(keys=frozenset([key_of("gone")])),), 0.0)],
     )
     assert names(path) == {key_of("other")}
 
@@ -364,7 +364,7 @@ def test_a_named_parent_that_is_gone_takes_its_children(tmp_path: Path) -> None:
 def test_the_log_begins_anew_once_it_was_applied(tmp_path: Path) -> None:
     """Opening settles the entries: the log is short again, and the generation goes on, over any number of openings."""
     path = tmp_path / "disk"
-    filled(path, record("a"), invalidations=[Invalidation(n, Scope(tenant=n), 0.0) for n in range(1, 50)])
+    filled(path, record("a"), invalidations=[Invalidation(n, (Scope(tenant=n),), 0.0) for n in range(1, 50)])
     long = (path / "log").stat().st_size
     for _ in range(3):
         held = open_directory(path, SLOT, 8 * SLOT)
@@ -387,7 +387,7 @@ def test_settling_is_durable_before_the_log_forgets(tmp_path: Path) -> None:
             super().replace(source, target)
             order.append("replaced")
 
-    filled(path, record("a"), invalidations=[Invalidation(1, Scope(), 0.0)])
+    filled(path, record("a"), invalidations=[Invalidation(1, (Scope(),), 0.0)])
     assert names(path, files=Ordered()) == set()
     assert order == ["table", "log.new", "replaced"]
 
@@ -396,10 +396,10 @@ def test_settling_is_durable_before_the_log_forgets(tmp_path: Path) -> None:
 def test_without_a_log_everything_is_forgotten(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """A log that is lost, damaged or an older one can't say what was invalidated: nothing is found, now and later."""
     path = tmp_path / "disk"
-    filled(path, record("a"), invalidations=[Invalidation(1, Scope(tenant=1), 0.0)])
+    filled(path, record("a"), invalidations=[Invalidation(1, (Scope(tenant=1),), 0.0)])
     old = (path / "log").read_bytes()
     assert names(path) == {key_of("a")}
-    filled(path, record("a"), record("b", generation=2), invalidations=[Invalidation(2, Scope(tenant=1), 0.0)])
+    filled(path, record("a"), record("b", generation=2), invalidations=[Invalidation(2, (Scope(tenant=1),), 0.0)])
     log = path / "log"
     match how:
         case "missing":

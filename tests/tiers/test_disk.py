@@ -202,7 +202,7 @@ def test_a_tag_joined_while_the_log_is_written(path: Path) -> None:
         assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE))
         queues.run()
         tier.finished()
-        tier.invalidate(Scope(labels=tag), lambda done: None)
+        tier.invalidate([Scope(labels=tag)], lambda done: None)
         tier.join(CHUNKS[0].key, Terms(labels=tag))
         queues.run()
         tier.finished()
@@ -265,20 +265,61 @@ def test_an_old_frame_under_a_new_record_is_a_miss(path: Path) -> None:
         assert result is not None and result[0].fault is Fault.CORRUPT and not tier.lookup(CHUNKS[0].key)
 
 
-def test_stores_wait_for_the_log(path: Path) -> None:
-    """While an invalidation is not durable nothing is stored: it would carry the generation of what was invalidated."""
+@pytest.mark.parametrize("scope", [Scope(tenant=TERMS.tenant), Scope(keys=frozenset([CHUNKS[1].key])), Scope()])
+def test_what_an_invalidation_takes_waits_for_the_log(path: Path, scope: Scope) -> None:
+    """Until it is durable nothing is stored that it takes: it would carry the generation of what was invalidated."""
     files = SlowFiles(kinds=("sync",))
     with opened(path, files=files) as tier:
         store(tier, CHUNKS[0], SIZE)
         files.hang()
         spy = DurableSpy()
-        tier.invalidate(Scope(tenant=1), spy)
+        tier.invalidate([Scope(tenant=1), scope], spy)
         files.wait_hanging()
-        assert not tier.can_store() and store(tier, CHUNKS[1], SIZE) is None
-        assert hits(tier, CHUNKS[0].key) and spy.told == []
+        assert tier.holds_back(CHUNKS[1].key, TERMS) and store(tier, CHUNKS[1], SIZE) is None
+        assert hits(tier, CHUNKS[0].key) == (scope.keys is not None) and spy.told == []
         files.release()
-        assert spy.wait(tier) and tier.can_store()
-        assert store(tier, CHUNKS[1], SIZE) is not None and tier.terms(CHUNKS[1].key).generation == 2
+        assert spy.wait(tier) and not tier.holds_back(CHUNKS[1].key, TERMS)
+        for chunk in CHUNKS[:2]:
+            store(tier, chunk, SIZE)
+        assert tier.lookup(CHUNKS[1].key) and tier.terms(CHUNKS[1].key).generation == 2
+
+
+def test_other_tenants_are_stored_while_one_invalidates(path: Path) -> None:
+    """What an invalidation on its way to the log can't take is written at once."""
+    files = SlowFiles(kinds=("sync",))
+    with opened(path, files=files) as tier:
+        files.hang()
+        spies = [DurableSpy() for _ in range(50)]
+        for number, spy in enumerate(spies):
+            tier.invalidate([Scope(tenant=1, labels=frozenset([number + 1]))], spy)
+        files.wait_hanging()
+        for chunk in CHUNKS:
+            assert store(tier, chunk, SIZE) is not None
+        assert not any(spy.told for spy in spies)
+        files.release()
+        assert all(spy.wait(tier) for spy in spies)
+        assert all(hits(tier, chunk.key) for chunk in CHUNKS)
+
+
+def test_invalidations_that_wait_for_the_log_share_a_sync(path: Path) -> None:
+    """However many come while the log is busy, they are one entry, with one sync of the table and one of the log."""
+    files = SlowFiles(kinds=("sync",))
+    with opened(path, files=files) as tier:
+        store(tier, CHUNKS[0], SIZE)
+        files.hang()
+        spies = [DurableSpy() for _ in range(201)]
+        tier.invalidate([Scope(tenant=1)], spies[0])
+        files.wait_hanging()
+        for number, spy in enumerate(spies[1:]):
+            tier.invalidate([Scope(tenant=TERMS.tenant, labels=frozenset([number + 1])), Scope(tenant=2)], spy)
+        before = files.calls["sync"]
+        files.release()
+        assert all(spy.wait(tier) for spy in spies)
+        settle_log(tier)
+        begun = 3  # more for the log that begins anew
+        assert files.calls["sync"] - before <= 1 + 2 + begun
+    with opened(path) as tier:
+        assert hits(tier, CHUNKS[0].key)
 
 
 def test_joins_are_durable_with_the_next_invalidation(path: Path) -> None:
@@ -463,7 +504,7 @@ def test_the_log_is_shortened(path: Path) -> None:
             assert invalidate(tier, Scope(labels=frozenset([n + 1]))) == 1
             settle_frees(tier)
             settle_log(tier)
-            assert tier.directory.log.entries == (n + 1) % 64
+            assert tier.directory.log.scopes == (n + 1) % 64
             if n in (62, 63, 64):
                 copy(path, path.with_name(f"killed {n}"))
     for where in (path, *(path.with_name(f"killed {n}") for n in (62, 63, 64))):
@@ -484,10 +525,10 @@ def test_a_log_that_can_not_be_shortened_goes_on(path: Path) -> None:
         files.arm(1, kinds=["replace"])
         invalidate(tier, Scope(tenant=1))
         settle_log(tier)
-        assert tier.directory.log.entries == 64 and files.hits == 1
+        assert tier.directory.log.scopes == 64 and files.hits == 1
         assert invalidate(tier, Scope()) == 1
         settle_log(tier)
-        assert tier.directory.log.entries == 0
+        assert tier.directory.log.scopes == 0
     with opened(path) as tier:
         assert tier.usage().chunks == 0
 
@@ -572,7 +613,7 @@ def test_a_slot_is_not_reused_while_it_is_read(path: Path) -> None:
         into = aligned(SIZE)
         assert tier.submit_load(CHUNKS[0].key, into)
         files.wait_hanging()
-        assert tier.invalidate(Scope(), (spy := DurableSpy())) == SLOTS and spy.wait(tier)
+        assert tier.invalidate([Scope()], (spy := DurableSpy())) == SLOTS and spy.wait(tier)
         newcomers = chain("b", SLOTS)
         deadline = time.monotonic() + 60
         while len(tier._free) < SLOTS - 1 and time.monotonic() < deadline:
@@ -625,7 +666,7 @@ def test_forgetting_a_chunk_that_is_being_written_is_final(path: Path, how: str)
         files.hang()
         assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE, content(CHUNKS[0].key, SIZE)))
         files.wait_hanging()
-        tier.invalidate(Scope(), DurableSpy()) if how == "invalidate" else tier.discard(CHUNKS[0].key)
+        tier.invalidate([Scope()], DurableSpy()) if how == "invalidate" else tier.discard(CHUNKS[0].key)
         files.release()
         tier.close(5.0)
     with opened(path) as tier:

@@ -96,7 +96,7 @@ class Run:
 
     def invalidate(self) -> None:
         spy = DurableSpy()
-        self.tier.invalidate(Scope(labels=TAG), spy)
+        self.tier.invalidate([Scope(labels=TAG)], spy)
         self.queues.run()
         assert self.tier.finished() == []
         assert not any(self.tier.lookup(chunk.key) for chunk in [*TAGGED, OTHERS[2]])
@@ -161,14 +161,14 @@ def test_an_invalidation_that_failed_is_told_so(tmp_path: Path) -> None:
         files.arm(2 if kind == "sync" else 1, kinds=[kind])
         spies = [DurableSpy() for _ in range(3)]
         for spy in spies:
-            run.tier.invalidate(Scope(), spy)
+            run.tier.invalidate([Scope()], spy)
             run.queues.run()
         assert [spy.told for spy in spies] == [[False]] * 3
         assert run.tier.can_store()
         run.close()
         run.reopen()
         spy = DurableSpy()
-        run.tier.invalidate(Scope(), spy)
+        run.tier.invalidate([Scope()], spy)
         run.queues.run()
         assert spy.told == [True]
         run.close()

@@ -1,8 +1,7 @@
 """The guard: a tier that fails or stalls is given up before it is in the way, and comes back by itself."""
 
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.conformance import NAMESPACE, TERMS, DurableSpy, load, settle, store
+from hotspan.testing.conformance import NAMESPACE, TENANT, TERMS, DurableSpy, load, settle, store
 from hotspan.testing.faults import FaultyFiles, SlowFiles, VanishedFiles
+from hotspan.testing.inline import InlineQueues
 from hotspan.tiers import guard as guard_module
-from hotspan.tiers.base import Fault, Transfer
+from hotspan.tiers.base import Durable, Fault, Transfer
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.guard import MOST_FAULTS, STALL_S, GuardedTier
@@ -273,7 +273,7 @@ def test_invalidations_while_it_is_away_are_done_when_it_is_back(bench: Bench, p
     bench.files.go_away()
     bench.trip()
     spy = DurableSpy()
-    assert bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[2].key])), spy) == 0
+    assert bench.guard.invalidate([Scope(keys=frozenset([CHUNKS[2].key]))], spy) == 0
     assert spy.told == [False]
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
@@ -303,23 +303,52 @@ def test_a_tier_that_is_only_slow_is_kept(path: Path) -> None:
     bench.guard.close(PATIENCE_S)
 
 
-def test_many_invalidations_while_it_is_away_hold_nobody_up(bench: Bench) -> None:
-    """It is told of them some at a time, and of too many as one of everything; nothing is found before it knows all."""
+def told_in(monkeypatch: pytest.MonkeyPatch) -> list[list[Scope]]:
+    """What the tier is told to invalidate from now on, call by call."""
+    told: list[list[Scope]] = []
+    real = DiskTier.invalidate
+
+    def invalidate(tier: DiskTier, scopes: Sequence[Scope], durable: Durable) -> int:
+        told.append(list(scopes))
+        return real(tier, scopes, durable)
+
+    monkeypatch.setattr(DiskTier, "invalidate", invalidate)
+    return told
+
+
+def test_what_many_invalidations_of_a_tenant_take_is_that_tenants(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of too many while it is away all of their tenant goes, and nothing of any other; it is told some at a time."""
+    mine = chain("mine", 2)
+    for chunk in mine:
+        assert store(bench.guard, chunk, SIZE, terms=Terms(tenant=1)) is not None
     bench.files.go_away()
     bench.trip()
     for number in range(1000):
-        bench.guard.invalidate(Scope(labels=frozenset([number + 1])), lambda done: None)
-    assert len(bench.guard._unlogged) <= guard_module._MOST_UNLOGGED[bench.guard.tier]
-    told: list[int] = []
+        bench.guard.invalidate([Scope(tenant=1, labels=frozenset([number + 1]))], lambda done: None)
+        bench.guard.invalidate([Scope(tenant=2 + number % 20)], lambda done: None)
+    told = told_in(monkeypatch)
     bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert sorted(scope.tenant or 0 for scopes in told for scope in scopes) == list(range(1, 22))
+    assert max(map(len, told)) <= guard_module._TOLD_AT_ONCE
+    assert all(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
+    assert not any(bench.guard.lookup(chunk.key) for chunk in mine)
 
-    def is_back() -> bool:
-        told.append(len(bench.guard._unlogged))
-        return bench.guard.is_up
 
-    bench.until(is_back)
-    steps = [before - after for before, after in itertools.pairwise(told)]
-    assert max(steps) <= 2 * guard_module._REPLAYED_AT_ONCE and not bench.guard._unlogged
+def test_many_invalidations_that_name_no_tenant_take_everything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many while it is away nobody's chunks are found when it is back, and it is told once."""
+    bench.files.go_away()
+    bench.trip()
+    for number in range(1000):
+        bench.guard.invalidate([Scope(labels=frozenset([number + 1]))], lambda done: None)
+        bench.guard.invalidate([Scope(tenant=number)], lambda done: None)
+    assert len(bench.guard._missed) <= 1001
+    told = told_in(monkeypatch)
+    bench.files.come_back()
+    bench.until(lambda: bench.guard.is_up)
+    assert told == [[Scope()]] and not bench.guard._unlogged
     assert not any(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
     assert bench.guard.trips == 1
 
@@ -328,8 +357,8 @@ def test_what_a_few_invalidations_do_not_take_stays(bench: Bench) -> None:
     """As many as can be done one by one are: the rest is found again when the tier is back."""
     bench.files.go_away()
     bench.trip()
-    for number in range(guard_module._MOST_UNLOGGED[bench.guard.tier]):
-        bench.guard.invalidate(Scope(labels=frozenset([number + 1])), lambda done: None)
+    for number in range(guard_module._MOST_UNTOLD[bench.guard.tier]):
+        bench.guard.invalidate([Scope(labels=frozenset([number + 1]))], lambda done: None)
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
     assert all(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
@@ -342,9 +371,9 @@ def test_an_invalidation_whose_log_hangs_is_done_again(path: Path) -> None:
     bench.fill()
     files.hang()
     spies = [DurableSpy(), DurableSpy()]
-    for spy in spies:
-        assert bench.guard.invalidate(Scope(), spy) in (len(CHUNKS), 0)
+    assert bench.guard.invalidate([Scope()], spies[0]) == len(CHUNKS)
     files.wait_hanging()
+    assert bench.guard.invalidate([Scope()], spies[1]) == 0
     bench.clock.advance(STALL_S + 0.1)
     bench.guard.finished()
     assert not bench.guard.is_up and spies[1].told == [False]
@@ -362,13 +391,13 @@ def test_a_log_that_fails_gives_it_up(path: Path) -> None:
     bench.fill()
     files.arm(1, kinds=["sync"])
     failed = DurableSpy()
-    bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[3].key])), failed)
+    bench.guard.invalidate([Scope(keys=frozenset([CHUNKS[3].key]))], failed)
     assert failed.wait(bench.guard) is False
     bench.until(lambda: bench.guard.trips == 1)
     bench.until(lambda: bench.guard.is_up)
     assert [bench.guard.lookup(chunk.key) for chunk in CHUNKS] == [True] * 3 + [False] * 3
     spy = DurableSpy()
-    bench.guard.invalidate(Scope(keys=frozenset([CHUNKS[1].key])), spy)
+    bench.guard.invalidate([Scope(keys=frozenset([CHUNKS[1].key]))], spy)
     assert spy.wait(bench.guard) is True and bench.guard.trips == 1
     bench.guard.close(PATIENCE_S)
 
@@ -382,7 +411,7 @@ def test_joins_while_it_is_away_count(bench: Bench) -> None:
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
     assert bench.guard.terms(CHUNKS[4].key).labels == tag_labels(["x", "y"])
-    assert bench.guard.invalidate(Scope(labels=TAG), DurableSpy()) == 2
+    assert bench.guard.invalidate([Scope(labels=TAG)], DurableSpy()) == 2
 
 
 def test_a_tag_that_was_joined_and_invalidated_while_it_is_away_takes_its_chunk(bench: Bench) -> None:
@@ -390,22 +419,45 @@ def test_a_tag_that_was_joined_and_invalidated_while_it_is_away_takes_its_chunk(
     bench.files.go_away()
     bench.trip()
     bench.guard.join(CHUNKS[4].key, Terms(labels=TAG))
-    bench.guard.invalidate(Scope(labels=TAG), DurableSpy())
+    bench.guard.invalidate([Scope(labels=TAG)], DurableSpy())
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
     assert [bench.guard.lookup(chunk.key) for chunk in CHUNKS] == [True] * 4 + [False] * 2
 
 
-def test_too_many_joins_while_it_is_away_forget_everything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the joins are more than can be remembered, nothing is found when the tier is back."""
+def test_too_many_joins_while_it_is_away_forget_their_tenant(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many to be remembered: nothing is found of who has most of them, and others' joins count."""
+    (other,) = chain("other", 1)
+    assert store(bench.guard, other, SIZE, terms=Terms(tenant=1)) is not None
     monkeypatch.setattr(guard_module, "_MOST_JOINS", 3)
     bench.files.go_away()
     bench.trip()
+    bench.guard.join(other.key, Terms(tenant=1, labels=TAG))
     for chunk in CHUNKS[:4]:
-        bench.guard.join(chunk.key, Terms(labels=TAG))
+        bench.guard.join(chunk.key, Terms(TENANT, labels=TAG))
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
     assert not any(bench.guard.lookup(chunk.key) for chunk in CHUNKS)
+    assert bench.guard.lookup(other.key) and bench.guard.terms(other.key).labels == TAG
+
+
+def test_a_burst_of_invalidations_is_no_stall(path: Path) -> None:
+    """A log that finishes one thing after the other is kept, however long its queue: each of 200 is durable."""
+    clock = SimulatedClock()
+    queues = InlineQueues()
+    options = DiskOptions(path, SLOTS * (SIZE + 4096), queue=queues.queue)
+    guard = GuardedTier(lambda again: DiskTier(options, NAMESPACE, SIZE, clock), clock)
+    spies = [DurableSpy() for _ in range(200)]
+    for number, spy in enumerate(spies):
+        guard.invalidate([Scope(tenant=1, labels=frozenset([number + 1]))], spy)
+        if number % 10 == 9:  # its log is slow, and takes most of the time that is a stall
+            clock.advance(0.8 * STALL_S)
+            queues.turn()
+            guard.finished()
+    queues.run()
+    guard.finished()
+    assert guard.is_up and guard.trips == 0 and all(spy.told == [True] for spy in spies)
+    guard.close(PATIENCE_S)
 
 
 def test_flapping_backs_off(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from hotspan.testing.faults import SHORT, FaultyFiles
 from hotspan.tiers.log import GenerationLog, Invalidation
 
 SCOPES = [Scope(), Scope(tenant=7), Scope(labels=frozenset([1, 2]), keys=frozenset([key_of("a")]), namespace=bytes(32))]
-ENTRIES = [Invalidation(generation, scope, 1000.5) for generation, scope in enumerate(SCOPES, 1)]
+ENTRIES = [Invalidation(generation, (scope,), 1000.5) for generation, scope in enumerate(SCOPES, 1)]
 
 
 @pytest.fixture
@@ -57,17 +57,17 @@ def test_entries_come_back_in_order(log: GenerationLog, path: Path) -> None:
     assert read(path) == (3, ENTRIES, True)
     again = GenerationLog(FaultyFiles(), path)
     again.read()
-    again.append(Invalidation(4, Scope(), 0.0))
+    again.append(Invalidation(4, (Scope(),), 0.0))
     again.close()
-    assert read(path) == (4, [*ENTRIES, Invalidation(4, Scope(), 0.0)], True)
+    assert read(path) == (4, [*ENTRIES, Invalidation(4, (Scope(),), 0.0)], True)
 
 
 def test_beginning_anew_forgets_the_entries(log: GenerationLog, path: Path) -> None:
     """After `begin` the log knows of no invalidation and from which generation on; entries follow it."""
     log.begin(17)
     assert read(path) == (17, [], True)
-    log.append(Invalidation(18, Scope(), 0.0))
-    assert read(path) == (18, [Invalidation(18, Scope(), 0.0)], True)
+    log.append(Invalidation(18, (Scope(),), 0.0))
+    assert read(path) == (18, [Invalidation(18, (Scope(),), 0.0)], True)
     assert sorted(os.listdir(path.parent)) == ["log"]
 
 
@@ -120,10 +120,10 @@ def test_after_a_failure_nothing_is_appended(
     """A write or sync that fails is an OSError, and so is every append after it; what was acknowledged stays whole."""
     files.arm(1, error, kinds=[kind])
     with pytest.raises(OSError):
-        log.append(Invalidation(4, Scope(), 0.0))
+        log.append(Invalidation(4, (Scope(),), 0.0))
     files.disarm()
     with pytest.raises(OSError, match="failed before"):
-        log.append(Invalidation(5, Scope(), 0.0))
+        log.append(Invalidation(5, (Scope(),), 0.0))
     assert read(path) == (3, ENTRIES, True)
 
 
@@ -133,7 +133,7 @@ def test_half_an_entry_that_can_not_be_taken_back_is_damage(log: GenerationLog, 
     files.truncate = lambda fd, size: real(-1, size)  # type: ignore[method-assign]
     files.arm(1, SHORT, kinds=["pwrite"])
     with pytest.raises(OSError):
-        log.append(Invalidation(4, Scope(), 0.0))
+        log.append(Invalidation(4, (Scope(),), 0.0))
     assert read(path) == (3, ENTRIES, False)
 
 
@@ -146,7 +146,7 @@ def test_a_failed_beginning_leaves_the_old_log(log: GenerationLog, files: Faulty
         log.begin(9)
     files.disarm()
     assert files.open_fds == before and read(path) == (3, ENTRIES, True)
-    log.append(Invalidation(4, Scope(), 0.0))
+    log.append(Invalidation(4, (Scope(),), 0.0))
     assert read(path)[0] == 4
 
 
@@ -161,14 +161,14 @@ def test_a_beginning_whose_rename_may_not_last_ends_the_log(log: GenerationLog, 
     with pytest.raises(OSError):
         log.begin(3)
     with pytest.raises(OSError, match="failed before"):
-        log.append(Invalidation(4, Scope(), 0.0))
+        log.append(Invalidation(4, (Scope(),), 0.0))
     assert read(path) == (3, [], True)
 
 
 def test_an_acknowledged_entry_was_synced(log: GenerationLog, files: FaultyFiles) -> None:
     """An append is one write and one sync after it."""
     before = files.calls.copy()
-    log.append(Invalidation(4, Scope(), 0.0))
+    log.append(Invalidation(4, (Scope(),), 0.0))
     assert files.calls - before == {"pwrite": 1, "sync": 1}
 
 

@@ -120,7 +120,7 @@ class Scenario:
             self.acknowledged += 1
             self.files.mark(dead)
 
-        self.tier.invalidate(scope, durable)
+        self.tier.invalidate([scope], durable)
         dead |= {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
         while fallen := {stored for stored in self.known if self.stood_on.get(stored) in dead} - dead:
             dead |= fallen
@@ -221,7 +221,7 @@ def test_a_log_that_is_shortened_holds_to_what_it_said(fast: Path, seed: int) ->
         scenario.invalidate(Scope(keys=frozenset([roots[n % 2].key])))
         scenario.queues.run()
         scenario.tier.finished()
-    assert scenario.acknowledged == 70 and scenario.tier.directory.log.entries == 6
+    assert scenario.acknowledged == 70 and scenario.tier.directory.log.scopes == 6
     recording, rng, total = scenario.files.recording, random.Random(seed), Finding()
     for cut in range(began, recording.moments):
         finding = look(fast / "image", power_loss(recording, cut, rng), scenario.versions, False)

@@ -18,6 +18,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.testing.faults import SHORT, FaultyFiles, SlowFiles
+from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry, read_geometry
 
@@ -110,7 +111,7 @@ def test_thirteen_labels_fit(table: DiskTable) -> None:
     """A record of 13 labels keeps them all and is not wild."""
     one = record("a", labels=frozenset(range(1, RECORD_LABELS + 1)))
     written(table, 0, one)
-    assert reread(table) == {0: one} and table.taken(Scope(labels=frozenset([99]))) == []
+    assert reread(table) == {0: one} and table.taken([Scope(labels=frozenset([99]))]) == []
 
 
 def test_a_parent_of_zeros_is_a_parent(table: DiskTable) -> None:
@@ -370,7 +371,7 @@ def test_taken_is_a_filter(
     """`taken` finds the slots whose records the scope takes, one by one; `expired` those whose time is over."""
     for slot in range(GEOMETRY.slots):
         table.put(slot, records.get(slot))
-    assert table.taken(scope, before) == sorted(
+    assert table.taken([scope], before) == sorted(
         slot
         for slot, one in records.items()
         if scope.takes(one.key, one.namespace, one.terms) and (before is None or one.terms.generation < before)
@@ -394,7 +395,7 @@ def test_what_stands_on_it_falls(table: DiskTable, records: dict[int, Record], s
         if not more:
             break
         fallen |= more
-    assert table.fallen(scope, generation) == sorted(fallen)
+    assert table.fallen([Invalidation(generation, (scope,), 0.0)]) == sorted(fallen)
 
 
 def test_a_new_process_takes_the_same(table: DiskTable) -> None:
@@ -404,8 +405,8 @@ def test_a_new_process_takes_the_same(table: DiskTable) -> None:
     fresh = DiskTable(FILES, table._fd, GEOMETRY)
     fresh.read()
     scopes = [Scope(), Scope(tenant=7), Scope(adapter=8), Scope(labels=frozenset([1])), Scope(labels=frozenset([99]))]
-    assert [fresh.taken(scope) for scope in scopes] == [[0, 1], [0], [1], [0, 1], [1]]
-    assert [fresh.taken(scope) for scope in scopes] == [table.taken(scope) for scope in scopes]
+    assert [fresh.taken([scope]) for scope in scopes] == [[0, 1], [0], [1], [0, 1], [1]]
+    assert [fresh.taken([scope]) for scope in scopes] == [table.taken([scope]) for scope in scopes]
 
 
 def test_what_expires_is_found_when_it_does(table: DiskTable) -> None:

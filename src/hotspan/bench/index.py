@@ -71,7 +71,7 @@ class IndexBench:
         tier = open_tier(path, self.chunks)
         keys = [key_of(n) for n in range(TEXT)]
         asked = rounds(self.repetitions, lambda: [tier.lookup(key) for key in keys])
-        taken = rounds(self.repetitions, lambda: tier.invalidate(Scope(labels=frozenset({7})), lambda done: None))
+        taken = rounds(self.repetitions, lambda: tier.invalidate([Scope(labels=frozenset({7}))], lambda done: None))
         tier.close(30)
         per = f"{self.chunks // 1000}k chunks"
         return [
@@ -98,7 +98,9 @@ class IndexBench:
                 cache.release(reader)
 
             asked = rounds(self.repetitions, look_up)
-            taken = rounds(self.repetitions, lambda: cache.invalidate(Scope(labels=frozenset({7})), lambda done: None))
+            taken = rounds(
+                self.repetitions, lambda: cache.invalidate([Scope(labels=frozenset({7}))], lambda done: None)
+            )
             cache.close(1.0)
         return [
             Duration(f"looking up {TEXT} chunks in RAM, pinned and released", asked, 300e-6),

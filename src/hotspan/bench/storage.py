@@ -302,7 +302,7 @@ class TierFrames:
 
     def rewrite(self, moved: int) -> float:
         """GB/s of storing every chunk into slots that were written before; making them free is not counted."""
-        self._tier.invalidate(Scope(), lambda done: None)
+        self._tier.invalidate([Scope()], lambda done: None)
         while self._tier.usage().chunks or not self._tier.can_store():
             self._tier.wait(0.1)
             self._tier.finished()

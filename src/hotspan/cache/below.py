@@ -75,11 +75,11 @@ class Below:
         for tier in self.tiers:
             tier.discard(key)
 
-    def invalidate(self, scope: Scope, durable: Durable, *, is_foreign: bool) -> dict[Tier, int]:
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool) -> dict[Tier, int]:
         """As StorageTier says, on all tiers; durable once it is so on all. is_foreign: the L2's log has it already."""
         told = [tier for tier in self.tiers if not (is_foreign and tier.tier is Tier.L2)]
         logged = AllDurable(len(told), durable)
-        return {tier.tier: tier.invalidate(scope, logged) for tier in told}
+        return {tier.tier: tier.invalidate(scopes, logged) for tier in told}
 
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""

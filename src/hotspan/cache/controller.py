@@ -49,18 +49,24 @@ class StoreController:
         self._offered.pop(key, None)
 
     def step(self) -> None:
-        """Hand over chunks until the tier takes no more."""
+        """Hand over chunks until the tier takes no more; those that an invalidation holds back keep their place."""
+        held: list[ChunkKey] = []
         while self._offered and self._below.can_store():
             key, _ = self._offered.popitem(last=False)
             entry = self._ram.entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
                 continue
-            if self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
+            if self._below.holds_back(key, entry.terms):
+                held.append(key)
+            elif self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
             else:
                 self._stats.stores_refused[self._below.tier] += 1
+        for key in reversed(held):
+            self._offered[key] = None
+            self._offered.move_to_end(key, last=False)
 
     def ended(self, transfer: Transfer) -> Entry:
         """A write ended: the chunk's entry, whose slot the tier uses no more."""

@@ -21,6 +21,7 @@ from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.waits import Waits
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Durable, StorageTier, TierUsage, Transfer
@@ -247,8 +248,10 @@ class TieredCache:
 
     # -- forget ----------------------------------------------------------------------------------------------------
 
-    def invalidate(self, scope: Scope, durable: Durable, *, is_foreign: bool = False) -> dict[Tier, int]:
-        """Forget at once, on every tier, what `scope` takes and what stands on it; returns how many chunks by tier.
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool = False) -> dict[Tier, int]:
+        """Forget at once, on every tier, what one of `scopes` takes and what stands on it; how many chunks, by tier.
+
+        However many scopes there are: each tier's log has one entry of them.
 
         is_foreign: another replica asked for it, so that the log of the L2 has it already.
 
@@ -256,10 +259,10 @@ class TieredCache:
         False when that can't be had on every tier.
         """
         removed = {Tier.RAM: 0}
-        for entry in self.ram.taken(scope, self._namespace):
+        for entry in self.ram.taken(ScopeSet(scopes), self._namespace):
             self._forget_one(entry)
             removed[Tier.RAM] += 1
-        removed |= self._below.invalidate(scope, durable, is_foreign=is_foreign)
+        removed |= self._below.invalidate(scopes, durable, is_foreign=is_foreign)
         removed[Tier.RAM] += self._forget_fallen()
         self.stats.invalidated.update(removed)
         return removed
@@ -269,7 +272,7 @@ class TieredCache:
 
         The slots of those copies are held back until `end_clear`.
         """
-        removed = self.invalidate(Scope(), lambda done: None)
+        removed = self.invalidate([Scope()], lambda done: None)
         for entry in self._doomed.values():
             entry.state, entry.loads, entry.held = State.READY, 0, True
             self._held.append(entry)

@@ -116,12 +116,39 @@ class Scope:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Scope":
-        """The scope that `to_json` gave. Raises: KeyError, TypeError or ValueError for anything else."""
+        """The scope that `to_json` gave. Raises: KeyError, TypeError or ValueError for anything else.
+
+        A field that is not known is refused: it may be of a later version, and take more than is understood here.
+        """
+        if not isinstance(data, Mapping) or data.keys() - {"tenant", "adapter", "labels", "keys", "namespace"}:
+            raise ValueError("a scope has a tenant, an adapter, labels, keys and a namespace, and nothing else")
         keys, namespace = data["keys"], data["namespace"]
         return cls(
-            tenant=data["tenant"],
-            adapter=data["adapter"],
-            labels=frozenset(map(int, data["labels"])),
-            keys=None if keys is None else frozenset(ChunkKey(bytes.fromhex(key)) for key in keys),
-            namespace=None if namespace is None else bytes.fromhex(namespace),
+            tenant=_label_or_none(data["tenant"]),
+            adapter=_label_or_none(data["adapter"]),
+            labels=frozenset(_label(name) for name in _list(data["labels"])),
+            keys=None if keys is None else frozenset(ChunkKey(_digest(key)) for key in _list(keys)),
+            namespace=None if namespace is None else _digest(namespace),
         )
+
+
+def _label(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ValueError("a label is a whole number of 64 bits")
+    return value
+
+
+def _label_or_none(value: object) -> int | None:
+    return None if value is None else _label(value)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError("labels and keys are lists")
+    return value
+
+
+def _digest(value: object) -> bytes:
+    if not isinstance(value, str) or len(value) != 64:
+        raise ValueError("a key or a namespace has 64 hexadecimal digits")
+    return bytes.fromhex(value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.terms import Scope
+from hotspan.core.scopes import scopes_from_json
 from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
@@ -337,7 +337,7 @@ class LocalDoor:
 
     def _log_append(self, client: Client, body: memoryview) -> Answer:
         said = _said(body)
-        generation = self._log.append(Scope.from_json(said["scope"]), str(said["by"]))
+        generation = self._log.append(scopes_from_json(said["scope"]), str(said["by"]))
         return self._noted(_json({"generation": generation}))
 
     def _log_read(self, client: Client, body: memoryview) -> bytes:

@@ -7,16 +7,21 @@ begins anew, above that.
 """
 
 import json
+import logging
 import secrets
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from hotspan.core.clock import Clock
+from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
 from hotspan.daemon.journal import NoNotes, Notes
+
+logger = logging.getLogger(__name__)
 
 MOST_ENTRIES = 1 << 16
 MOST_BYTES = 64 * MIB
@@ -84,11 +89,11 @@ class InvalidationLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         """Write an entry; its generation."""
         _check_name(by)
         generation = max(self.generation + 1, self._now())
-        text = json.dumps({"generation": generation, "scope": scope.to_json(), "by": by}, separators=(",", ":"))
+        text = json.dumps({"generation": generation, "scope": scopes_to_json(scopes), "by": by}, separators=(",", ":"))
         self._entries.append(LogEntry(generation, text))
         self._notes.put(_name(self._entries[-1]), text.encode())
         self.generation = generation
@@ -140,12 +145,24 @@ class InvalidationLog:
         found = self._notes.found
         self.epoch, self.floor = _HEAD.unpack(found[_BEGUN])
         for name in sorted(name for name in found if name.startswith(_ENTRY)):
-            self._entries.append(LogEntry(int.from_bytes(name[len(_ENTRY) :], "big"), found[name].decode()))
+            self._entries.append(_noted(int.from_bytes(name[len(_ENTRY) :], "big"), found[name]))
         self.generation = self._entries[-1].generation if self._entries else self.floor
         self._bytes = sum(len(entry.text) for entry in self._entries)
 
     def _now(self) -> int:
         return int(self._clock.unix() * 1000)
+
+
+def _noted(generation: int, noted: bytes) -> LogEntry:
+    """An entry as it was noted; of one that is no JSON nobody can tell what it took, so it takes everything."""
+    try:
+        text = noted.decode()
+        if isinstance(json.loads(text), dict):
+            return LogEntry(generation, text)
+    except (ValueError, RecursionError):
+        logger.warning("log_entry_malformed generation=%d", generation)
+    scope = scopes_to_json([Scope()])
+    return LogEntry(generation, json.dumps({"generation": generation, "scope": scope, "by": ""}))
 
 
 def _name(entry: LogEntry) -> bytes:

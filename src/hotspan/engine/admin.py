@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 
-_MOST_FOREIGN = 64
-"""Invalidations by others, unread so far, above which it is quicker to forget everything."""
-
 
 def _ignored(done: bool) -> None:
     return
@@ -122,7 +119,7 @@ class Administrator:
         def ended(durable: bool) -> None:
             answer.set_result(receipt | {"is_durable": durable} | self._witnesses(durable))
 
-        removed = self._manager.cache.invalidate(scope, lambda durable: self._threads.submit(ended, durable))
+        removed = self._manager.cache.invalidate([scope], lambda durable: self._threads.submit(ended, durable))
         receipt["removed"] = {"gpu_blocks": blocks} | {f"{tier.value}_chunks": count for tier, count in removed.items()}
         receipt["requests_in_flight"] = stopped
         logger.info("cache_invalidated receipt=%s removed=%s", receipt["receipt"], receipt["removed"])
@@ -148,15 +145,17 @@ class Administrator:
         if self._follower is None or self._follower.position is None:
             return
         scopes, position = self._follower.foreign(), self._follower.position
-        if len(scopes) > _MOST_FOREIGN:
-            scopes = [Scope()]
-        done = self._keeper.follow(position, len(scopes)) if self._keeper is not None else _ignored
+        done = self._keeper.follow(position, min(1, len(scopes))) if self._keeper is not None else _ignored
+        if not scopes:
+            return
+        blocks = 0
         for scope in scopes:
             # The engine's prefixes go by its own hashes, of which keys say nothing: all of the tenant's.
-            blocks, stale = self._prefixes.invalidate(replace(scope, keys=None))
+            dropped, stale = self._prefixes.invalidate(replace(scope, keys=None))
             self._manager.disown(scope, stale)
-            removed = self._manager.cache.invalidate(scope, done, is_foreign=True)
-            logger.info("cache_invalidated_elsewhere gpu_blocks=%d removed=%s", blocks, removed)
+            blocks += dropped
+        removed = self._manager.cache.invalidate(scopes, done, is_foreign=True)
+        logger.info("cache_invalidated_elsewhere scopes=%d gpu_blocks=%d removed=%s", len(scopes), blocks, removed)
 
     def _verify(self) -> "Answer | Future[Answer]":
         check = self._disk.verification() if self._disk is not None else None

@@ -46,6 +46,15 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_l2_log_age_seconds": OffloadingGaugeMetadata(
         "Since the log of invalidations was last read; the L2 takes no part while that is long ago."
     ),
+    "hotspan_l2_log_malformed": OffloadingCounterMetadata(
+        "Entries of the log of invalidations that could not be understood: all of their tenant was forgotten."
+    ),
+    "hotspan_l2_log_losses": OffloadingCounterMetadata(
+        "Times that entries of the log of invalidations were lost before they were read: everything was forgotten."
+    ),
+    "hotspan_l2_log_faults": OffloadingCounterMetadata(
+        "Times that reading the log of invalidations failed for another reason than its store."
+    ),
     "hotspan_cost_requests": OffloadingCounterMetadata(
         "Requests by what the cost model chose: asked in all, loaded from below RAM, refused to load some of what lies "
         "there, late when their patience was over before all was loaded.",
@@ -121,6 +130,9 @@ def report(
         out.set_gauge("hotspan_cache_store_queue_chunks", chunks, (tier.value,))
     if follower is not None:
         out.set_gauge("hotspan_l2_log_age_seconds", follower.age_s)
+        for what, count in follower.take_faults()._asdict().items():
+            if count:
+                out.increase_counter(f"hotspan_l2_log_{what}", count)
     if costs is not None:
         costs.report(out)
     return out

@@ -295,7 +295,7 @@ class Engine:
             self.epochs[key] = self._epoch
             self.carried.pop(key, None)
             self.expires.pop(key, None)
-        self.cache.invalidate(scope, durable)
+        self.cache.invalidate([scope], durable)
         for key in taken:
             self._expect(self.cache.terms(key) is None, "it was invalidated and is here")
 

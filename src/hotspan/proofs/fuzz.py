@@ -232,7 +232,7 @@ def _invalidation(bench: Bench, rng: random.Random) -> bool:
             if chunk.parent in gone and chunk.key in kept:
                 gone = gone | {chunk.key}
                 taken.add(chunk.key)
-        count = tier.invalidate(scope, lambda done: None)
+        count = tier.invalidate([scope], lambda done: None)
         left = {chunk.key for chunk in bench.chunks if tier.lookup(chunk.key)}
         if left != kept.keys() - taken or count != len(taken):
             raise Broken(f"{scope!r} took {count} chunks and not {len(taken)}")

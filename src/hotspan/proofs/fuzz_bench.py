@@ -39,7 +39,7 @@ class Bench:
             tier.submit_store(chunk, Terms(labels=frozenset({chunk.index + 1})), aligned(SIZE, self.allowed[chunk.key]))
             queues.run()
             tier.finished()
-        tier.invalidate(Scope(labels=frozenset({77})), lambda done: None)
+        tier.invalidate([Scope(labels=frozenset({77}))], lambda done: None)
         queues.run()
         self.good = {name: (self.path / "disk" / name).read_bytes() for name in ("table", "log", "slab")}
         tier.close(5.0)

@@ -176,7 +176,7 @@ class Worker:
             if done:
                 self._write(["forgotten", operation])
 
-        self.tier.invalidate(scope, durable)
+        self.tier.invalidate([scope], durable)
 
     def _taken(self, scope: Scope) -> list[Stored]:
         """Every store that an invalidation takes: by its own terms, or because it stands on one that it takes."""

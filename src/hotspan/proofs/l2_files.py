@@ -8,7 +8,7 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,14 @@ class Said:
     by_generation: those that were acknowledged. unsure: those that may be written, by who asked.
     """
 
-    by_generation: dict[int, Scope] = field(default_factory=dict)
-    unsure: list[tuple[str, Scope]] = field(default_factory=list)
+    by_generation: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
+    unsure: list[tuple[str, tuple[Scope, ...]]] = field(default_factory=list)
 
-    def scope_of(self, entry: SharedInvalidation) -> Scope:
+    def scopes_of(self, entry: SharedInvalidation) -> tuple[Scope, ...]:
         """Of several that say the same, and are unsure, the oldest: it binds least."""
         if entry.generation in self.by_generation:
             return self.by_generation[entry.generation]
-        return next((scope for by, scope in self.unsure if (by, scope) == (entry.by, entry.scope)), entry.scope)
+        return next((scopes for by, scopes in self.unsure if (by, scopes) == (entry.by, entry.scopes)), entry.scopes)
 
 
 class SharedDirectory(FileStore):
@@ -130,17 +130,17 @@ class _SaidLog(FileLog):
         super().__init__(*args)
         self._said = said
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         try:
-            generation = super().append(scope, by)
+            generation = super().append(scopes, by)
         except OSError:
-            self._said.unsure.append((by, scope))
+            self._said.unsure.append((by, tuple(scopes)))
             raise
-        self._said.by_generation[generation] = scope
+        self._said.by_generation[generation] = tuple(scopes)
         if len(self._said.by_generation) > 2 * _LOG_ENTRIES:
             del self._said.by_generation[min(self._said.by_generation)]  # the log has not kept it
         return generation
 
     def read(self, after: int) -> LogPage:
         page = super().read(after)
-        return replace(page, entries=[replace(one, scope=self._said.scope_of(one)) for one in page.entries])
+        return replace(page, entries=[replace(one, scopes=self._said.scopes_of(one)) for one in page.entries])

@@ -118,7 +118,7 @@ class RecordedRun:
             self.files.mark(dead)
 
         before = self._held()
-        self.tier.invalidate(scope, durable)
+        self.tier.invalidate([scope], durable)
         taken = {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
         dead |= taken | {(key, self.versions[key]) for key in before - self._held()}
         for stored in dead:

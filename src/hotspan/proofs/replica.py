@@ -132,7 +132,7 @@ class Replica:
     def follow(self) -> None:
         """Forget what others invalidated, before anything is admitted."""
         for scope in self.follower.foreign():
-            self.cache.invalidate(scope, lambda done: None, is_foreign=True)
+            self.cache.invalidate([scope], lambda done: None, is_foreign=True)
             self._disown()
             if id(scope) in self._epochs.taken:
                 self._bind(*self._epochs.taken[id(scope)])
@@ -201,7 +201,7 @@ class Replica:
         self._disown()
         for key in taken:
             self.present[key] = epoch
-        self.cache.invalidate(scope, durable)
+        self.cache.invalidate([scope], durable)
 
     def evict(self) -> None:
         """RAM gives something up that nobody uses."""

@@ -91,7 +91,7 @@ class DurableSpy:
 def invalidate(tier: StorageTier, scope: Scope) -> int:
     """Invalidate and wait until it is durable; how many chunks. Raises: AssertionError if it could not be made so."""
     spy = DurableSpy()
-    removed = tier.invalidate(scope, spy)
+    removed = tier.invalidate([scope], spy)
     if not spy.wait(tier):
         raise AssertionError("the invalidation could not be made durable")
     return removed
@@ -393,7 +393,7 @@ class StorageTierTests:
         (chunk,) = chain("a", 1)
         assert tier.submit_store(chunk, TERMS, aligned(self.PAYLOAD_BYTES))
         spy = DurableSpy()
-        assert tier.invalidate(scope, spy) == 1
+        assert tier.invalidate([scope], spy) == 1
         assert not tier.lookup(chunk.key)
         assert [transfer.key for transfer in settle(tier, 1)] == [chunk.key]
         assert spy.wait(tier) and not tier.lookup(chunk.key)
@@ -407,7 +407,7 @@ class StorageTierTests:
         store(tier, chunk, self.PAYLOAD_BYTES)
         into = aligned(self.PAYLOAD_BYTES)
         assert tier.submit_load(chunk.key, into)
-        assert tier.invalidate(Scope(), DurableSpy()) == 1
+        assert tier.invalidate([Scope()], DurableSpy()) == 1
         (transfer,) = settle(tier, 1)
         assert transfer.fault is not None or into == content(chunk.key, self.PAYLOAD_BYTES)
         assert not tier.lookup(chunk.key)
@@ -416,10 +416,10 @@ class StorageTierTests:
         """Every invalidation, also one that takes nothing, tells its `durable` exactly once, here and after `close`."""
         spies = [DurableSpy() for _ in range(5)]
         for number, spy in enumerate(spies):
-            tier.invalidate(Scope(tenant=number + 1), spy)
+            tier.invalidate([Scope(tenant=number + 1)], spy)
         tier.close(5.0)
         late = DurableSpy()
-        tier.invalidate(Scope(), late)
+        tier.invalidate([Scope()], late)
         assert [spy.wait(tier) for spy in spies] == [True] * 5
         late.wait(tier)
         assert all(len(spy.told) == 1 for spy in [*spies, late])

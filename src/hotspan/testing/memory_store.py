@@ -45,12 +45,12 @@ class MemoryLog:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         self._server.before("append")
         with self._server.lock:
             entries = self._server.entries
             generation = 1 + (entries[-1].generation if entries else self._server.floor)
-            entries.append(SharedInvalidation(generation, scope, by))
+            entries.append(SharedInvalidation(generation, tuple(scopes), by))
             return generation
 
     def read(self, after: int) -> LogPage:

@@ -337,15 +337,15 @@ class SharedLogTests(StoreFixtures):
     )
     def test_an_entry_says_what_was_appended(self, store: ObjectStore, other: ObjectStore, scope: Scope) -> None:
         """Every replica reads each scope as it was, twice if it was appended twice, and whose it was."""
-        generations = [log_of(store).append(scope, by) for by in ("replica-1", "replica-1", "ä/b c")]
+        generations = [log_of(store).append([scope], by) for by in ("replica-1", "replica-1", "ä/b c")]
         page = log_of(other).read(0)
         expected = zip(generations, ("replica-1", "replica-1", "ä/b c"), strict=True)
-        assert list(page.entries) == [SharedInvalidation(generation, scope, by) for generation, by in expected]
+        assert list(page.entries) == [SharedInvalidation(generation, (scope,), by) for generation, by in expected]
         assert page.floor < generations[0] < generations[1] < generations[2] == page.generation
 
     def test_a_reader_gets_what_comes_after(self, store: ObjectStore, other: ObjectStore) -> None:
         """Entries above a generation, and no others; of the newest on there are none."""
-        generations = [log_of(each).append(Scope(tenant=n), "me") for n, each in enumerate([store, other] * 3)]
+        generations = [log_of(each).append([Scope(tenant=n)], "me") for n, each in enumerate([store, other] * 3)]
         for each in (store, other):
             for number, after in enumerate(generations):
                 page = log_of(each).read(after)
@@ -359,7 +359,7 @@ class SharedLogTests(StoreFixtures):
         seen: list[SharedInvalidation] = []
 
         def append(number: int) -> list[int]:
-            return [logs[number].append(Scope(tenant=number * 100 + n), str(number)) for n in range(20)]
+            return [logs[number].append([Scope(tenant=number * 100 + n)], str(number)) for n in range(20)]
 
         def follow() -> None:
             after = 0
@@ -380,7 +380,7 @@ class SharedLogTests(StoreFixtures):
         generations = sorted(at for each in given for at in each)
         assert len(set(generations)) == len(generations)
         assert [entry.generation for entry in seen] == generations
-        by_generation = {entry.generation: entry.scope.tenant for entry in seen}
+        by_generation = {entry.generation: entry.scopes[0].tenant for entry in seen}
         assert all(by_generation[at] == i * 100 + n for i, each in enumerate(given) for n, at in enumerate(each))
 
     def test_replicas_are_those_that_reported(self, store: ObjectStore, other: ObjectStore) -> None:
@@ -408,13 +408,13 @@ class SharedLogTests(StoreFixtures):
 
     def test_a_log_that_lost_entries_begins_anew(self, store: ObjectStore, other: ObjectStore) -> None:
         """The loss is a new epoch for all, its floor above every generation of the last, and its entries are kept."""
-        last = max(log_of(store).append(Scope(tenant=n), "me") for n in range(3))
+        last = max(log_of(store).append([Scope(tenant=n)], "me") for n in range(3))
         before = log_of(other).read(0)
         self.lose_log(store)
         pages = [log_of(each).read(after) for each in (store, other) for after in (0, last)]
         assert len({page.epoch for page in pages}) == 1 and pages[0].epoch != before.epoch
         assert all(page.floor > last and page.generation == page.floor and not page.entries for page in pages)
-        generation = log_of(other).append(Scope(tenant=9), "me")
+        generation = log_of(other).append([Scope(tenant=9)], "me")
         page = log_of(store).read(pages[0].generation)
         assert page.epoch == pages[0].epoch and [entry.generation for entry in page.entries] == [generation]
         assert generation > pages[0].floor
@@ -437,7 +437,7 @@ class SharedLogTests(StoreFixtures):
     def test_a_loss_that_several_notice_is_one(self, open_store: MakeStore) -> None:
         """Replicas that find at once that entries were lost begin one epoch between them."""
         stores = [open_store(MOST_ENTRIES) for _ in range(4)]
-        last = log_of(stores[0]).append(Scope(), "me")
+        last = log_of(stores[0]).append([Scope()], "me")
         for each in stores:
             assert log_of(each).read(0).generation == last
         barrier = threading.Barrier(len(stores))
@@ -460,13 +460,13 @@ class TrimmedLogTests(StoreFixtures):
     def test_a_log_keeps_the_newest_entries(self, open_store: MakeStore) -> None:
         """Of many entries those above the floor are there, about as many as were asked for, and the floor says so."""
         store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
-        generations = [log_of(each).append(Scope(tenant=n), "me") for n, each in enumerate([store, other] * 20)]
+        generations = [log_of(each).append([Scope(tenant=n)], "me") for n, each in enumerate([store, other] * 20)]
         for each in (store, other):
             page = log_of(each).read(0)
             kept = [entry.generation for entry in page.entries]
             assert kept == [at for at in generations if at > page.floor]
             assert self.ENTRIES <= len(kept) <= 2 * self.ENTRIES and page.floor in generations
-            assert [entry.scope.tenant for entry in page.entries] == list(range(40 - len(kept), 40))
+            assert [entry.scopes[0].tenant for entry in page.entries] == list(range(40 - len(kept), 40))
             assert log_of(each).read(generations[-2]).epoch == page.epoch
 
     def test_who_reads_on_misses_nothing(self, open_store: MakeStore) -> None:
@@ -474,9 +474,9 @@ class TrimmedLogTests(StoreFixtures):
         store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
         first = page = log_of(other).read(0)
         for n in range(40):
-            log_of(store).append(Scope(tenant=n), "me")
+            log_of(store).append([Scope(tenant=n)], "me")
             page = log_of(other).read(page.generation)
-            assert [entry.scope.tenant for entry in page.entries] == [n] and page.epoch == first.epoch
+            assert [entry.scopes[0].tenant for entry in page.entries] == [n] and page.epoch == first.epoch
 
 
 class Server(Protocol):
@@ -524,7 +524,7 @@ class StoreOutageTests(StoreFixtures):
         }
         if store.log is not None:
             calls |= {
-                "append": lambda: log_of(store).append(Scope(tenant=1), "me"),
+                "append": lambda: log_of(store).append([Scope(tenant=1)], "me"),
                 "read": lambda: log_of(store).read(0),
                 "report": lambda: log_of(store).report("me", 1, 60),
                 "forget": lambda: log_of(store).forget("me"),
@@ -616,5 +616,7 @@ class StoreOutageTests(StoreFixtures):
         assert put(store, chunk, self.PAYLOAD_BYTES, version=3)
         assert read(store, found(store, chunk)) == frame_of(chunk.key, self.PAYLOAD_BYTES, version=3)
         if store.log is not None:
-            generation = store.log.append(Scope(tenant=5), "me")
-            assert store.log.read(generation - 1).entries[-1] == SharedInvalidation(generation, Scope(tenant=5), "me")
+            generation = store.log.append([Scope(tenant=5)], "me")
+            assert store.log.read(generation - 1).entries[-1] == SharedInvalidation(
+                generation, (Scope(tenant=5),), "me"
+            )

@@ -125,6 +125,10 @@ class StorageTier(Protocol):
         """Whether its queue has room for a store; if not, ask again when transfers have ended."""
         ...
 
+    def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
+        """Whether a store of this chunk has to wait for an invalidation that may take it to reach the log."""
+        ...
+
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         """Start to write `payload` (uint8[n], page-aligned); False if the tier does not want it or can't take it now.
 
@@ -167,9 +171,10 @@ class StorageTier(Protocol):
         """Forget a chunk and what stands on it, whose owner did not ask for it: it may come back after a crash."""
         ...
 
-    def invalidate(self, scope: Scope, durable: Durable) -> int:
-        """Forget all that `scope` takes and what stands on it, at once; returns how many chunks.
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
+        """Forget at once all that one of `scopes` takes, and what stands on it; returns how many chunks.
 
+        However many scopes there are, they are one entry of the tier's log.
         `durable` is called when not even a crash can bring them back, or when that can't be had.
         """
         ...

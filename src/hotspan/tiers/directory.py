@@ -117,10 +117,9 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
         generation = said.generation
         if not said.entries:
             return generation
-        for scope, at in {entry.scope: entry.generation for entry in said.entries}.items():
-            for slot in table.fallen(scope, at):
-                table.put(slot, None)
-                table.write(slot)
+        for slot in table.fallen(said.entries):
+            table.put(slot, None)
+            table.write(slot)
         table.sync()
     log.begin(generation)
     return generation

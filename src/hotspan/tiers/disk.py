@@ -17,6 +17,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.check import FrameCheck
+from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.directory import open_directory
 from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.files import Files
@@ -32,7 +33,7 @@ _PURGE_S = 1.0
 table is flushed."""
 
 _LONGEST_LOG = 64
-"""Entries after which the log begins anew: each costs the next start some milliseconds."""
+"""Scopes after which the log begins anew: each costs the next start some milliseconds."""
 
 _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 
@@ -109,7 +110,7 @@ class DiskTier:
         )
         self._table = self.directory.table
         self._frames = FrameFile(options.files, self.directory.slab_fd)
-        self._next_generation = self._generation = self.directory.generation
+        self._generation = self.directory.generation
         self._entries: dict[ChunkKey, _Entry] = {}
         self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._refused: OrderedDict[ChunkKey, None] = OrderedDict()
@@ -119,11 +120,11 @@ class DiskTier:
         self._landed = threading.Event()
         self._suspects: deque[tuple[int, ChunkKey]] = deque()
         self._flushing = False
-        self._unlogged: set[int] = set()  # generations whose invalidations are on their way to the log
-        self._joined_early: set[ChunkKey] = set()  # who was joined meanwhile: to be stamped once the log has them
+        self._early: set[ChunkKey] = set()  # joined before an invalidation was logged: to be stamped after
         scratch = HEADER_BYTES + (staging_bytes(payload_bytes) if self._keys is not None else 0)
         self._queue = options.queue("disk", options.threads, scratch)
         self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
+        self._commits = GroupCommit(self._log_queue, self._log)
         self._closed = False
         self._adopt()
 
@@ -142,14 +143,17 @@ class DiskTier:
         return self._table.record(self._entries[key].slot).terms
 
     def can_store(self) -> bool:
+        return self._storing < self._store_depth
+
+    def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
         # A chunk that comes back while its invalidation is not logged would have the old bytes' generation, perhaps in
-        # their slot: a power loss that drops its frame and keeps its record would bring them back.
-        return self._storing < self._store_depth and not self._unlogged
+        # their slot; nothing of that kind is left to what a power loss drops and keeps.
+        return self._commits.takes(key, self._namespace, terms)
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         if len(payload) != self._payload_bytes:
             raise ValueError(f"the payload has {len(payload)} bytes, not {self._payload_bytes}")
-        if chunk.key in self._entries or not self.can_store():
+        if chunk.key in self._entries or not self.can_store() or self.holds_back(chunk.key, terms):
             return False
         slot = self._take_slot(chunk, terms.tenant)
         if slot is None:
@@ -194,10 +198,10 @@ class DiskTier:
             slot, key = self._suspects.popleft()
             if (entry := self._entries.get(key)) is not None and entry.slot == slot:
                 self._doom(entry)
-        if self._joined_early and not self._unlogged:
-            for key in self._joined_early & self._entries.keys():
+        if self._early and not self._commits:
+            for key in self._early & self._entries.keys():
                 self._stamp(self._entries[key], self.terms(key))
-            self._joined_early.clear()
+            self._early.clear()
         now = self._clock.monotonic()
         if now - self._purged_s >= _PURGE_S:
             self._purged_s = now
@@ -225,25 +229,20 @@ class DiskTier:
         if joined is not record.terms:
             # It outlived all that was invalidated so far: a label that it gets now must not count as one it had then.
             self._stamp(entry, joined)
-            if self._unlogged:
-                self._joined_early.add(key)
+            if self._commits:
+                self._early.add(key)
 
     def discard(self, key: ChunkKey) -> None:
         entry = self._entries.get(key)
         if entry is not None:
             self._doom(entry)
 
-    def invalidate(self, scope: Scope, durable: Durable) -> int:
-        keys = {self._table.key(slot) for slot in self._table.taken(scope)}
-        keys |= self._lru.descendants(keys if scope.keys is None else keys | scope.keys)
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
+        keys = {self._table.key(slot) for slot in self._table.taken(scopes, slot_of=self._slot_of)}
+        keys |= self._lru.descendants(keys.union(*(scope.keys or () for scope in scopes)))
         for key in keys:
             self._doom_one(self._entries[key])
-        self._next_generation += 1
-        entry = Invalidation(self._next_generation, scope, self._clock.unix())
-        self._unlogged.add(entry.generation)
-        self._log_queue.submit(
-            lambda scratch: self._log(entry, durable), lambda: self._logged(entry, durable, False), urgent=True
-        )
+        self._commits.submit(scopes, durable)
         return len(keys)
 
     def usage(self) -> TierUsage:
@@ -364,6 +363,10 @@ class DiskTier:
         self._lru.remove(victim, evicted=True)
         return self._entries.pop(victim).slot
 
+    def _slot_of(self, key: ChunkKey) -> int | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.slot
+
     def _is_idle(self, key: ChunkKey) -> bool:
         entry = self._entries[key]
         return not entry.writing and not entry.readers
@@ -480,28 +483,26 @@ class DiskTier:
         except OSError as error:
             logger.warning("disk_record_failed slot=%d error=%s", slot, str(error))  # a stale record costs a miss
 
-    def _log(self, entry: Invalidation, durable: Durable) -> None:
-        """Make an invalidation durable.
+    def _log(self, number: int, scopes: Sequence[Scope]) -> None:
+        """Make invalidations durable, with one sync however many they are. Raises: OSError.
 
-        The table first: what the log alone would take follows from labels that were joined and from chunks in between,
-        whose records may not be on the disk yet.
+        Nothing was stored under a generation between theirs, so that of the last is right for all. The table first:
+        what the log alone would take follows from labels that were joined and from chunks in between, whose records may
+        not be on the disk yet.
         """
-        try:
-            self._table.flush()
-            self.directory.log.append(entry)
-        except OSError as error:
-            logger.warning("disk_log_failed path=%s error=%s", self.directory.path, str(error))
-            self._logged(entry, durable, False)
-        else:
-            self._generation = entry.generation
-            self._logged(entry, durable, True)
-            if self.directory.log.entries >= _LONGEST_LOG:
-                self._shorten_log(entry.generation)
+        generation = self.directory.generation + number
+        self._table.flush()
+        self.directory.log.append(Invalidation(generation, tuple(dict.fromkeys(scopes)), self._clock.unix()))
+        self._generation = generation
+        if self.directory.log.scopes >= _LONGEST_LOG:
+            self._log_queue.submit(lambda scratch: self._shorten_log(), lambda: None, urgent=False)
 
-    def _shorten_log(self, generation: int) -> None:
+    def _shorten_log(self) -> None:
         """Begin the log anew: the table says by itself what was invalidated up to here."""
+        if self.directory.log.scopes < _LONGEST_LOG:
+            return  # another job did
         try:
-            self.directory.log.begin(generation)
+            self.directory.log.begin(self._generation)
         except OSError as error:
             logger.warning("disk_log_not_shortened path=%s error=%s", self.directory.path, str(error))
 
@@ -515,11 +516,6 @@ class DiskTier:
 
     def _flushed(self) -> None:
         self._flushing = False
-
-    def _logged(self, entry: Invalidation, durable: Durable, done: bool) -> None:
-        self._unlogged.discard(entry.generation)
-        self._landed.set()  # stores may go on
-        durable(done)
 
     def _end(self, entry: _Entry, is_load: bool, fault: Fault | None, size: int, started: float) -> None:
         transfer = Transfer(entry.key, is_load, fault, size, self._clock.monotonic() - started)

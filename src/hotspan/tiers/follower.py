@@ -9,11 +9,13 @@ import logging
 import secrets
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.stores.base import LogPage, ObjectStore, SharedInvalidation, SharedLog
@@ -28,6 +30,11 @@ STALE_S = 2.0
 REPORT_TTL_S = 5.0
 _MOST_ENTRIES = 4096
 """That a log of this process keeps; it is read ten times a second."""
+
+_MOST_FOREIGN = 64
+"""Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
+
+_LOG_FAULTS_EVERY_S = 60.0
 
 WITNESS_S = 2.0
 """How long an invalidation waits for the other replicas to say that they have read it."""
@@ -48,6 +55,18 @@ class LogPosition(NamedTuple):
     generation: int
 
 
+class LogFaults(NamedTuple):
+    """What went wrong with reading a log.
+
+    malformed: entries that could not be understood. losses: of the whole log, or of entries that were not read yet.
+    faults:    of reading it, that were no fault of its medium.
+    """
+
+    malformed: int = 0
+    losses: int = 0
+    faults: int = 0
+
+
 class VolatileLog:
     """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
 
@@ -66,10 +85,10 @@ class VolatileLog:
         """Where it began: nothing is to be done for what is older, since nobody wrote it."""
         return LogPosition(self._epoch, self._began)
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._lock:
             generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
-            self._entries.append(SharedInvalidation(generation, scope, by))
+            self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
             if len(self._entries) > _MOST_ENTRIES:
                 self._floor = self._entries.popleft().generation
             return generation
@@ -104,7 +123,6 @@ class LogFollower:
     view:       what it says; replaced when the log was lost and began anew.
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
-    version:    changes whenever `view` says more.
     marks:      terms that objects are still to be given: until they are, this replica does not say how far it has read.
     """
 
@@ -120,7 +138,6 @@ class LogFollower:
         self.replica = replica
         self.view = LogView()
         self.generation = self.applied = since.generation if since is not None else 0
-        self.version = 0
         self.marks: dict[ChunkKey, Terms] = {}
         self._appended = 0
         self._log = log
@@ -130,7 +147,10 @@ class LogFollower:
         self._read_s = -STALE_S
         self._is_begun = False
         self._reported = 0
-        self._queued: deque[Scope] = deque()
+        self._wrong = LogFaults()
+        self._fault_logged_s = -_LOG_FAULTS_EVERY_S
+        self._queued = Backlog(_MOST_FOREIGN)
+        self._queueing = threading.Lock()
         self._queued_to = self.applied  # up to this generation all that the engine has to do is, or was, queued
         self._reading = threading.Lock()
         self._ending = threading.Event()
@@ -176,25 +196,36 @@ class LogFollower:
                 if self.is_fresh:
                     logger.warning("l2_log_not_read error=%s", str(error))
                 return False
+            except Exception:  # a mistake of ours must not end the thread: without it nothing is ever forgotten here
+                self._fault(started_s)
+                return False
             self._read_s = started_s
             self._answered.set()
             return True
 
     def foreign(self) -> list[Scope]:
         """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
-        queued_to = self._queued_to  # read before the queue is: what comes meanwhile is of later generations
-        scopes: list[Scope] = []
-        while self._queued:
-            scopes.append(self._queued.popleft())
-        self.applied = queued_to
-        return scopes
+        with self._queueing:
+            self.applied = self._queued_to
+            return self._queued.take()
 
-    def append(self, scope: Scope) -> None:
+    def take_faults(self) -> LogFaults:
+        """What went wrong with reading the log since the last call."""
+        with self._queueing:
+            wrong, self._wrong = self._wrong, LogFaults()
+        return wrong
+
+    def _count(self, malformed: int = 0, losses: int = 0, faults: int = 0) -> None:
+        with self._queueing:
+            wrong = self._wrong
+            self._wrong = LogFaults(wrong.malformed + malformed, wrong.losses + losses, wrong.faults + faults)
+
+    def append(self, scopes: Sequence[Scope]) -> None:
         """Write an invalidation, and read it.
 
         Raises: OSError. Blocks: for the log's deadline, twice.
         """
-        generation = self._log.append(scope, self.replica)
+        generation = self._log.append(scopes, self.replica)
         self._appended = max(self._appended, generation)
         while self.generation < generation:
             if not self.poll() or self._ending.wait(0.001):
@@ -229,6 +260,15 @@ class LogFollower:
             self.poll()
             self._ending.wait(READ_EVERY_S)
 
+    def _fault(self, now_s: float) -> None:
+        """Count what is no fault of the log's medium; the others learn that this replica has not read on."""
+        self._count(faults=1)
+        if now_s - self._fault_logged_s >= _LOG_FAULTS_EVERY_S:
+            self._fault_logged_s = now_s
+            logger.exception("l2_log_fault replica=%s generation=%d", self.replica, self.generation)
+        with contextlib.suppress(Exception):
+            self._log.report(self.replica, self._reported, REPORT_TTL_S)
+
     def _next_page(self) -> LogPage:
         """What was not read yet; all that there is, where that continues nothing, or is to be known whole."""
         if self._is_begun:
@@ -239,17 +279,24 @@ class LogFollower:
 
     def _take(self, page: LogPage) -> None:
         is_lost = page.epoch != self._epoch or page.floor > self.generation
+        foreign: list[Scope] = []
         if is_lost or not self._is_begun:
             self.view = LogView(page.floor)
         if is_lost:  # nobody can tell what the others invalidated meanwhile
             if self._is_begun:
+                self._count(losses=1)
                 logger.warning("l2_log_lost generation=%d floor=%d", self.generation, page.floor)
-            self._queued.append(Scope())
+            foreign.append(Scope())
         for entry in page.entries:
-            self.view.add(entry.generation, entry.scope)
-            if entry.by != self.replica and (is_lost or entry.generation > self.generation):
-                self._queued.append(entry.scope)
-        self._queued_to = page.generation
-        if is_lost or page.entries:
-            self.version += 1
+            for scope in entry.scopes:
+                self.view.add(entry.generation, scope)
+            is_new = is_lost or entry.generation > self.generation
+            if is_new and entry.by != self.replica:
+                foreign.extend(entry.scopes)
+            if is_new and not entry.is_whole:
+                self._count(malformed=1)
+                logger.warning("l2_log_entry_malformed generation=%d by=%s", entry.generation, entry.by)
+        with self._queueing:
+            self._queued.add(foreign)
+            self._queued_to = page.generation
         self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True

@@ -11,13 +11,13 @@ it is told some at a time: for each it may have to look at all that it has.
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
+from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, StorageTier, TierUsage, Transfer
@@ -38,10 +38,11 @@ _TIMELY_S = 0.050
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_JOINS = 1 << 16
-_MOST_UNLOGGED = {Tier.DISK: 16, Tier.L2: 1 << 16}
-"""Invalidations while a tier is given up; more become one of everything. On a disk each looks at all that there is."""
+_MOST_UNTOLD = {Tier.DISK: 16, Tier.L2: 1 << 10}
+"""Scopes of one tenant that are remembered while a tier is given up; with more, all of the tenant is invalidated. On a
+disk each looks at all that the tenant has."""
 
-_REPLAYED_AT_ONCE = 4
+_TOLD_AT_ONCE = 8
 _STEADY_S = 30.0
 """After so long without trouble, the next pause is the first again."""
 
@@ -81,12 +82,13 @@ class GuardedTier:
         self._changed_s = self._clock.monotonic()
         self._opening: threading.Thread | None = None
         self._opened: OpenTier | None = None
-        self._untold: deque[int] | None = None  # of what was invalidated meanwhile, while it is told that
-        self._unlogged: dict[int, Scope] = {}
-        self._logging: dict[int, float] = {}  # when those of them began that the tier is at
+        self._missed = Backlog(_MOST_UNTOLD[self.tier])  # what was invalidated while it was given up
+        self._untold: deque[Scope] | None = None  # of that, while it is told
+        self._unlogged: dict[int, Sequence[Scope]] = {}  # what it was told, and is not durable yet
+        self._logged_s = 0.0  # when one of those was last durable, or the first was told
         self._log_failed = False
         self._joins: dict[ChunkKey, Terms] = {}  # while it was given up
-        self._invalidations = 0
+        self._told = 0
         self._closed = False
 
     @property
@@ -117,6 +119,9 @@ class GuardedTier:
 
     def can_store(self) -> bool:
         return self._is_up and self._current.can_store()
+
+    def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
+        return self._is_up and self._current.holds_back(key, terms)
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload), len(payload))
@@ -162,27 +167,24 @@ class GuardedTier:
             return  # they add nothing to any other
         elif len(self._joins) < _MOST_JOINS or key in self._joins:
             self._joins[key] = self._joins[key].joined(terms) if key in self._joins else terms
-        else:
-            self._remember(Scope())  # who hit what is too much to remember: nothing of it may stay
-            self._joins.clear()
+        else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
+            ((tenant, _),) = Counter(each.tenant for each in [*self._joins.values(), terms]).most_common(1)
+            self._missed.add([Scope(tenant=tenant)])
+            self._joins = {name: each for name, each in self._joins.items() if each.tenant != tenant}
+            if terms.tenant != tenant:
+                self._joins[key] = terms
 
     def discard(self, key: ChunkKey) -> None:
         if self._is_up:
             self._current.discard(key)
 
-    def invalidate(self, scope: Scope, durable: Durable) -> int:
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
         """As StorageTier says; what could not be made durable is done again when the tier comes back."""
-        number = self._remember(scope)
-        if not self._is_up:
-            durable(False)
-            return 0
-        self._logging[number] = self._clock.monotonic()
-
-        def logged(done: bool) -> None:
-            self._settle(number, done)
-            durable(done)
-
-        return self._current.invalidate(scope, logged)
+        if self._is_up:
+            return self._tell(scopes, durable)
+        self._missed.add(scopes)
+        durable(False)
+        return 0
 
     def usage(self) -> TierUsage:
         if self._is_up:
@@ -223,6 +225,7 @@ class GuardedTier:
         now = self._clock.monotonic()
         steady = now - self._changed_s >= _STEADY_S
         self._pause_s = _FIRST_PAUSE_S if steady or not self.trips else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._missed.add(self._untold or ())
         self._is_up, self._untold = False, None
         self._changed_s = now
         self.trips += 1
@@ -235,11 +238,13 @@ class GuardedTier:
             self._current, self._opened, self._opening = self._opened, None, None
             self._flying = self._faults = self._lates = 0
             self._log_failed = False
-            self._logging.clear()  # what the former one still does is done anew
-            self._untold = deque(list(self._unlogged))
-            self._tell(now, self._untold)
+            for scopes in list(self._unlogged.values()):
+                self._missed.add(scopes)  # what the former one still does is done anew
+            self._unlogged.clear()
+            self._untold = deque()
+            self._catch_up(now, self._untold)
         elif self._untold is not None:
-            self._tell(now, self._untold)
+            self._catch_up(now, self._untold)
         elif self._opening is None and not self._flying and now - self._changed_s >= self._pause_s and not self._closed:
             self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
             self._opening.start()
@@ -248,46 +253,45 @@ class GuardedTier:
             self._changed_s = now
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _tell(self, now: float, untold: deque[int]) -> None:
-        """Some of what was invalidated while the tier was given up; it works when nothing of that is left."""
+    def _catch_up(self, now: float, untold: deque[Scope]) -> None:
+        """Tell it some of what it missed; it works when nothing of that is left."""
         if self._log_failed or self._is_log_late(now):
             self._trip("log" if self._log_failed else "stall")
             return
         for key, terms in self._joins.items():  # before what came after them: it takes what they joined
             self._current.join(key, terms)
         self._joins.clear()
-        while untold and len(self._logging) < _REPLAYED_AT_ONCE:
-            number = untold.popleft()
-            if (scope := self._unlogged.get(number)) is not None:
-                self._logging[number] = now
-                self._current.invalidate(scope, partial(self._settle, number))
-        if self._unlogged:
+        untold.extend(self._missed.take())
+        if untold:
+            some = [untold.popleft() for _ in range(min(_TOLD_AT_ONCE, len(untold)))]
+            self._tell(some, lambda done: None)
+        if untold or self._unlogged:
             return
         self._is_up, self._untold = True, None
         self._changed_s = now
         logger.warning("tier_is_back tier=%s", self.tier.value)
 
-    def _remember(self, scope: Scope) -> int:
-        if not self._is_up and len(self._unlogged) >= _MOST_UNLOGGED[self.tier]:
-            for number in self._unlogged.keys() - self._logging.keys():
-                self._unlogged.pop(number, None)
-            scope = Scope()  # too much to do one by one: nothing of it may stay
-        self._invalidations += 1
-        self._unlogged[self._invalidations] = scope
-        if self._untold is not None:
-            self._untold.append(self._invalidations)
-        return self._invalidations
+    def _tell(self, scopes: Sequence[Scope], durable: Durable) -> int:
+        """Let the tier invalidate; what it can't make durable, it is told again when it comes back."""
+        self._told += 1
+        number = self._told
+        if not self._unlogged:
+            self._logged_s = self._clock.monotonic()
+        self._unlogged[number] = scopes
 
-    def _settle(self, number: int, done: bool) -> None:
-        """From any thread: an invalidation is durable, or failed, after which the tier's log takes no other."""
-        self._logging.pop(number, None)
-        if done:
-            self._unlogged.pop(number, None)
-        else:
-            self._log_failed = True
+        def logged(done: bool) -> None:  # from any thread
+            if done:
+                self._logged_s = self._clock.monotonic()
+                self._unlogged.pop(number, None)
+            else:
+                self._log_failed = True  # the tier's log takes no other
+            durable(done)
+
+        return self._current.invalidate(scopes, logged)
 
     def _is_log_late(self, now: float) -> bool:
-        return any(now - began_s > STALL_S for began_s in list(self._logging.values()))
+        """Whether the log stands still: however long it has to do, it finishes one thing after the other."""
+        return bool(self._unlogged) and now - self._logged_s > STALL_S
 
     def _reopen(self) -> None:
         """On its own thread: the old tier lets go of its files, a new one takes them."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from hotspan.core.scopes import scopes_from_json, scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.tiers.files import Files, read_all, whole
 
@@ -28,10 +29,10 @@ _MAGIC = b"HSLG"
 
 @dataclass(frozen=True, slots=True)
 class Invalidation:
-    """One entry: chunks of generations below `generation` that `scope` takes are gone since `at_s` (Unix time)."""
+    """One entry: chunks of lower generations that one of `scopes` takes are gone since `at_s` (Unix time)."""
 
     generation: int
-    scope: Scope
+    scopes: tuple[Scope, ...]
     at_s: float
 
 
@@ -45,7 +46,10 @@ class LogContents:
 
 
 class GenerationLog:
-    """The log file of one directory. Methods raise OSError; one thread at a time calls them."""
+    """The log file of one directory. Methods raise OSError; one thread at a time calls them.
+
+    scopes: that were appended since it began.
+    """
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
@@ -53,7 +57,7 @@ class GenerationLog:
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
         self._end = 0
         self._is_sound = True
-        self.entries = 0
+        self.scopes = 0
 
     def read(self) -> LogContents:
         """All entries, and whether that is all there ever was."""
@@ -68,7 +72,7 @@ class GenerationLog:
             try:
                 said = int(body["generation"])
                 if "scope" in body:
-                    entries.append(Invalidation(said, Scope.from_json(body["scope"]), float(body["at_s"])))
+                    entries.append(Invalidation(said, scopes_from_json(body["scope"]), float(body["at_s"])))
                 generation = max(generation, said)
             except (KeyError, TypeError, ValueError):
                 return LogContents(max(0, generation), entries, False)
@@ -94,7 +98,7 @@ class GenerationLog:
             self._files.close(fd)
             raise
         self._files.close(self._fd)
-        self._fd, self._end, self.entries = fd, len(data), 0
+        self._fd, self._end, self.scopes = fd, len(data), 0
 
     def append(self, entry: Invalidation) -> None:
         """Write an entry; on the disk when this returns.
@@ -104,7 +108,7 @@ class GenerationLog:
         """
         if not self._is_sound:
             raise OSError(errno.EIO, "the log failed before")
-        body = {"generation": entry.generation, "at_s": entry.at_s, "scope": entry.scope.to_json()}
+        body = {"generation": entry.generation, "at_s": entry.at_s, "scope": scopes_to_json(entry.scopes)}
         data = _packed(body)
         try:
             whole(self._files.pwrite(self._fd, data, self._end), len(data))
@@ -115,7 +119,7 @@ class GenerationLog:
                 self._files.truncate(self._fd, self._end)  # half an entry would cost all chunks at the next start
             raise
         self._end += len(data)
-        self.entries += 1
+        self.scopes += len(entry.scopes)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,11 +28,14 @@ from hotspan.core.frame import (
     verify_header,
     verify_part,
 )
+from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
+from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.io import IoQueue, IoThreads
+from hotspan.tiers.known import KnownChunks, Moment
 from hotspan.tiers.record import Record
 from hotspan.tiers.sealed import open_frame, seal_frame
 from hotspan.tiers.stores.base import Found, ObjectStore, StoreUsage, marks_of
@@ -90,13 +93,11 @@ class RemoteTier:
         self._keys = options.keys
         self._marks = options.follower.marks
         self._clock = clock or SystemClock()
-        self._known: OrderedDict[ChunkKey, Found] = OrderedDict()
+        self._known = KnownChunks(options.follower, _MOST_KNOWN)
         self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
         self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
-        self._pending = 0  # invalidations on their way to the log
-        self._version = options.follower.version
         self._is_marking = self._is_measuring = False
         self._usage = StoreUsage()
         self._usage_s = -_USAGE_EVERY_S
@@ -105,6 +106,7 @@ class RemoteTier:
         scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if self._keys is not None else 0)
         self._queue = options.queue("l2", options.threads, scratch)
         self._log_queue = options.queue("l2-log", 1, HEADER_BYTES)
+        self._commits = GroupCommit(self._log_queue, lambda number, scopes: self._follower.append(scopes))
         self._closed = False
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -120,10 +122,10 @@ class RemoteTier:
         unknown -= self._asking
         if unknown:
             self._asking |= unknown
-            asked, version = tuple(chunks), self._follower.version
-            nothing = partial(self._answered, asked, tenant, unknown, version, None)
+            asked, since = tuple(chunks), self._known.now()
+            nothing = partial(self._answered, asked, tenant, unknown, since, None)
             self._queue.submit(
-                lambda scratch: self._find(asked, tenant, unknown, version), lambda: self._report(nothing), urgent=True
+                lambda scratch: self._find(asked, tenant, unknown, since), lambda: self._report(nothing), urgent=True
             )
 
     def is_asking(self, key: ChunkKey) -> bool:
@@ -131,22 +133,30 @@ class RemoteTier:
 
     def lookup(self, key: ChunkKey) -> bool:
         found = self._known.get(key)
-        if found is None or self._version != self._follower.version or not self._follower.is_fresh:
+        if found is None or not self._follower.is_fresh:
             return False
         return not found.terms.expires_s or self._clock.unix() < found.terms.expires_s
 
     def terms(self, key: ChunkKey) -> Terms:
-        return self._known[key].terms
+        found = self._known.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found.terms
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
     def can_store(self) -> bool:
-        return len(self._storing) < self._store_depth and self._follower.is_fresh and not self._pending
+        return len(self._storing) < self._store_depth and self._follower.is_fresh
+
+    def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
+        return self._commits.takes(key, self._namespace, terms)
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         self._check_size(payload)
         if chunk.key in self._storing or self.lookup(chunk.key) or not self.can_store():
             return False
+        if self.holds_back(chunk.key, terms):
+            return False  # the log's readers would count it as of before
         terms = replace(terms, generation=self._follower.applied)
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
@@ -161,16 +171,15 @@ class RemoteTier:
         self._check_size(into)
         if not self.lookup(key):
             return False
-        found = self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            return False
         dropped = partial(self._loaded, found.record, Fault.DROPPED, 0.0)
         self._queue.submit(lambda scratch: self._get(found, scratch, into), lambda: self._report(dropped), urgent=True)
         return True
 
     def finished(self) -> list[Transfer]:
         self._landed.clear()
-        if self._version != self._follower.version:
-            self._version = self._follower.version
-            self._known.clear()  # of some of it the log says now that it is gone
         transfers: list[Transfer] = []
         while self._done:
             transfer = self._done.popleft()()
@@ -200,7 +209,7 @@ class RemoteTier:
             joined = found.terms.joined(terms)
             if joined is found.terms:
                 return
-            self._known[key] = replace(found, terms=replace(joined, generation=self._follower.applied))
+            self._known.change(replace(found, terms=replace(joined, generation=self._follower.applied)))
         elif key not in self._storing and key not in self._gaps and self._is_absent(key):
             return  # who stores it next says so with the record; what lies behind a gap goes with the gap's chunk
         if terms.labels or terms.expires_s or terms.is_wild:
@@ -209,17 +218,15 @@ class RemoteTier:
     def discard(self, key: ChunkKey) -> None:
         if key in self._storing:
             self._storing[key] = False
-        found = self._known.pop(key, None)
+        found = self._known.pop(key)
         self._delete([key], found.record.terms.tenant if found is not None else 0)
 
-    def invalidate(self, scope: Scope, durable: Durable) -> int:
-        taken = [key for key, one in self._known.items() if scope.takes(key, self._namespace, one.terms)]
-        self._known.clear()  # what stands on those is not told apart here
-        self._pending += 1
-        self._log_queue.submit(
-            lambda scratch: self._log(scope, durable), lambda: self._logged(durable, False), urgent=True
-        )
-        return len(taken)
+    def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
+        asked = ScopeSet(scopes)
+        forgotten = self._known.pop_tenants(asked.concerns)  # what stands on those that go is not told apart here
+        taken = sum(asked.takes(one.record.key, self._namespace, one.terms) for one in forgotten)
+        self._commits.submit(scopes, durable)
+        return taken
 
     def usage(self) -> TierUsage:
         slot = HEADER_BYTES + self._payload_bytes
@@ -245,8 +252,7 @@ class RemoteTier:
         """Raise AssertionError if the books do not agree (for tests; call with no transfer unreported)."""
         if not self._queue.drain(5.0) or self.finished() or self._storing or self._asking:
             raise AssertionError("a transfer or an answer is in flight")
-        if any(key != found.record.key for key, found in self._known.items()):
-            raise AssertionError("a chunk is known by another's name")
+        self._known.check()
 
     # -- the scheduler's thread ------------------------------------------------------------------------------------
 
@@ -261,20 +267,20 @@ class RemoteTier:
         chunks: Sequence[Chunk],
         tenant: int,
         unknown: set[ChunkKey],
-        version: int,
+        since: Moment,
         found: Mapping[ChunkKey, Found] | None,
     ) -> None:
         self._asking -= unknown
-        if found is None or self._pending or version != self._follower.version:
+        if found is None or not self._holds(since, tenant):
             return  # nothing, or what may have been invalidated since
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
         for one in alive:
-            self._know(one)
+            self._know(one, since)
         if dead:
             self._delete(dead, tenant)
         until_s = self._clock.monotonic() + _ABSENT_S
-        absent = unknown - self._known.keys()
+        absent = {key for key in unknown if self._known.get(key) is None}
         for key in absent:
             self._absent[key] = until_s
             self._absent.move_to_end(key)
@@ -283,30 +289,32 @@ class RemoteTier:
         while len(self._absent) > _MOST_KNOWN:
             self._gaps.discard(self._absent.popitem(last=False)[0])
 
-    def _know(self, found: Found) -> None:
+    def _holds(self, since: Moment, tenant: int) -> bool:
+        """Whether nothing of a tenant was invalidated since then, nor is about to be."""
+        return self._known.holds(since, tenant) and not self._commits.concerns(tenant)
+
+    def _know(self, found: Found, since: Moment) -> None:
         key = found.record.key
         if key in self._marks:
             found = replace(found, terms=found.terms.joined(self._marks[key]))
-        self._known[key] = found
-        self._known.move_to_end(key)
+        self._known.put(found, since)
         self._absent.pop(key, None)
         self._gaps.discard(key)
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
 
     def _stored(self, record: Record, found: Found | None, fault: Fault | None, seconds: float) -> Transfer:
         """A store ended. found: what is there now, if it may be known without asking."""
         is_wanted = self._storing.pop(record.key)
+        since = self._known.now()._replace(generation=record.terms.generation)
         if fault is None and not is_wanted:
             self._delete([record.key], record.terms.tenant)
-        elif found is not None and not self._pending and record.terms.generation == self._follower.generation:
-            self._know(found)  # nothing was invalidated since
+        elif found is not None and self._holds(since, record.terms.tenant):
+            self._know(found, since)
         return Transfer(record.key, False, fault, self._payload_bytes if fault is None else 0, seconds)
 
     def _loaded(self, record: Record, fault: Fault | None, seconds: float) -> Transfer:
         key = record.key
         if fault is not None and fault is not Fault.DROPPED:
-            self._known.pop(key, None)
+            self._known.pop(key)
         if fault is Fault.CORRUPT:
             self._delete([key], record.terms.tenant)
         return Transfer(key, True, fault, self._payload_bytes if fault is None else 0, seconds)
@@ -315,9 +323,13 @@ class RemoteTier:
         if len(self._marks) < _MOST_MARKS or key in self._marks:
             terms = replace(terms, generation=self._follower.applied)
             self._marks[key] = self._marks[key].joined(terms) if key in self._marks else terms
-        else:
-            self._marks.clear()  # who hit what is too much to remember: nothing of it may stay
-            self.invalidate(Scope(), lambda done: None)
+        else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
+            ((tenant, _),) = Counter(each.tenant for each in [*self._marks.values(), terms]).most_common(1)
+            for name in [name for name, each in self._marks.items() if each.tenant == tenant]:
+                del self._marks[name]
+            self.invalidate([Scope(tenant=tenant)], lambda done: None)
+            if terms.tenant != tenant:
+                self._mark(key, terms)
 
     def _submit_marks(self, at_most: int | None = _MARKS_AT_ONCE) -> None:
         if self._marks and not self._is_marking:
@@ -348,7 +360,7 @@ class RemoteTier:
     # -- the I/O threads: touch only what they were given -----------------------------------------------------------
     # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
 
-    def _find(self, chunks: Sequence[Chunk], tenant: int, unknown: set[ChunkKey], version: int) -> None:
+    def _find(self, chunks: Sequence[Chunk], tenant: int, unknown: set[ChunkKey], since: Moment) -> None:
         found: dict[ChunkKey, Found] = {}
         has_answered = True
         try:
@@ -360,7 +372,7 @@ class RemoteTier:
         except OSError as error:
             has_answered = False
             logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
-        self._report(partial(self._answered, chunks, tenant, unknown, version, found if has_answered else None))
+        self._report(partial(self._answered, chunks, tenant, unknown, since, found if has_answered else None))
 
     def _put(self, record: Record, scratch: memoryview, payload: memoryview) -> None:
         started = self._clock.monotonic()
@@ -454,22 +466,6 @@ class RemoteTier:
         except OSError as error:
             logger.warning("l2_usage_failed error=%s", str(error))
         self._report(self._measured)
-
-    def _log(self, scope: Scope, durable: Durable) -> None:
-        try:
-            self._follower.append(scope)
-        except OSError as error:
-            logger.warning("l2_log_failed error=%s", str(error))
-            self._logged(durable, False)
-        else:
-            self._logged(durable, True)
-
-    def _logged(self, durable: Durable, done: bool) -> None:
-        self._report(self._unpend)
-        durable(done)
-
-    def _unpend(self) -> None:
-        self._pending -= 1
 
     def _report(self, done: Callable[[], Transfer | None]) -> None:
         self._done.append(done)

@@ -10,7 +10,7 @@ write) costs a miss and no more. A record lies within one sector: it is there wh
 import math
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,10 @@ import xxhash
 from hotspan.core.terms import Scope
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.tiers.files import Files, read_all, whole
+from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import CHECK_AT, HAS_PARENT, IS_WILD, LIVE, RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
+
+_Slots = np.ndarray[Any, Any]
 
 SUPERBLOCK_BYTES = PAGE_BYTES
 _MAGIC = b"HOTSPANT"
@@ -149,45 +152,73 @@ class DiskTable:
         if record is not None and record.terms.expires_s:
             self._soonest_s = min(self._soonest_s, record.terms.expires_s)
 
-    def taken(self, scope: Scope, before: int | None = None) -> list[int]:
+    def taken(
+        self,
+        scopes: Iterable[Scope],
+        before: int | None = None,
+        slot_of: Callable[[ChunkKey], int | None] | None = None,
+    ) -> list[int]:
         """Slots of chunks that an invalidation takes, descendants not counted; of generations below `before`, if given.
 
-        Costs about 20 ns a slot.
-        """
-        records = self._records
-        mask = records["magic"] == LIVE
-        if before is not None:
-            mask &= records["generation"] < before
-        if scope.tenant is not None:
-            mask &= records["tenant"] == scope.tenant
-        if scope.adapter is not None:
-            mask &= records["adapter"] == scope.adapter
-        if scope.namespace is not None:
-            mask &= records["namespace"] == np.void(scope.namespace)
-        wild = (records["flags"] & IS_WILD) != 0
-        for name in scope.labels:
-            mask &= wild | (records["labels"] == name).any(axis=1)
-        slots: list[int] = np.flatnonzero(mask).tolist()
-        if scope.keys is not None:
-            slots = [slot for slot in slots if self.key(slot) in scope.keys]
-        return slots
+        slot_of: finds a key's slot, so that keys cost nothing but themselves.
 
-    def fallen(self, scope: Scope, generation: int) -> list[int]:
-        """Slots of chunks that an invalidation of the past took, descendants included."""
-        slots = self.taken(scope, generation)
-        if not slots and not scope.keys:
-            return slots
+        Costs about 5 ns a slot, and 20 ns for each slot of a tenant and each of its scopes.
+        """
+        live = self._records["magic"] == LIVE
+        if before is not None:
+            live &= self._records["generation"] < before
+        of: dict[int | None, _Slots] = {None: np.flatnonzero(live)}
+        found: set[int] = set()
+        for scope in dict.fromkeys(scopes):
+            if scope.keys is not None and slot_of is not None:
+                named = [slot for key in scope.keys if (slot := slot_of(key)) is not None]
+                slots = np.array(named, np.intp)
+                slots = slots[live[slots]]
+            else:
+                if scope.tenant not in of:
+                    of[scope.tenant] = np.flatnonzero(live & (self._records["tenant"] == scope.tenant))
+                slots = of[scope.tenant]
+            found.update(self._narrowed(slots, scope))
+        return sorted(found)
+
+    def _narrowed(self, slots: _Slots, scope: Scope) -> list[int]:
+        """Those of some slots whose chunks a scope takes."""
+        records = self._records
+        for name in ("tenant", "adapter"):
+            if (wanted := getattr(scope, name)) is not None:
+                slots = slots[records[name][slots] == wanted]
+        if scope.namespace is not None:
+            slots = slots[records["namespace"][slots] == np.void(scope.namespace)]
+        for label in scope.labels:
+            is_wild = (records["flags"][slots] & IS_WILD) != 0
+            slots = slots[is_wild | (records["labels"][slots] == label).any(axis=1)]
+        found: list[int] = slots.tolist()
+        return found if scope.keys is None else [slot for slot in found if self.key(slot) in scope.keys]
+
+    def fallen(self, entries: Iterable[Invalidation]) -> list[int]:
+        """Slots of chunks that invalidations of the past took, descendants included."""
+        children: dict[bytes, list[int]] = {}
+        found: set[int] = set()
+        for entry in entries:
+            slots = self.taken(entry.scopes, entry.generation)
+            todo = {self.key(slot) for slot in slots}.union(*(scope.keys or () for scope in entry.scopes))
+            found.update(slots)
+            if todo and not children:
+                children = self._children()
+            while todo:
+                named = [child for child in children.get(todo.pop(), ()) if child not in found]
+                fresh = [child for child in named if self._records["generation"][child] < entry.generation]
+                found.update(fresh)
+                todo.update(map(self.key, fresh))
+        return sorted(found)
+
+    def _children(self) -> dict[bytes, list[int]]:
+        """The slots of what stands on each chunk."""
         names = np.frombuffer(self._memory, np.uint8).reshape(-1, RECORD_BYTES)
         children: dict[bytes, list[int]] = {}
-        for slot in self.slots():
-            if self._records["flags"][slot] & HAS_PARENT and self._records["generation"][slot] < generation:
-                children.setdefault(names[slot, 40:72].tobytes(), []).append(slot)
-        todo, found = {self.key(slot) for slot in slots}.union(scope.keys or ()), set(slots)
-        while todo:
-            fresh = [child for child in children.get(todo.pop(), ()) if child not in found]
-            found.update(fresh)
-            todo.update(map(self.key, fresh))
-        return sorted(found)
+        for slot in np.flatnonzero((self._records["magic"] == LIVE) & (self._records["flags"] & HAS_PARENT != 0)):
+            children.setdefault(names[slot, 40:72].tobytes(), []).append(int(slot))
+        return children
 
     def newest_generation(self) -> int:
         """The highest generation that a record says."""

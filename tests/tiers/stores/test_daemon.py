@@ -203,11 +203,13 @@ def test_a_large_scope_is_appended_in_parts(store: DaemonStore) -> None:
     """More chunks than one message names are invalidated all the same, by entries that follow each other."""
     assert store.log is not None
     keys = frozenset(chunk.key for chunk in chain("text", 5000))
-    generation = store.log.append(Scope(tenant=7, keys=keys), "me")
+    generation = store.log.append([Scope(tenant=7, keys=keys)], "me")
     page = store.log.read(0)
     assert page.generation == generation and len(page.entries) > 1
-    taken = [entry.scope.keys or frozenset() for entry in page.entries]
-    assert frozenset().union(*taken) == keys and {entry.scope.tenant for entry in page.entries} == {7}
+    taken = [scope.keys or frozenset() for entry in page.entries for scope in entry.scopes]
+    assert frozenset().union(*taken) == keys and {scope.tenant for entry in page.entries for scope in entry.scopes} == {
+        7
+    }
 
 
 def test_what_finds_no_place_is_an_error(emptied: DaemonProcess, store: DaemonStore) -> None:
@@ -363,7 +365,7 @@ def test_answers_without_meaning_are_errors(lie: Lie, answer: bytes) -> None:
     log = store.log
     assert log is not None
     calls: list[Callable[[], object]] = [lambda: store.find([CHUNK.key]), store.usage, lambda: put(store, CHUNK, SIZE)]
-    calls += [lambda: log.append(Scope(), "me"), lambda: log.read(0), log.replicas]
+    calls += [lambda: log.append([Scope()], "me"), lambda: log.read(0), log.replicas]
     for call in calls:
         with pytest.raises(OSError):
             call()

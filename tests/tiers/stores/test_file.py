@@ -236,7 +236,7 @@ def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None
     """Where a file stands in the place of the directory every method raises OSError."""
     (tmp_path / "l2").touch()
     store = FileStore(tmp_path / "l2")
-    for call in (lambda: store.find([A.key]), lambda: put(store, A, SIZE), lambda: store.log.append(Scope(), "me")):
+    for call in (lambda: store.find([A.key]), lambda: put(store, A, SIZE), lambda: store.log.append([Scope()], "me")):
         with pytest.raises(OSError):
             call()
     store.close()
@@ -245,14 +245,14 @@ def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None
 def test_a_directory_that_was_emptied_begins_anew(root: Path, store: FileStore) -> None:
     """When somebody deletes everything the next call finds a new epoch above the old one, and all works."""
     put(store, A, SIZE)
-    generation = store.log.append(Scope(tenant=1), "me")
+    generation = store.log.append([Scope(tenant=1)], "me")
     before = store.log.read(generation)
     time.sleep(0.005)  # a floor is a time in milliseconds
     shutil.rmtree(root)
     page = store.log.read(generation)
     assert page.epoch != before.epoch and page.floor > generation
     assert found(store, A) is None and put(store, A, SIZE) and found(store, A) is not None
-    assert store.log.append(Scope(), "me") > page.floor
+    assert store.log.append([Scope()], "me") > page.floor
 
 
 WRITER = """
@@ -291,7 +291,7 @@ def test_a_writer_that_is_killed_leaves_no_half_object(root: Path, store: FileSt
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_lost_entry_ends_the_epoch(root: Path, store: FileStore, damage: bytes | None, which: int) -> None:
     """Nobody knows what an entry invalidated that is gone from the middle, or damaged: the log begins anew, once."""
-    generations = [store.log.append(Scope(tenant=n), "me") for n in range(3)]
+    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
     before = store.log.read(generations[0])
     put(store, A, SIZE)
     (path,) = root.glob(f"log/*/*{generations[which]}")
@@ -321,7 +321,7 @@ def test_a_damaged_epoch_is_over(root: Path, store: FileStore) -> None:
 def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that is written while a new epoch begins is in the new one when the append returns."""
     other, link = FileStore(root), os.link
-    before = store.log.append(Scope(), "me")
+    before = store.log.append([Scope()], "me")
     ended: list[int] = []
 
     def end_first(source: Path, target: Path) -> None:
@@ -330,7 +330,7 @@ def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, mon
         link(source, target)
 
     monkeypatch.setattr(os, "link", end_first)
-    generation = store.log.append(Scope(tenant=1), "me")
+    generation = store.log.append([Scope(tenant=1)], "me")
     page = other.log.read(0)
     assert [entry.generation for entry in page.entries] == [generation] and generation > page.floor == ended[0]
     other.close()
@@ -338,7 +338,7 @@ def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, mon
 
 def test_an_acknowledged_entry_was_synced(root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an append returns, the entry's bytes were synced, then its name in the directory."""
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     synced: list[bool] = []
     sync = os.fsync
 
@@ -347,7 +347,7 @@ def test_an_acknowledged_entry_was_synced(root: Path, store: FileStore, monkeypa
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", spy)
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     assert synced == [False, True]
 
 
@@ -471,11 +471,11 @@ def test_what_was_left_behind_goes_after_a_while(root: Path, clock: SimulatedClo
     store = opened(root, clock)
     put(store, A, SIZE)
     store.mark({B.key: marks_of(TERMS, 9)})
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     store.log.read(store.log.read(0).generation + 1000)
     put(store, A, SIZE, version=1)
     store.mark({B.key: marks_of(TERMS, 9)})
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     (root / "tmp" / "left").write_bytes(b"half")
     (root / "tmp" / "gone").mkdir()
     (root / "tmp" / "gone" / "object").touch()

@@ -120,7 +120,7 @@ def test_prefixes_keep_stores_apart(server: RedisServer) -> None:
     """Two prefixes on one server share neither objects nor marks nor the log nor replicas."""
     one, two = (RedisStore(server.url, prefix=prefix, timeout_s=PATIENCE_S) for prefix in ("one", "one:1"))
     put(one, A, 4096)
-    one.log.append(Scope(), "me")
+    one.log.append([Scope()], "me")
     one.log.report("me", 1, 60)
     assert found(two, A) is None and put(two, A, 4096, version=1)
     assert not two.log.read(0).entries and two.log.replicas() == {}
@@ -352,12 +352,12 @@ def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore
     other = RedisStore(server.url, timeout_s=PATIENCE_S)
     notices: list[Callable[[int], object]] = [
         store.log.read,
-        lambda seen: store.log.append(Scope(tenant=1), "me"),
+        lambda seen: store.log.append([Scope(tenant=1)], "me"),
         lambda seen: found(store, A),
         lambda seen: put(store, A, 4096),
     ]
     for notice in notices:
-        store.log.append(Scope(), "me")
+        store.log.append([Scope()], "me")
         page = other.log.read(0)
         store.log.read(0)
         server.ask("FLUSHALL")
@@ -374,16 +374,16 @@ def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int)
     with redis_server(tmp_path) as server:
         store, other = (RedisStore(server.url, timeout_s=PATIENCE_S) for _ in range(2))
         put(store, A, 4096)
-        store.log.append(Scope(tenant=1), "me")
+        store.log.append([Scope(tenant=1)], "me")
         server.ask("SAVE")
-        store.log.append(Scope(tenant=2), "me")
+        store.log.append([Scope(tenant=2)], "me")
         seen = other.log.read(0)
         server.stop()
         server.start()
         fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
         assert found(fresh, A) is not None and len(fresh.log.read(0).entries) == 1  # it can't know
         for n in range(entries_since):
-            fresh.log.append(Scope(tenant=3 + n), "fresh")
+            fresh.log.append([Scope(tenant=3 + n)], "fresh")
         page = other.log.read(seen.generation)
         assert page.epoch != seen.epoch and page.floor > seen.generation
         assert found(fresh, A) is None and store.log.read(0).epoch == page.epoch
@@ -394,7 +394,7 @@ def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int)
 @pytest.mark.parametrize("junk", ["junk", "5:{}", '5:{"by":"me"}', "5:[]", "x:{}"])
 def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store: RedisStore, junk: str) -> None:
     """Nobody knows what a damaged entry invalidated: the log begins anew, once."""
-    before = store.log.append(Scope(), "me")
+    before = store.log.append([Scope()], "me")
     epoch = store.log.read(0).epoch
     server.ask("ZADD", "hotspan:1:{log}", str(before + 5), junk)
     page = store.log.read(0)
@@ -418,7 +418,7 @@ def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
         lambda: store.find([A.key, B.key]),
         lambda: put(store, B, 4096),
         lambda: store.delete([B.key]),
-        lambda: store.log.append(Scope(), "me"),
+        lambda: store.log.append([Scope()], "me"),
         lambda: store.log.read(0),
         lambda: store.log.replicas(),
     ]

@@ -246,7 +246,7 @@ def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> Non
 def test_a_slot_that_moved_is_found_again(cluster: Cluster) -> None:
     """When a slot goes to another server one call fails at most, and the next one asks the right server."""
     store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
-    store.log.append(Scope(), "me")
+    store.log.append([Scope()], "me")
     slot = key_slot(A.key.hex().encode())
     owner = next(n for n, last in enumerate([5460, 10922, 16383]) if slot <= last)
     assert found(store, A) is None

@@ -10,8 +10,9 @@ Objects never change; a mark adds to the terms of one, and marks commute, so tha
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from hotspan.core.scopes import understood_scopes
 from hotspan.core.terms import NEVER, Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.tiers.record import Record
@@ -134,11 +135,34 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedInvalidation:
-    """One entry of a log: chunks of lower generations that `scope` takes are gone. `by` is the replica that asked."""
+    """One entry of a log: chunks of lower generations that one of `scopes` takes are gone.
+
+    by:       the replica that asked.
+    is_whole: False if not all of it could be read; then `scopes` take more than it said, in doubt everything.
+    """
 
     generation: int
-    scope: Scope
+    scopes: tuple[Scope, ...]
     by: str
+    is_whole: bool = True
+
+
+def read_entry(generation: int, body: Any) -> SharedInvalidation:
+    """The entry that a store keeps as `body`, of JSON types: {"scope": ..., "by": ...}. Never raises.
+
+    What can't be understood may have invalidated anything of its tenant, or, if that can't be read either, anything.
+    """
+    said = body if isinstance(body, Mapping) else {}
+    scopes, is_whole = understood_scopes(said.get("scope"))
+    by = said.get("by")
+    if not isinstance(by, str):
+        return SharedInvalidation(generation, scopes, "", is_whole=False)  # every replica takes it for another's
+    return SharedInvalidation(generation, scopes, by, is_whole)
+
+
+def is_lost(entry: SharedInvalidation) -> bool:
+    """Whether nothing could be read of an entry, not even whose it was."""
+    return not entry.is_whole and Scope() in entry.scopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +185,11 @@ class LogPage:
 class SharedLog(Protocol):
     """The log of generations that replicas share, and who has read how far. Blocks and raises as ObjectStore does."""
 
-    def append(self, scope: Scope, by: str) -> int:
-        """Write an entry and return its generation: higher than any before, and as durable as the store can make it."""
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        """Write an entry of one or more scopes, and return its generation.
+
+        It is higher than any before, and the entry as durable as the store can make it.
+        """
         ...
 
     def read(self, after: int) -> LogPage:

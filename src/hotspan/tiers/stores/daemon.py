@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import segment_bytes_for
+from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.io import copy
@@ -28,6 +29,7 @@ from hotspan.tiers.stores.base import (
     SharedInvalidation,
     StoreUsage,
     marked,
+    read_entry,
 )
 from hotspan.tiers.stores.connections import Deadline
 from hotspan.tiers.stores.door import (
@@ -51,7 +53,7 @@ LEASE_S = 2.0
 """How long a copy may take."""
 
 _MOST_DECODED = 1 << 14
-_MOST_LOG_KEYS = 1024  # chunks named in one entry of the log; one that names more becomes several
+_MOST_LOG_KEYS = 1024  # named in one entry of the log, with a few for each scope; what is more becomes several
 _REFUSED = {Status.TOO_LARGE: errno.EFBIG, Status.NO_ROOM: errno.ENOSPC}
 
 
@@ -217,10 +219,10 @@ class DaemonLog:
         self._door = door
         self._deadline_s = deadline_s
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         generation = 0
-        for part in _parts(scope):
-            said = self._ask(Operation.LOG_APPEND, scope=part.to_json(), by=by)
+        for part in _parts(scopes):
+            said = self._ask(Operation.LOG_APPEND, scope=scopes_to_json(part), by=by)
             with understood():
                 generation = int(said["generation"])
         return generation
@@ -254,13 +256,27 @@ class DaemonLog:
 
 
 def _invalidation(said: Mapping[str, Any]) -> SharedInvalidation:
-    return SharedInvalidation(said["generation"], Scope.from_json(said["scope"]), said["by"])
+    return read_entry(int(said["generation"]), said)
 
 
-def _parts(scope: Scope) -> Iterator[Scope]:
-    """Scopes that take the same together, and of which each fits into a message."""
+def _parts(scopes: Sequence[Scope]) -> Iterator[list[Scope]]:
+    """Scopes that take the same together, in parts of which each fits into a message; one part, if that does."""
+    part: list[Scope] = []
+    room = _MOST_LOG_KEYS
+    for scope in scopes:
+        for some in _split_keys(scope):
+            weight = 4 + len(some.labels) // 2 + len(some.keys or ())
+            if part and weight > room:
+                yield part
+                part, room = [], _MOST_LOG_KEYS
+            part.append(some)
+            room -= weight
+    yield part
+
+
+def _split_keys(scope: Scope) -> Iterator[Scope]:
     keys = sorted(scope.keys or ())
-    if len(keys) <= _MOST_LOG_KEYS:
+    if len(keys) < _MOST_LOG_KEYS:
         yield scope
         return
     for first in range(0, len(keys), _MOST_LOG_KEYS):

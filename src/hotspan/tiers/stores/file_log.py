@@ -15,15 +15,16 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hotspan.core.clock import Clock
+from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.tiers.stores.base import LogPage, SharedInvalidation
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation, is_lost, read_entry
 from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn, is_gone, listed
 
 EPOCHS, LOG, REPLICAS = "epochs", "log", "replicas"
@@ -100,8 +101,8 @@ class FileLog:
         self._reported: dict[str, int] = {}
         self._report_s = 0.0  # when it is due again
 
-    def append(self, scope: Scope, by: str) -> int:
-        return self._calls.run(lambda turn: self._append({"by": by, "scope": scope.to_json()}, turn))
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        return self._calls.run(lambda turn: self._append({"by": by, "scope": scopes_to_json(scopes)}, turn))
 
     def read(self, after: int) -> LogPage:
         return self._calls.run(lambda turn: self._read(after, turn))
@@ -180,12 +181,10 @@ class FileLog:
         return None
 
     def _entry(self, epoch: Epoch, number: int, turn: Turn) -> SharedInvalidation | None:
+        """None if it is gone, or if not even its tenant can be read."""
         turn.step()
-        body = _read_json(self._directory(epoch) / _named(number))
-        try:
-            return SharedInvalidation(number, Scope.from_json(body["scope"]), str(body["by"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+        entry = read_entry(number, _read_json(self._directory(epoch) / _named(number)))
+        return None if is_lost(entry) else entry
 
     def _alive(self, turn: Turn) -> dict[str, int]:
         now_s = self._clock.unix()
@@ -247,6 +246,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not is_gone(error):
             raise
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

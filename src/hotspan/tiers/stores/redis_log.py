@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.tiers.stores.base import LogPage, SharedInvalidation
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation, is_lost, read_entry
 from hotspan.tiers.stores.redis_servers import Command, RedisServers
 from hotspan.tiers.stores.resp import Budget, ProtocolError, Reply, values
 
@@ -136,8 +137,8 @@ class RedisLog:
         self.epoch = epoch
         return epoch
 
-    def append(self, scope: Scope, by: str) -> int:
-        body = json.dumps({"by": by, "scope": scope.to_json()}, separators=(",", ":")).encode()
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        body = json.dumps({"by": by, "scope": scopes_to_json(scopes)}, separators=(",", ":")).encode()
         seen: _Seen = self._run(_APPEND, _read_seen, Budget(self._timeout_s), b"%d" % self._entries, body)
         self._saw(seen)
         return seen.generation
@@ -228,13 +229,12 @@ def _read_replicas(reply: Reply) -> dict[str, int]:
 
 
 def _read_entries(members: Sequence[bytes]) -> list[SharedInvalidation] | None:
-    """None if one of them is damaged."""
+    """None if nothing can be read of one of them, not even its tenant."""
     entries = []
     try:
         for member in members:
             generation, _, body = member.partition(b":")
-            said = json.loads(body)
-            entries.append(SharedInvalidation(int(generation), Scope.from_json(said["scope"]), str(said["by"])))
-    except (KeyError, TypeError, ValueError):
+            entries.append(read_entry(int(generation), json.loads(body)))
+    except (AttributeError, ValueError, RecursionError):
         return None
-    return entries
+    return None if any(map(is_lost, entries)) else entries

@@ -28,8 +28,9 @@ from typing import NamedTuple
 import xxhash
 
 from hotspan.core.clock import Clock
+from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.tiers.stores.base import LogPage, SharedInvalidation
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation, read_entry
 from hotspan.tiers.stores.s3_bucket import Blob, Bucket
 
 logger = logging.getLogger(__name__)
@@ -116,9 +117,9 @@ class S3Log:
         """That of the log there is now; begins one where there is none. Blocks: for one request, or a few."""
         return self._current().name
 
-    def append(self, scope: Scope, by: str) -> int:
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
         until = self._bucket.until()
-        return self._bucket.call(partial(self._append, scope, by, until), until)
+        return self._bucket.call(partial(self._append, tuple(scopes), by, until), until)
 
     def read(self, after: int) -> LogPage:
         """As SharedLog says. Where the log ends before `after` it has lost entries, and begins anew."""
@@ -179,10 +180,10 @@ class S3Log:
             raise OSError(f"{self._bucket.url}/{_EPOCH} is damaged: delete it, and the L2 begins anew")
         return known
 
-    def _append(self, scope: Scope, by: str, until: float) -> int:
+    def _append(self, scopes: tuple[Scope, ...], by: str, until: float) -> int:
         tail = self._tail or self._located(0)
         while time.monotonic() < until:
-            longer = self._with(tail, scope, by)
+            longer = self._with(tail, scopes, by)
             if longer is not None and self.epoch() == tail.epoch:
                 self._tail = longer
                 return longer.last
@@ -191,9 +192,9 @@ class S3Log:
             tail = refreshed or self._located(tail.last)
         raise TimeoutError(f"{self._bucket.url}: others wrote to the log all the time")
 
-    def _with(self, tail: _Tail, scope: Scope, by: str) -> _Tail | None:
+    def _with(self, tail: _Tail, scopes: tuple[Scope, ...], by: str) -> _Tail | None:
         """The log with one more entry; None if it has grown meanwhile."""
-        page, entry = tail.page, SharedInvalidation(tail.last + 1, scope, by)
+        page, entry = tail.page, SharedInvalidation(tail.last + 1, scopes, by)
         is_full = self._is_full(page)
         first, over = (entry.generation, None) if is_full else (page.first, page.blob.e_tag)
         entries = (entry,) if is_full else (*page.entries, entry)
@@ -316,7 +317,7 @@ def _page_path(epoch: bytes, first: int) -> str:
 
 
 def _packed(entries: Sequence[SharedInvalidation]) -> bytes:
-    said = [{"scope": entry.scope.to_json(), "by": entry.by} for entry in entries]
+    said = [{"scope": scopes_to_json(entry.scopes), "by": entry.by} for entry in entries]
     data = json.dumps(said, separators=(",", ":")).encode()
     return xxhash.xxh3_64_digest(data) + data
 
@@ -327,7 +328,7 @@ def _entries(data: bytes, first: int) -> tuple[SharedInvalidation, ...] | None:
     if xxhash.xxh3_64_digest(body) != check:
         return None
     try:
-        said = [(Scope.from_json(one["scope"]), str(one["by"])) for one in json.loads(body)]
-    except (KeyError, TypeError, ValueError):
+        said = json.loads(body)
+    except (ValueError, RecursionError):
         return None
-    return tuple(SharedInvalidation(first + nth, scope, by) for nth, (scope, by) in enumerate(said))
+    return tuple(read_entry(first + nth, one) for nth, one in enumerate(said)) if isinstance(said, list) else None

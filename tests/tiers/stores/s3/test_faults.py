@@ -170,7 +170,7 @@ def test_a_closed_store_raises(place: Place) -> None:
         lambda: store.mark({text[0].key: [b"mark"]}),
         lambda: store.delete([text[0].key]),
         lambda: store.usage(),
-        lambda: log.append(Scope(), "a"),
+        lambda: log.append([Scope()], "a"),
         lambda: log.read(0),
         lambda: log.report("a", 1, 5.0),
         lambda: log.forget("a"),

@@ -41,12 +41,12 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def numbers(page: LogPage) -> list[int | None]:
     """The tenants that its entries are about: tests count them."""
-    return [entry.scope.tenant for entry in page.entries]
+    return [entry.scopes[0].tenant for entry in page.entries]
 
 
 def append(log: SharedLog, *tenants: int) -> list[int]:
     """Append an entry for each."""
-    return [log.append(Scope(tenant=tenant), "w") for tenant in tenants]
+    return [log.append([Scope(tenant=tenant)], "w") for tenant in tenants]
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -57,7 +57,7 @@ def test_generations_are_given_once(opened: Logs) -> None:
         given = list(pool.map(lambda nth: (append(four[nth % 4], nth)[0], nth), range(24)))
     page = opened().read(0)
     assert sorted(generation for generation, _ in given) == list(range(page.floor + 1, page.floor + 25))
-    assert [(entry.generation, entry.scope.tenant) for entry in page.entries] == sorted(given)
+    assert [(entry.generation, entry.scopes[0].tenant) for entry in page.entries] == sorted(given)
 
 
 @pytest.mark.usefixtures("small_pages")
