@@ -118,11 +118,11 @@ def test_options_stay_with_their_remote() -> None:
 
 
 def test_what_hotspan_does_otherwise() -> None:
-    """Keys without a use are noted; what may surprise is a warning, unless it is off."""
-    quiet = {"local_cpu": True, "remote_serde": "naive", "save_decode_cache": False, "blend_special_str": " # # "}
+    """What asks for what hotspan does is noted; what asks for something else is a warning, unless it is off."""
+    quiet = {"local_cpu": True, "remote_serde": "naive", "save_decode_cache": True, "use_gds": False}
     done = configured(lmcache=quiet | {"enable_blending": False, "local_disk": None, "max_local_disk_size": 0})
     assert warnings(done) == "" and len(done.notes) == 4
-    assert done.cache is not None and done.cache.disk is None
+    assert done.cache is not None and done.cache.disk is None and not done.cache.prompts_only
     assert "at their place only" in warnings(configured(lmcache={"enable_blending": True}))
     assert "prefill" in warnings(configured(lmcache={"enable_xpyd": True}))
 

@@ -62,7 +62,7 @@ def test_variables_alone() -> None:
         "HF_MODEL_ID": "org/name",
         "TENSOR_PARALLEL_DEGREE": "2",
         "HF_MODEL_TRUST_REMOTE_CODE": "true",
-        "OPTION_ENTRYPOINT": "x",
+        "OPTION_ENTRYPOINT": "djl_python.huggingface",
         "OPTION_ENGINE": "Python",
         "OPTION_enable_prefix_caching": "False",
         "ENABLE_CUDA_GRAPHS": "true",
@@ -121,14 +121,15 @@ def test_aliases_yield() -> None:
         ("minWorkers=1\nmaxWorkers=1", None),
         ("maxWorkers=4", "one hotspan is one replica"),
         ("gpu.maxworkers=2", "one hotspan is one replica"),
-        ("batch_size=8", None),
+        ("batch_size=8", "vLLM batches continuously"),
+        ("batch_size=1", None),
     ],
 )
 def test_what_is_accepted_and_not_served(line: str, warning: str | None) -> None:
-    """Keys of LMI's own server are noted; one that asks for another engine, or for several workers, is a warning."""
+    """Keys of LMI's own server are noted; one that asks for what is not done is a warning, which the start shows."""
     notes = configured(serving=line).notes
     assert len(notes) == line.count("=")
-    assert [note.text.partition(",")[0].partition(":")[0] for note in notes if note.is_warning] == (
+    assert [note.text.partition(",")[0].partition(":")[0].partition(";")[0] for note in notes if note.is_warning] == (
         [warning] if warning else []
     )
 

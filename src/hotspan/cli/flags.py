@@ -85,9 +85,14 @@ def check_engine(configuration: "Configuration") -> "Configuration":
     return dataclasses.replace(configuration, engine=checked)
 
 
-def show_warnings(configuration: "Configuration") -> None:
-    """Say on stderr what may be a surprise."""
-    for note in configuration.notes:
+def show_warnings(configuration: "Configuration", *, is_store: bool = False) -> None:
+    """Name on stderr every value that somebody wrote and that does not act, and what happens instead.
+
+    is_store: a directory of several models is served, or one model of it.
+    """
+    from hotspan.config.inert import store_notes
+
+    for note in (*configuration.notes, *(() if is_store else store_notes(configuration.settings))):
         if note.is_warning:
             typer.secho(f"hotspan: {note}", fg=typer.colors.YELLOW, err=True)
 

@@ -48,7 +48,7 @@ def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
     # No model's own files are among these: what they say holds for all.
     common = replace(command_line, model=str(store.directory))
     configuration = load_configuration(common, environment())
-    show_warnings(configuration)
+    show_warnings(configuration, is_store=True)
     words = (sys.executable, "-m", "hotspan.cli.stored_model")
     run_store(store, command_line, configuration, serve_options(configuration), words)
 

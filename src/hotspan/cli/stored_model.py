@@ -18,7 +18,7 @@ def main() -> None:
         configuration = assignment.configuration(environment())
         if configuration.engine:
             configuration = check_engine(configuration)
-        show_warnings(configuration)
+        show_warnings(configuration, is_store=True)
         run_server(assignment.applied(serve_options(configuration)), OWN_OPTIONS, assignment.link)
     except HotspanError as error:
         Path(assignment.reason).write_text(str(error))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hotspan.config.engine_options import EngineOption, split_words
+from hotspan.config.inert import inert_notes
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
-from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, LmcacheReader
+from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, MULTI_PROCESS_CONNECTORS, LmcacheReader
 from hotspan.config.lmi import LmiReader
 from hotspan.config.model_store import is_model
 from hotspan.config.origin import Given, Note, Setting, Source, resolve
@@ -60,7 +61,7 @@ class Configuration:
     words:    those of the command line, as they stood.
     is_auto:  tiers that nobody named are to be chosen by what the machine and the model are.
     settings: what counts for each key, where it stood and what it overrode; every key of hotspan's is there.
-    notes:    what was accepted and does something else, or nothing, in hotspan.
+    notes:    what was accepted and sets nothing, with what happens instead; a warning if that is not what was asked.
     """
 
     model: str
@@ -135,6 +136,8 @@ class _Loader:
         settings = resolve(self._givens)
         model = self._model(settings)
         tenants = _read(settings["tenants"], load_tenants) or Tenants()
+        _refuse_offloading(settings)
+        self._notes += inert_notes(settings, tenants, self._surroundings)
         return Configuration(
             model=model,
             cache=build_cache(settings, tenants),
@@ -212,7 +215,9 @@ class _Loader:
             reader.read_connector(connector, settings[_CONNECTOR].given.origin)
         self._givens += reader.givens
         self._notes += reader.notes
-        if (file or connector or reader.givens) and not is_on(settings, "auto"):
+        # What a server of LMCache's holds, this replica does not.
+        is_served = connector is not None and connector["kv_connector"] in MULTI_PROCESS_CONNECTORS
+        if (file or reader.givens or (connector and not is_served)) and not is_on(settings, "auto"):
             gib = DEFAULT_RAM_GIB * workers
             self._givens.append(Given("ram_gib", gib, Source.IMPLIED, "max_local_cpu_size", _LMCACHE_DEFAULT))
         self._drop_foreign_options()
@@ -231,11 +236,12 @@ class _Loader:
         """What LMCache says of its own remote does not belong to an L2 that somebody else names."""
         l2 = resolve(self._givens).get("l2")
         if l2 is None or l2.source < Source.LMCACHE_CONNECTOR:
-            self._givens = [
-                given
-                for given in self._givens
-                if not (given.key == "l2_option" and given.source >= Source.LMCACHE_CONNECTOR)
+            dropped = [
+                given for given in self._givens if given.key == "l2_option" and given.source >= Source.LMCACHE_CONNECTOR
             ]
+            why = "no L2 is named (remote_url)" if l2 is None else f"the L2 is another one ({l2.given.origin})"
+            self._notes += [Note(given.origin, f"it has no effect: {why}", is_warning=True) for given in dropped]
+            self._givens = [given for given in self._givens if given not in dropped]
 
     def _default(self) -> None:
         known = {given.key for given in self._givens}
@@ -322,6 +328,16 @@ def _refuse_both(settings: Mapping[str, Setting], file: Setting) -> None:
             f"{settings['auto'].given.origin} chooses the tiers, and {file.given.origin} names them: leave one of them "
             "out"
         )
+
+
+def _refuse_offloading(settings: Mapping[str, Setting]) -> None:
+    """vLLM would put its own connector, or LMCache's, in the place of hotspan's without a word."""
+    for name in ("kv_offloading_size", "kv_offloading_backend"):
+        if name in settings and not is_on(settings, "no_cache"):
+            raise ConfigError(
+                f"{settings[name].given.origin}: vLLM's own offloading would take the place of hotspan's tiers: leave "
+                "it out and name --ram-gib, or serve with --no-cache"
+            )
 
 
 def _connector(settings: Mapping[str, Setting]) -> Mapping[str, Any] | None:

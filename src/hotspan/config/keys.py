@@ -33,7 +33,7 @@ class Key:
     default:   None leaves it to vLLM, or off.
     lmi:       LMI's names in its properties files. OPTION_* and SERVING_* follow from them.
     variables: names of variables that follow from nothing.
-    lmcache:   its name in LMCache's configuration.
+    lmcache:   its name in LMCache's configuration, and how it is written there.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Key:
     part: Part = "cache"
     lmi: tuple[Spelling, ...] = ()
     variables: tuple[Spelling, ...] = ()
-    lmcache: str | None = None
+    lmcache: Spelling | None = None
 
     @property
     def flag(self) -> str:
@@ -67,28 +67,35 @@ def _lmi(*names: str) -> tuple[Spelling, ...]:
 
 
 _CACHE = (
-    Key("ram_gib", kinds.GIB, "RAM tier, in GiB of /dev/shm.", 4.0, lmcache="max_local_cpu_size"),
-    Key("disk", kinds.PATH, "Disk tier: a directory of its own, best on NVMe.", lmcache="local_disk"),
-    Key("disk_gib", kinds.GIB, "Disk tier, in GiB; allocated at the start.", lmcache="max_local_disk_size"),
+    Key("ram_gib", kinds.GIB, "RAM tier, in GiB of /dev/shm.", 4.0, lmcache=Spelling("max_local_cpu_size")),
+    Key("disk", kinds.PATH, "Disk tier: a directory of its own, best on NVMe.", lmcache=Spelling("local_disk")),
+    Key("disk_gib", kinds.GIB, "Disk tier, in GiB; allocated at the start.", lmcache=Spelling("max_local_disk_size")),
     Key(
         "l2",
         kinds.TEXT,
         "A cache that replicas share: sagemaker-hyperpod://HOST:9200 (`hotspan daemon`, or SageMaker HyperPod's), "
         "redis:// or rediss://HOST:PORT, file:///SHARED/DIRECTORY or s3://BUCKET/PREFIX.",
-        lmcache="remote_url",
+        lmcache=Spelling("remote_url"),
     ),
     Key(
         "l2_option",
         kinds.PAIRS,
         "NAME=VALUE for the L2's client, such as timeout_ms=1000. May be repeated.",
-        lmcache="extra_config",
+        lmcache=Spelling("extra_config"),
     ),
     Key(
         "l2_log",
         kinds.TEXT,
         "Where invalidations are shared if the L2 can't do that (SageMaker's own): redis:// or file:///.",
     ),
-    Key("chunk_tokens", kinds.INTEGER, "Tokens kept and found as one.", 256, lmcache="chunk_size"),
+    Key("chunk_tokens", kinds.INTEGER, "Tokens kept and found as one.", 256, lmcache=Spelling("chunk_size")),
+    Key(
+        "prompts_only",
+        kinds.BOOLEAN,
+        "Store the KV of prompts, and not that of answers.",
+        False,
+        lmcache=Spelling("save_decode_cache", kinds.INVERTED),
+    ),
     Key(
         "model_digest",
         kinds.TEXT,
@@ -388,6 +395,14 @@ _ENGINE = (
     _engine("enable_auto_tool_choice", kinds.BOOLEAN, "Let the model choose tools."),
     _engine("tool_call_parser", kinds.TEXT, "How tool calls are read."),
     _engine("reasoning_parser", kinds.TEXT, "How reasoning is read."),
+    _engine(
+        "allowed_origins",
+        kinds.LISTING,
+        "Origins whose pages may ask from a browser (CORS); * is all.",
+        "cors_allowed_origin",
+    ),
+    _engine("allowed_methods", kinds.LISTING, "Methods that such a page may use.", "cors_allowed_methods"),
+    _engine("allowed_headers", kinds.LISTING, "Headers that such a page may send.", "cors_allowed_headers"),
     _engine("kv_transfer_config", kinds.JSON, "LMCache's connectors: hotspan's tiers take their place."),
 )
 

@@ -103,6 +103,15 @@ def _pairs(raw: Any) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def _listing(raw: Any) -> str:
+    """As vLLM takes lists of text: JSON in one word."""
+    if isinstance(raw, str):
+        raw = json.loads(raw) if raw.startswith("[") else [part.strip() for part in raw.split(",") if part.strip()]
+    if not isinstance(raw, list) or not raw or not all(isinstance(each, str) for each in raw):
+        raise ValueError
+    return json.dumps(raw)
+
+
 def _any(raw: Any) -> Any:
     """As vLLM is to get it: what looks like a truth is one."""
     if isinstance(raw, str):
@@ -159,6 +168,7 @@ TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)
 PATH = Kind("path", _text, "a path")
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
 PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several")
+LISTING = Kind("list of text", _listing, "texts, with commas between several")
 ANY = Kind("as vLLM takes it", _any, "a value")
 DEGREE = Kind("count or max", _degree, "a whole number above 0, or max")
 MEBIBYTES = Kind("MiB", lambda raw: _above(raw, 0) * MIB, "a whole number of MiB above 0")

@@ -13,23 +13,30 @@ from hotspan.config.documents import Entry, parse_entries, read_text
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import KEYS, meant
 from hotspan.config.kinds import Kind
-from hotspan.config.lmcache_names import ACCEPTED, EXTRA, IGNORED_VARIABLES, RENAMED, SURPRISES
+from hotspan.config.lmcache_names import ACCEPTED, EXTRA, MULTI_PROCESS, RENAMED, UNKNOWN, VARIABLES
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.core.errors import ConfigError
 from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
 
-CONNECTORS = frozenset({"LMCacheConnector", "LMCacheConnectorV1", "LMCacheConnectorV1Dynamic", "LMCacheMPConnector"})
+MULTI_PROCESS_CONNECTORS = frozenset({"LMCacheMPConnector"})
+"""Those whose cache is in a server of LMCache's, and not in the replica."""
+
+CONNECTORS = MULTI_PROCESS_CONNECTORS | {"LMCacheConnector", "LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"}
 """What vLLM calls LMCache."""
 
 DEFAULT_RAM_GIB = 5.0
 """What LMCache takes of host memory, for each worker, where nothing is said."""
 
 _VARIABLE = "LMCACHE_"
+_FILE = "config_file"
 _IN_CONNECTOR = "lmcache."
+_READ = ("kv_connector", "kv_role", "kv_connector_extra_config")
 _BOLD = re.compile(r"^(\s*)\*\*(\w+)\*\*(\s*:)", re.MULTILINE)
 _ITALIC_COMMENT = re.compile(r"^(\s*)\*(#.*)$", re.MULTILINE)
 _S3_HOST = re.compile(r"(.+?)\.s3[.-]([a-z0-9-]+)\.amazonaws\.com")
-_TARGETS: dict[str, tuple[str, Kind]] = {key.lmcache: (key.name, key.kind) for key in KEYS if key.lmcache}
+_TARGETS: dict[str, tuple[str, Kind]] = {
+    key.lmcache.name: (key.name, key.lmcache.kind or key.kind) for key in KEYS if key.lmcache
+}
 _PER_WORKER = frozenset({"max_local_cpu_size", "max_local_disk_size"})
 
 
@@ -74,7 +81,10 @@ class LmcacheReader:
             if not variable.startswith(_VARIABLE) or not raw.strip() or is_service_link(variable, raw):
                 continue
             name = variable.removeprefix(_VARIABLE).lower()
-            if not name.startswith(IGNORED_VARIABLES):
+            prefix = next((prefix for prefix in VARIABLES if name.startswith(prefix)), None)
+            if prefix is not None:
+                self.notes.append(VARIABLES[prefix].settle(name, _unquoted(raw), said(ENVIRONMENT, variable)))
+            elif name != _FILE:
                 self._take(_Value(name, _unquoted(raw), Source.LMCACHE_VARIABLE, variable, ENVIRONMENT))
 
     def read_connector(self, config: Mapping[str, Any], place: str) -> None:
@@ -89,29 +99,25 @@ class LmcacheReader:
             raise ConfigError(
                 f"{place}: kv_connector_extra_config is {shown('', extra)!r}: give a JSON object, or leave it out"
             )
+        if config["kv_connector"] in MULTI_PROCESS_CONNECTORS:
+            self._warn(f"{place}: {config['kv_connector']}", MULTI_PROCESS.instead)
+        for name in sorted(config.keys() - set(_READ)):
+            self._warn(f"{place}: {name}", "hotspan's connector takes the place of LMCache's, and sets this itself")
         for name, raw in extra.items():
             if str(name).startswith(f"{_IN_CONNECTOR}mp."):
-                self._note(
-                    f"{place}: {name}", "hotspan asks no LMCache server; `hotspan daemon` is one cache for a node"
-                )
+                self.notes.append(MULTI_PROCESS.settle(name, raw, f"{place}: {name}"))
             elif str(name).startswith(_IN_CONNECTOR):
                 plain = str(name).removeprefix(_IN_CONNECTOR)
                 self._take(_Value(plain, raw, Source.LMCACHE_CONNECTOR, str(name), place))
             else:
-                self._note(f"{place}: {name}", "hotspan has no use for it")
+                self.notes.append(UNKNOWN.settle(name, raw, f"{place}: {name}"))
 
     def _take(self, value: _Value) -> None:
         name = RENAMED.get(value.name, value.name)
-        if name in SURPRISES:
-            if kinds.BOOLEAN.parse(value.raw, value.where):
-                self._warn(value.where, SURPRISES[name])
-        elif name in ACCEPTED:
-            kind, note = ACCEPTED[name]
-            if value.raw is not None:
-                kind.parse(value.raw, value.where)
-            self._note(value.where, note)
+        if name in ACCEPTED:
+            self.notes.append(ACCEPTED[name].settle(name, value.raw, value.where))
         elif name not in _TARGETS:
-            known = [*_TARGETS, *ACCEPTED, *SURPRISES]
+            known = [*_TARGETS, *ACCEPTED]
             if value.source is Source.LMCACHE_VARIABLE:
                 known = [_VARIABLE + name.upper() for name in known]
             raise ConfigError(f"{value.where}: LMCache has no such key: {meant(value.written, known)}")
@@ -167,7 +173,7 @@ class LmcacheReader:
         for name in extra.keys() - hyperpod.keys():
             if name not in EXTRA and (near := meant(name, EXTRA)).startswith("did"):
                 raise ConfigError(f"{value.where}: {name}: LMCache has no such key: {near}")
-            self._note(f"{value.where}: {name}", EXTRA.get(name, "hotspan has no use for it"))
+            self.notes.append(EXTRA.get(name, UNKNOWN).settle(name, extra[name], f"{value.where}: {name}"))
         if hyperpod:
             try:
                 parse_hyperpod_settings(hyperpod)
@@ -180,9 +186,6 @@ class LmcacheReader:
         if value.name in _PER_WORKER and self._workers > 1:
             written += f" for each of {self._workers} workers"
         self.givens.append(Given(key, parsed, value.source, value.written, value.place, written))
-
-    def _note(self, where: str, text: str) -> None:
-        self.notes.append(Note(where, text))
 
     def _warn(self, where: str, text: str) -> None:
         self.notes.append(Note(where, text, is_warning=True))

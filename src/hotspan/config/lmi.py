@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, Spelling, meant, unlisted
-from hotspan.config.kinds import Kind
-from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED, is_surprise
+from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.config.properties import read_properties
 from hotspan.core.errors import ConfigError
@@ -28,6 +27,9 @@ _NAMES = dict(pair for key in KEYS for pair in _spelled(key))
 _VARIABLES = {spelling.name: (key, spelling) for key in KEYS for spelling in key.variables}
 _ACCEPTED = {name.lower(): name for name in ACCEPTED}
 _ADDRESS = "inference_address"
+
+SECURE_ONLY = ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS")
+"""Variables that act in secure mode."""
 
 
 class LmiReader:
@@ -58,7 +60,9 @@ class LmiReader:
                 self.is_used = True
                 self._take(_lowered(name.removeprefix("SERVING_")), raw, Source.SERVING, name, ENVIRONMENT)
             elif name in SAGEMAKER_ACCEPTED:
-                self._note(name, *SAGEMAKER_ACCEPTED[name], raw, said(ENVIRONMENT, name))
+                self.notes.append(SAGEMAKER_ACCEPTED[name].settle(name, raw, said(ENVIRONMENT, name)))
+            elif name in SECURE_ONLY:
+                continue  # server/hardening.py reads it, and configuration.py says so where that is off
             elif name.startswith(_WATCHED):
                 _refuse_near(name)
 
@@ -80,7 +84,7 @@ class LmiReader:
             self._give(*known, raw, source, written, place)
         elif name.lower() in _ACCEPTED:
             plain = _ACCEPTED[name.lower()]
-            self._note(plain, *ACCEPTED[plain], raw, said(place, written))
+            self.notes.append(ACCEPTED[plain].settle(plain, raw, said(place, written)))
         elif name == _ADDRESS:
             self._give_address(raw, source, written, place)
         elif name.startswith(_OPTION) and name != _OPTION + CONFIG_FILE.name:
@@ -94,9 +98,6 @@ class LmiReader:
     def _give(self, key: Key, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
         value = (spelling.kind or key.kind).parse(raw, said(place, written))
         self.givens.append(Given(key.name, value, source, written, place, raw.strip(), spelling.order))
-
-    def _note(self, name: str, kind: Kind, text: str, raw: str, where: str) -> None:
-        self.notes.append(Note(where, text, is_warning=is_surprise(name, kind.parse(raw, where))))
 
     def _give_address(self, raw: str, source: Source, written: str, place: str) -> None:
         try:
@@ -138,7 +139,7 @@ def _option(name: str) -> str:
 
 def _refuse_near(name: str) -> None:
     """Others may have variables with these prefixes, too; one that is nearly ours is a typo."""
-    known = [*_VARIABLES, *SAGEMAKER_ACCEPTED]
+    known = [*_VARIABLES, *SAGEMAKER_ACCEPTED, *SECURE_ONLY]
     near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     if near:
         raise ConfigError(f"{said(ENVIRONMENT, name)}: there is no such variable: did you mean {near[0]}?")

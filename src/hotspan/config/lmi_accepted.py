@@ -1,68 +1,77 @@
-"""LMI's names that have nothing to do in hotspan, their types, and what hotspan does instead."""
-
-from collections.abc import Mapping
-from typing import Any
+"""LMI's names that set nothing in hotspan: their types, and what happens instead."""
 
 from hotspan.config import kinds
-from hotspan.config.kinds import Kind
+from hotspan.config.fates import Fate, foreign, table
 
 _ANY, _BOOLEAN, _INTEGER, _TEXT = kinds.ANY, kinds.BOOLEAN, kinds.INTEGER, kinds.TEXT
 
 _ONE_ENGINE = "only vLLM is served, by hotspan's own server"
-_BATCHED = "vLLM batches continuously: it is not needed"
+_BATCHED = "vLLM batches continuously; --max-num-seqs limits the requests of a batch"
 _ONE_WORKER = "one hotspan is one replica: start one for each, on devices of its own"
 _STORE = "hotspan serves MODEL, option.model_id, HF_MODEL_ID or all that /opt/ml/model holds"
 _ONE_PYTHON = "hotspan runs in the Python that it was installed in"
-_NO_USE = "hotspan has no use for it"
-_BY_REQUEST = "each request says whether it streams, and how"
-_BY_DECORATOR = "functions of model.py are found by their decorators"
-_CONTROLS = "secure mode has all of them on; DISALLOW_CHAT_TEMPLATE only if it is named"
+_FORMATTERS = (
+    "hotspan runs no handler. Put functions marked with @input_formatter and @output_formatter, or a formatter.yaml, "
+    "into the model's directory (docs/formatters.md), or leave it out"
+)
+_OUTPUT = (
+    'answers are JSON, and JSON lines for requests with "stream": true: let the requests ask for a stream, or mark a '
+    "function of model.py with @output_formatter (docs/formatters.md), and leave this out"
+)
+_OTHER_SCHEMA = (
+    "answers have LMI's schema on /invocations and OpenAI's on /v1/...: write another one with an @output_formatter in "
+    "model.py (docs/formatters.md), and leave this out"
+)
+_ONE_LOOP = "hotspan's server has one event loop: there are no threads to set"
+_NO_RESTARTS = "hotspan ends with status 2 when its engine fails: whoever runs it starts it again"
+_MEMORY = "hotspan and vLLM take memory by --gpu-memory-utilization and --ram-gib"
 
 _WORKERS = "minWorkers maxWorkers min_workers max_workers gpu.minWorkers gpu.maxWorkers cpu.minWorkers cpu.maxWorkers"
-_SAGEMAKER_WORKERS = "SAGEMAKER_NUM_MODEL_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS"
+_HANDLERS = "djl_python djl_python.lmi_vllm.vllm_async_service djl_python.huggingface"
 
-
-def _all(*rows: tuple[Kind, str, str]) -> Mapping[str, tuple[Kind, str]]:
-    return {name: (kind, note) for kind, note, names in rows for name in names.split()}
-
-
-ACCEPTED: Mapping[str, tuple[Kind, str]] = _all(
-    (_TEXT, _ONE_ENGINE, "engine option.rolling_batch option.device translatorFactory"),
-    (_BOOLEAN, _ONE_ENGINE, "option.async_mode option.mpi_mode"),
-    (_INTEGER, _BATCHED, "batch_size max_batch_delay option.batch_size option.waiting_steps"),
-    (_BOOLEAN, _BATCHED, "option.use_v2_block_manager"),
-    (_INTEGER, _ONE_WORKER, f"{_WORKERS} max_idle_time"),
-    (_TEXT, _ONE_WORKER, "load_on_devices"),
-    (_BOOLEAN, _ONE_WORKER, "option.parallel_loading"),
-    (_TEXT, _BY_REQUEST, "option.enable_streaming option.output_formatter"),
-    (_TEXT, _BY_DECORATOR, "option.entryPoint option.handler option.input_formatter"),
-    (_TEXT, _STORE, "load_models model_store model_url_pattern"),
-    (_BOOLEAN, _ONE_PYTHON, "option.enable_venv"),
-    (_TEXT, _ONE_PYTHON, "option.pythonExecutable"),
-    (_INTEGER, _NO_USE, "retry_threshold metrics_aggregation required_memory_mb reserved_memory_mb"),
-    (_INTEGER, _NO_USE, "gpu.required_memory_mb gpu.reserved_memory_mb number_of_netty_threads netty_client_threads"),
-    (_INTEGER, _NO_USE, "max_response_size option.max_output_size option.cluster_size option.lora_extra_vocab_size"),
-    (_BOOLEAN, _NO_USE, "log_request_metric option.tgi_compat option.bedrock_compat option.low_cpu_mem_usage"),
-    (_TEXT, _NO_USE, "management_address plugin_folder features opts config_file option.modelName"),
-    (_TEXT, _NO_USE, "cors_allowed_origin cors_allowed_methods cors_allowed_headers"),
-    (_ANY, _NO_USE, "option.device_map"),
+ACCEPTED = table(
+    foreign(_TEXT, _ONE_ENGINE, "engine", "python"),
+    foreign(_TEXT, _ONE_ENGINE, "option.rolling_batch", "auto vllm disable"),  # its asynchronous mode wants `disable`
+    foreign(_TEXT, _ONE_ENGINE, "option.device", "auto cuda gpu"),
+    foreign(_TEXT, _ONE_ENGINE, "translatorFactory"),
+    foreign(_BOOLEAN, _ONE_ENGINE, "option.async_mode", "true", has_off=False),
+    foreign(_BOOLEAN, _ONE_ENGINE, "option.mpi_mode"),
+    foreign(_INTEGER, _BATCHED, "batch_size option.batch_size", "1"),
+    foreign(_INTEGER, _BATCHED, "max_batch_delay option.waiting_steps", "0"),
+    foreign(_BOOLEAN, "vLLM has one block manager only", "option.use_v2_block_manager", "true", has_off=False),
+    foreign(_INTEGER, _ONE_WORKER, _WORKERS, "-1 0 1"),
+    foreign(_INTEGER, "the replica stays until it is stopped", "max_idle_time"),
+    foreign(_TEXT, f"{_ONE_WORKER} (CUDA_VISIBLE_DEVICES)", "load_on_devices", "*"),
+    foreign(_BOOLEAN, _ONE_WORKER, "option.parallel_loading"),
+    foreign(_TEXT, 'each request asks for a stream itself, with "stream": true', "option.enable_streaming"),
+    foreign(_TEXT, _OUTPUT, "option.output_formatter", "json", fate=Fate.REFUSED),
+    foreign(_TEXT, _FORMATTERS, "option.input_formatter", fate=Fate.REFUSED),
+    foreign(_TEXT, _FORMATTERS, "option.entryPoint", _HANDLERS, fate=Fate.REFUSED),
+    foreign(_TEXT, _FORMATTERS, "option.handler", "handle", fate=Fate.REFUSED),
+    foreign(_BOOLEAN, _OTHER_SCHEMA, "option.tgi_compat option.bedrock_compat", fate=Fate.REFUSED),
+    foreign(_TEXT, _STORE, "load_models", "all"),
+    foreign(_TEXT, _STORE, "model_store", "/opt/ml/model"),
+    foreign(_TEXT, _STORE, "model_url_pattern", ".*"),
+    foreign(_BOOLEAN, _ONE_PYTHON, "option.enable_venv"),
+    foreign(_TEXT, _ONE_PYTHON, "option.pythonExecutable"),
+    foreign(_INTEGER, _NO_RESTARTS, "retry_threshold"),
+    foreign(_INTEGER, _MEMORY, "required_memory_mb reserved_memory_mb gpu.required_memory_mb gpu.reserved_memory_mb"),
+    foreign(_INTEGER, _ONE_LOOP, "number_of_netty_threads netty_client_threads"),
+    foreign(_INTEGER, "/metrics counts everything, always", "metrics_aggregation"),
+    foreign(_INTEGER, "max_tokens of a request and --max-model-len limit an answer", "max_response_size"),
+    foreign(_INTEGER, "max_tokens of a request and --max-model-len limit an answer", "option.max_output_size"),
+    foreign(_INTEGER, "vLLM's own options spread a replica over nodes (--nnodes)", "option.cluster_size", "1"),
+    foreign(_INTEGER, "vLLM has no such option: adapters bring no tokens of their own", "option.lora_extra_vocab_size"),
+    foreign(_BOOLEAN, "/metrics has each request's times", "log_request_metric"),
+    foreign(_BOOLEAN, "vLLM loads weights a file at a time", "option.low_cpu_mem_usage", "true", has_off=False),
+    foreign(_TEXT, "--admin-port gives administration a port of its own", "management_address"),
+    foreign(_TEXT, "hotspan has no plug-ins of DJL's", "plugin_folder features opts config_file"),
+    foreign(_TEXT, "--served-model-name names the model", "option.modelName"),
+    foreign(_ANY, "vLLM places the layers by --tensor-parallel-size", "option.device_map", "auto"),
 )
-"""Keys of properties files, each with its type and what hotspan does instead."""
+"""Keys of properties files."""
 
-SAGEMAKER_ACCEPTED: Mapping[str, tuple[Kind, str]] = _all(
-    (_INTEGER, _ONE_WORKER, _SAGEMAKER_WORKERS),
-    (_TEXT, _CONTROLS, "SAGEMAKER_SECURITY_CONTROLS"),
+SAGEMAKER_ACCEPTED = table(
+    foreign(_INTEGER, _ONE_WORKER, "SAGEMAKER_NUM_MODEL_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS", "-1 0 1"),
 )
-"""The same of variables."""
-
-_SERVED = {"engine": ("python",), "option.rolling_batch": ("auto", "vllm", "disable")}
-"""What stands for vLLM in LMI; its asynchronous mode wants `disable`."""
-
-_SINGLE = frozenset(f"{_WORKERS} {_SAGEMAKER_WORKERS}".split())
-
-
-def is_surprise(name: str, value: Any) -> bool:
-    """Whether what a key asks for is not what is served: another engine, or several workers."""
-    if name in _SERVED:
-        return value.lower() not in _SERVED[name]
-    return name in _SINGLE and value > 1
+"""Variables."""

@@ -85,7 +85,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What hotspan makes of something that it does not take as it is; a warning, if it may be a surprise."""
+    """What happens instead of what a value asks for.
+
+    is_warning: that is not what was asked, and is shown at the start.
+    """
 
     where: str
     text: str

@@ -16,5 +16,5 @@ def _row(key: Key) -> str:
     variables = [f"`{spelling.name}`" for spelling in key.variables]
     if key.is_own:
         variables.insert(0, f"`HOTSPAN_{key.name.upper()}`")
-    lmcache = f"`{key.lmcache}`" if key.lmcache else ""
+    lmcache = f"`{key.lmcache.name}`" if key.lmcache else ""
     return f"| {name} | {default} | {key.kind.name} | {lmi} | {', '.join(variables)} | {lmcache} | {key.meaning} |"

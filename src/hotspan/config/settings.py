@@ -66,6 +66,7 @@ class CacheSettings:
 
     ram_bytes:    the RAM tier, of /dev/shm; 0 is to be chosen before an engine gets it (planned.py).
     chunk_tokens: tokens of a chunk, raised to a whole number of the engine's blocks.
+    prompts_only: answers are not stored.
     model_digest: "sampled" reads headers and samples of the weights, "full" all of them.
     persistence:  "none" keeps everything in memory: no disk, no remote tier.
     encryption:   None writes plain frames.
@@ -83,6 +84,7 @@ class CacheSettings:
     disk: DiskSettings | None = None
     l2: L2Settings | None = None
     chunk_tokens: int = 256
+    prompts_only: bool = False
     model_digest: ModelDigest = "sampled"
     persistence: Persistence = "tiers"
     encryption: EncryptionSettings | None = None
@@ -122,6 +124,7 @@ def cache_settings(
     l2_options: Mapping[str, str] | None = None,
     l2_log: str | None = None,
     chunk_tokens: int = 256,
+    prompts_only: bool = False,
     model_digest: str = "sampled",
     persistence: str = "tiers",
     kek: str | None = None,
@@ -172,6 +175,7 @@ def cache_settings(
         disk=disk_settings,
         l2=None if l2 is None else L2Settings(l2, dict(l2_options or {}), l2_log),
         chunk_tokens=chunk_tokens,
+        prompts_only=prompts_only,
         model_digest=cast(ModelDigest, model_digest),
         persistence=cast(Persistence, persistence),
         encryption=_encryption(kek, key_store),

@@ -51,6 +51,7 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
             l2_options=value["l2_option"],
             l2_log=value["l2_log"],
             chunk_tokens=value["chunk_tokens"],
+            prompts_only=value["prompts_only"],
             model_digest=value["model_digest"],
             persistence=value["persistence"],
             kek=value["kek"],

@@ -18,11 +18,23 @@ from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_ar
 from hotspan.plan.memory import available_memory
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-_NOT_SERVED = {
+_NO_GRPC = "hotspan serves HTTP only"
+_NO_SUPERVISOR = "hotspan runs one engine behind its own server: `hotspan route` balances between several"
+_NO_H11 = "hotspan's server has limits of its own for heads of requests"
+NOT_SERVED = {
     "headless": "hotspan runs one engine behind its own server",
-    "grpc": "hotspan serves HTTP only",
+    "grpc": _NO_GRPC,
+    "grpc_port": _NO_GRPC,
     "api_server_count": "hotspan runs one API server an engine",
+    "uds": "hotspan listens on --host and --port",
+    "data_parallel_supervisor_port": _NO_SUPERVISOR,
+    "dp_supervisor_probe_interval_s": _NO_SUPERVISOR,
+    "dp_supervisor_probe_timeout_s": _NO_SUPERVISOR,
+    "dp_supervisor_probe_failure_threshold": _NO_SUPERVISOR,
+    "h11_max_incomplete_event_size": _NO_H11,
+    "h11_max_header_count": _NO_H11,
 }
+"""Options of vLLM's server that hotspan's does not have, and why."""
 
 
 class _Parser(FlexibleArgumentParser):
@@ -47,8 +59,9 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     arguments.model = model
     if arguments.gpu_memory_utilization == parser.get_default("gpu_memory_utilization"):
         _share_host_memory(arguments)
-    for name, reason in _NOT_SERVED.items():
-        if getattr(arguments, name, None) not in (None, False, 1):
+    for name, reason in NOT_SERVED.items():
+        given = getattr(arguments, name, None)
+        if given != parser.get_default(name) and (name, given) != ("api_server_count", 1):
             raise ConfigError(f"--{name.replace('_', '-')} can't be used: {reason}")
     try:
         validate_parsed_serve_args(arguments)
@@ -82,7 +95,7 @@ def transfer_config(settings: CacheSettings) -> dict[str, Any]:
         "kv_connector_extra_config": {
             "spec_name": "HotspanSpec",
             "spec_module_path": "hotspan.engine.spec",
-            "offload_prompt_only": False,
+            "offload_prompt_only": settings.prompts_only,
             "hotspan": settings.to_json(),
         },
     }

@@ -28,6 +28,7 @@ from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.plan.tiers import Extent
+from hotspan.server.access_log import leave_out
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
@@ -37,6 +38,7 @@ from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.checks import check_engine_adapters, check_engine_keys
 from hotspan.server.connections import connection_class
+from hotspan.server.cors import with_cors
 from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
 from hotspan.server.lmi.plugs import Forget
@@ -181,7 +183,7 @@ async def _serve(
                 forget=_forget(engine) if options.cache is not None else None,
             )
             server = DrainingServer(
-                _uvicorn(policy.gate(front), arguments, http),
+                _uvicorn(with_cors(policy.gate(front), vars(arguments)), arguments, http),
                 front.admission,
                 arguments.shutdown_timeout,
                 lambda: _ready_line(options, listeners[0], time.monotonic() - started),
@@ -199,6 +201,7 @@ async def _serve(
 
 
 def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.Config:
+    leave_out(arguments.disable_access_log_for_endpoints)
     return uvicorn.Config(
         app,
         http=connection_class(http),

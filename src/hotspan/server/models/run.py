@@ -25,8 +25,10 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
+from hotspan.server.access_log import leave_out
 from hotspan.server.admin_token import admin_token
 from hotspan.server.connections import connection_class
+from hotspan.server.cors import with_cors
 from hotspan.server.hardening import check_tls, tls_options
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
@@ -245,8 +247,9 @@ async def _serve(
     front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
     given = options.engine_values
     tls = tls_options(given)
+    leave_out(given.get("disable_access_log_for_endpoints"))
     config = uvicorn.Config(
-        gate(front),
+        with_cors(gate(front), given),
         http=connection_class(http),
         proxy_headers=False,
         lifespan="off",

@@ -1,0 +1,110 @@
+"""hotspan's own settings that have no effect beside others: each is named at the start, with why."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hotspan.config.admin_token import VARIABLE as ADMIN_TOKEN
+from hotspan.config.keys import BY_NAME, unlisted
+from hotspan.config.lmi import SECURE_ONLY
+from hotspan.config.origin import ENVIRONMENT, Note, Setting, Source, said
+from hotspan.config.tenants import Tenants
+
+Settings = Mapping[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Settings that have no effect where `holds`, and what happens instead."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Settings], bool]
+    instead: str
+
+
+def _on(name: str) -> Callable[[Settings], bool]:
+    return lambda settings: name in settings and settings[name].value is True
+
+
+def _off(name: str) -> Callable[[Settings], bool]:
+    return lambda settings: not _on(name)(settings)
+
+
+def _has_no_formatters(settings: Settings) -> bool:
+    return settings["formatters"].value is None and not _on("enable_lora")(settings)
+
+
+def _stays_in_ram(settings: Settings) -> bool:
+    """Whether no tier below RAM is named, and none will be chosen."""
+    is_named = settings["ram_gib"].source is not Source.DEFAULT and not _on("auto")(settings)
+    return is_named and settings["disk"].value is None and settings["l2"].value is None
+
+
+def _has_other_hash(settings: Settings) -> bool:
+    algorithm = settings["prefix_caching_hash_algo"].value if "prefix_caching_hash_algo" in settings else _HASH
+    return not _on("no_cache")(settings) and str(algorithm) != _HASH
+
+
+_ENGINES = unlisted("")
+_HASH = "sha256_cbor"
+_TIERS = (
+    *("ram_gib", "disk", "disk_gib", "l2", "l2_option", "l2_log", "chunk_tokens", "prompts_only", "model_digest"),
+    *("kek", "key_store", "auto", "lmcache_config_file"),
+)
+RULES = (
+    Rule(_TIERS, _on("no_cache"), "--no-cache serves with the engine's own prefix cache only: it has no effect"),
+    Rule(("kek", "key_store"), _stays_in_ram, "nothing leaves RAM without --disk or --l2: nothing is encrypted"),
+    Rule(
+        ("sessions_path", "session_expiry_s", "strict_sessions", "forget_closed_sessions"),
+        _on("no_sessions"),
+        "--no-sessions refuses sessions: it has no effect",
+    ),
+    Rule(
+        ("adapters", "adapter_copies", "max_loras", "max_cpu_loras", "max_lora_rank"),
+        _off("enable_lora"),
+        "no adapters are served without --enable-lora (option.enable_lora=true): it has no effect",
+    ),
+    Rule(("formatter_timeout_s",), _has_no_formatters, "there are no formatters: it has no effect"),
+    Rule(("prefix_caching_hash_algo",), _has_other_hash, f"hotspan's keys need {_HASH}, which is used"),
+    Rule(
+        ("enable_prompt_tokens_details",),
+        lambda settings: not _on("enable_prompt_tokens_details")(settings),
+        "answers always say how many tokens of the prompt were cached",
+    ),
+)
+OF_STORES = Rule(
+    ("default_model", "partial", "models_at_once"),
+    lambda settings: True,
+    "one model is served, not a directory of several: it has no effect",
+)
+
+
+def inert_notes(settings: Settings, tenants: Tenants, surroundings: Mapping[str, str]) -> list[Note]:
+    """What somebody wrote that has no effect beside the rest."""
+    notes = [note for rule in RULES if rule.holds(settings) for note in _notes(rule, settings)]
+    has_shares = any(share.floor is not None or share.quota != 1 for share in tenants.shares)
+    if _on("no_cache")(settings) and (has_shares or tenants.retention):
+        where = settings["tenants"].given.origin
+        notes.append(_warning(where, "without tiers its floors, quotas and times to live have no effect; its keys do"))
+    if settings["admin_token_file"].value is not None and surroundings.get(ADMIN_TOKEN):
+        origin = settings["admin_token_file"].given.origin
+        notes.append(_warning(said(ENVIRONMENT, ADMIN_TOKEN), f"the admin token is that of the file ({origin})"))
+    if not _on("secure")(settings):
+        unused = (name for name in SECURE_ONLY if surroundings.get(name, "").strip())
+        notes += [_warning(said(ENVIRONMENT, name), "it acts in secure mode only (--secure)") for name in unused]
+    return notes
+
+
+def store_notes(settings: Settings) -> list[Note]:
+    """The same of what only a directory of several models has use for, where one is served."""
+    return _notes(OF_STORES, settings)
+
+
+def _notes(rule: Rule, settings: Settings) -> list[Note]:
+    written = [settings[name].given for name in rule.names if name in settings]
+    # "false" asks for what is not there; of the engine's options it is what somebody turned off.
+    asked = (given for given in written if given.value is not False or not BY_NAME.get(given.key, _ENGINES).is_own)
+    return [_warning(given.origin, rule.instead) for given in asked if given.source < Source.IMPLIED]
+
+
+def _warning(where: str, text: str) -> Note:
+    return Note(where, text, is_warning=True)

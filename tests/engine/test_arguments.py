@@ -1,0 +1,58 @@
+"""Every option of vLLM's own server: hotspan's server acts on it, or refuses it."""
+
+import dataclasses
+
+import pytest
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+from hotspan.config.settings import CacheSettings
+from hotspan.core.errors import ConfigError
+from hotspan.engine.arguments import NOT_SERVED, parse_engine_arguments, transfer_config
+
+OURS = {"host", "port"}
+"""hotspan's own flags, by the same names."""
+
+IN_THE_APP = """
+lora_modules chat_template chat_template_content_format trust_request_chat_template trust_request_mm_kwargs
+default_chat_template_kwargs response_role return_tokens_as_token_ids enable_auto_tool_choice
+exclude_tools_when_tool_choice_none tool_call_parser tool_parser_plugin tool_strict_level tool_server max_log_len
+enable_prompt_tokens_details enable_per_request_metrics enable_server_load_tracking enable_force_include_usage
+sse_keep_alive_interval enable_tokenizer_info_endpoint enable_log_outputs enable_log_deltas cohere_is_reasoning_model
+cohere_format anthropic_disabled_thinking_effort log_error_stack tokens_only enable_scale_out fingerprint_mode
+fingerprint_value root_path middleware enable_request_id_headers disable_fastapi_docs enable_offline_docs
+enable_flash_late_interaction
+"""
+"""What vLLM's own app acts on, which hotspan serves (config/inert.py has what is fixed there)."""
+
+IN_OUR_SERVER = {
+    *("uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints"),  # server/run.py
+    *("allow_credentials", "allowed_origins", "allowed_methods", "allowed_headers"),  # server/cors.py
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"),  # server/hardening.py
+}
+REFUSED_ELSEWHERE = {"api_key", "enable_ssl_refresh"}
+"""Refused by server/checks.py and server/hardening.py."""
+
+VALUES = {"headless": (), "grpc": (), "uds": ("/tmp/socket",)}
+
+
+def test_all_options_of_the_server_are_known() -> None:
+    """Each option of vLLM's server is in one list; an option that vLLM adds is put into one before it is accepted."""
+    known = [*OURS, *IN_THE_APP.split(), *IN_OUR_SERVER, *REFUSED_ELSEWHERE, *NOT_SERVED]
+    assert len(known) == len(set(known))
+    assert {field.name for field in dataclasses.fields(FrontendArgs)} <= set(known)
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_what_hotspan_has_not_is_refused(name: str) -> None:
+    """An option that hotspan's server could not follow is an error with the reason."""
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} can't be used: {NOT_SERVED[name]}"):
+        parse_engine_arguments("org/name", (flag, *VALUES.get(name, ("7",))))
+
+
+def test_prompts_only_reaches_the_engine() -> None:
+    """--prompts-only is vLLM's own switch for what is offloaded."""
+    for prompts_only in (True, False):
+        extra = transfer_config(CacheSettings(1 << 30, prompts_only=prompts_only))["kv_connector_extra_config"]
+        assert extra["offload_prompt_only"] is prompts_only
+        assert CacheSettings.from_json(extra["hotspan"]).prompts_only is prompts_only
