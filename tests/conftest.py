@@ -5,6 +5,16 @@ import logging
 import pytest
 from hypothesis import settings
 
+from tests.leftovers import (  # noqa: F401
+    pytest_configure,
+    pytest_runtest_protocol,
+    pytest_runtest_teardown,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_unconfigure,
+)
+
 # The same examples in every run; others with --hypothesis-profile=random. No example has a time limit.
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, print_blob=True)

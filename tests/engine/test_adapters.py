@@ -25,6 +25,7 @@ from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
+from tests.bench.simulated import in_simulated_time
 
 from .rig import CHUNK, rig
 
@@ -361,10 +362,10 @@ def fake_adapters(grace_s: float) -> tuple[Any, FakeClient, Any]:
     return EngineAdapters(client, models, grace_s=grace_s), client, models  # type: ignore[arg-type]
 
 
-@pytest.mark.timing
+@in_simulated_time
 async def test_who_was_told_a_name_may_still_come(tmp_path: Path) -> None:
     """For the grace an adapter that was given up is found; then no more; and it goes after its last request."""
-    adapters, client, models = fake_adapters(grace_s=0.05)
+    adapters, client, models = fake_adapters(grace_s=10.0)
     await adapters.load("a@0", tmp_path)
     lora = models.lora_requests["a@0"]
     unloading = asyncio.create_task(adapters.unload("a@0"))
@@ -372,7 +373,7 @@ async def test_who_was_told_a_name_may_still_come(tmp_path: Path) -> None:
     assert models.lora_requests["a@0"] is lora
     answers = client.generate("text", lora_request=lora)
     request = asyncio.create_task(anext(answers))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(10.1)
     assert models.lora_requests == {} and client.loras and not unloading.done()
     client.going.set()
     assert await request == "done"
@@ -381,10 +382,10 @@ async def test_who_was_told_a_name_may_still_come(tmp_path: Path) -> None:
     assert client.loras == set()
 
 
-@pytest.mark.timing
+@in_simulated_time
 async def test_given_up_and_taken_again(tmp_path: Path) -> None:
     """An adapter that is loaded again while it goes stays; given up twice, it goes once."""
-    adapters, client, models = fake_adapters(grace_s=0.03)
+    adapters, client, models = fake_adapters(grace_s=10.0)
     await adapters.load("a@0", tmp_path)
     first = asyncio.create_task(adapters.unload("a@0"))
     await asyncio.sleep(0)
@@ -392,7 +393,7 @@ async def test_given_up_and_taken_again(tmp_path: Path) -> None:
     await first
     assert list(models.lora_requests) == ["a@0"] and len(client.loras) == 1
     third = asyncio.create_task(adapters.unload("a@0"))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(5.0)
     await adapters.load("a@0", tmp_path)
     await asyncio.gather(third, adapters.unload("a@0"))
     await adapters.unload("a@0")
@@ -445,6 +446,7 @@ async def test_slots_suffice_whatever_happens(seed: int) -> None:
     await gate.drain("a")
 
 
+@in_simulated_time
 async def test_turns() -> None:
     """While somebody waits for a slot, who comes later waits too, even where there is one; pinned ones never."""
     from hotspan.engine.adapters import SlotGate

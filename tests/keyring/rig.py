@@ -19,9 +19,6 @@ NONCE = bytes(12)
 PATIENCE_S = 60.0
 """What the machine may need for anything."""
 
-UNHELD_S = 6.0
-"""Who waits for a KMS that hangs waits for longer, and a machine that stands still does not stand so long."""
-
 
 def make_store(directory: Path, kek: str) -> Path:
     """An empty key store in `directory`/store, for the KEK `kek`."""

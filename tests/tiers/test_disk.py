@@ -692,7 +692,6 @@ def test_a_chunk_stored_anew_during_its_old_write_is_right(path: Path) -> None:
         assert hits(tier, chunk.key)
 
 
-@pytest.mark.timing
 def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
     """`close` returns after its timeout while an I/O hangs, and the descriptors that it uses stay open."""
     files = SlowFiles()
@@ -700,9 +699,8 @@ def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
     files.hang()
     assert tier.submit_store(CHUNKS[0], TERMS, aligned(SIZE))
     files.wait_hanging()
-    started = time.monotonic()
     tier.close(0.05)
-    assert time.monotonic() - started < 20, "it waited for what hangs for a minute"
+    assert files.hanging, "it waited for what hangs"
     os.fstat(tier.directory.slab_fd)
     files.release()
     tier.close(5.0)

@@ -183,7 +183,7 @@ class SlowFiles(HookedFiles):
         """All that hangs goes on."""
         self._moving.set()
 
-    def wait_hanging(self, calls: int = 1, timeout_s: float = 5.0) -> None:
+    def wait_hanging(self, calls: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until so many calls hang. Raises: AssertionError if they don't."""
         with self._change:
             if not self._change.wait_for(lambda: self.hanging >= calls, timeout_s):

@@ -188,7 +188,6 @@ def test_streams_flow(cluster: Cluster) -> None:
     assert any(is_ahead() for _ in range(10)), "it came in one piece"
 
 
-@pytest.mark.timing
 def test_ends_are_reported(cluster: Cluster) -> None:
     """Clients that hang up and requests that are refused leave the replicas as usable as before."""
     for _ in range(20):
@@ -198,9 +197,7 @@ def test_ends_are_reported(cluster: Cluster) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         cluster.chat("wrong", "hello", max_tokens=-1)
     assert caught.value.code == 400
-    began = time.monotonic()
     cluster.chat("after", "hello")
-    assert time.monotonic() - began < 20
 
 
 def test_a_replica_dies(cluster: Cluster) -> None:

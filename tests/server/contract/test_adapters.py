@@ -1,7 +1,6 @@
 """LoRA adapters on a real server: chosen as SageMaker chooses them, loaded when they are first needed, once."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,12 +161,10 @@ def test_pins_leave_a_slot(container: Container, name: str) -> None:
 # -- the lazy promise --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 async def test_a_hundred_first_calls_load_once(container: Container, texts: dict[str, str], name: str) -> None:
     """preload=false registers without loading; a hundred callers at once all get its answer, of one load."""
-    began = time.monotonic()
     made = container.admin.post("/adapters", json={"name": name, "src": "poet", "preload": False})
-    assert made.status_code == 200 and time.monotonic() - began < 20
+    assert made.status_code == 200
     assert container.http.get(f"/adapters/{name}").json()["loaded"] is False
     before = loads(container, name)
     limits = httpx.Limits(max_connections=CALLERS)

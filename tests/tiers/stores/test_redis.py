@@ -442,7 +442,6 @@ def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
     store.close()
 
 
-@pytest.mark.timing
 def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> None:
     """Every method ends in time when the server's answers come byte by byte."""
     put(store, A, 4096)
@@ -459,10 +458,8 @@ def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> Non
         relay.reply = at_once
         assert at_last(lambda: found(quick, A)) is not None  # over a connection that is there from now on
         relay.reply = trickle
-        started_s = time.monotonic()
         with pytest.raises(TimeoutError):
             call()
-        assert time.monotonic() - started_s < 20
     quick.close()
 
 
@@ -477,20 +474,18 @@ def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, s
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 def test_close_ends_calls_under_way(tmp_path: Path) -> None:
     """A call that waits for the server raises at once when the store is closed, and so does every call afterwards."""
     with redis_server(tmp_path) as server:
-        store = RedisStore(server.url, timeout_s=PATIENCE_S)
+        store = RedisStore(server.url, timeout_s=10 * PATIENCE_S)
         put(store, A, 4096)
         server.freeze()
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(store.find, [A.key])
             while not store._servers._busy:
                 time.sleep(0.001)
-            closed_s = time.monotonic()
             store.close()
-            assert isinstance(waiting.exception(PATIENCE_S), ConnectionError) and time.monotonic() - closed_s < 20
+            assert isinstance(waiting.exception(PATIENCE_S), ConnectionError), "it waited for the server"
         server.thaw()
         with pytest.raises(OSError, match="closed"):
             store.find([A.key])

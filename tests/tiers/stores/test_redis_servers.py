@@ -44,7 +44,6 @@ def test_a_password_opens_and_is_never_shown(tmp_path: Path) -> None:
             wrong.close()
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:{}", "redis://127.0.0.1:{}/3", "rediss://127.0.0.1:{}"])
 def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
     """A server that takes connections and says nothing, or a byte now and then, holds no call beyond its deadline."""
@@ -64,10 +63,9 @@ def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
             thread = threading.Thread(target=serve)
             thread.start()
             store = RedisStore(url.format(listener.getsockname()[1]), timeout_s=0.5)
-            started_s = time.monotonic()
-            with pytest.raises(OSError):
+            with pytest.raises(OSError) as failed:
                 store.find([A.key])
-            assert time.monotonic() - started_s < 20
+            assert isinstance(failed.value, TimeoutError) or "SSL" in str(failed.value)  # not a line that was too long
             store.close()
             stopped.set()
             thread.join(PATIENCE_S)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.types import MIB
+from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn
 from tests.tiers.stores.servers import PATIENCE_S, at_last
-from tests.timing import quickest_s
 
 
 @pytest.fixture
@@ -77,21 +77,13 @@ def test_a_call_returns_or_raises_what_its_job_does(patient: Calls) -> None:
     assert patient.run(lambda turn: len(turn.staging)) == IO_BYTES
 
 
-def leave(calls: Calls, job: Callable[[Turn], object], has_begun: threading.Event) -> float:
-    """Call until a job that hangs is left in the middle: a machine that stands still has it left before that.
-
-    Returns how long that took.
-    """
-    for _ in range(50):
-        started_s = time.monotonic()
+def leave(calls: Calls, job: Callable[[Turn], object], has_begun: threading.Event) -> None:
+    """Call until a job that hangs is left in the middle: on a slow machine it may be left before it begins."""
+    while not has_begun.is_set():
         with pytest.raises(TimeoutError, match="the directory did not answer"):
             calls.run(job)
-        if has_begun.is_set():
-            return time.monotonic() - started_s
-    raise AssertionError("the job never began")
 
 
-@pytest.mark.timing
 def test_a_job_that_hangs_is_left(calls: Calls) -> None:
     """The caller gets TimeoutError in time; the job learns of it at its next step, and its thread serves again."""
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
@@ -108,7 +100,7 @@ def test_a_job_that_hangs_is_left(calls: Calls) -> None:
         finally:
             ended.set()
 
-    assert 0.15 < leave(calls, hang, begun) < 20
+    leave(calls, hang, begun)
     assert at_last(lambda: calls.run(lambda turn: 5)) == 5
     released.set()
     assert ended.wait(PATIENCE_S) and later
@@ -117,17 +109,30 @@ def test_a_job_that_hangs_is_left(calls: Calls) -> None:
         assert time.monotonic() < deadline
 
 
-@pytest.mark.timing
-def test_a_job_that_gets_on_may_take_its_time(calls: Calls) -> None:
-    """A job of many steps may take longer than the timeout in all."""
+class Ending:
+    """An event that is set after so many steps of a call, 0.15 s apart, or never."""
 
-    def walk(turn: Turn) -> str:
-        for _ in range(20):
-            time.sleep(0.02)
-            turn.step()
-        return "there"
+    def __init__(self, clock: SimulatedClock, turn: Turn, steps: float) -> None:
+        self._clock, self._turn, self._left = clock, turn, steps
 
-    assert at_last(lambda: calls.run(walk)) == "there"
+    def wait(self, timeout_s: float) -> bool:
+        if not self._left:
+            self._clock.advance(timeout_s)
+            return False
+        self._clock.advance(0.15)
+        self._turn.step()
+        self._left -= 1
+        return not self._left
+
+
+def test_a_job_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of many steps may take longer than the timeout in all; one that stops is left after the timeout."""
+    monkeypatch.setattr("hotspan.tiers.stores.shared_files.time", clock := SimulatedClock())
+    for steps, lasts_s in ((20, 3.0), (0, 0.2)):
+        turn, began_s = Turn(lambda turn: None), clock.monotonic()
+        turn.ended = Ending(clock, turn, steps)  # type: ignore[assignment]
+        assert turn.wait(0.2) == bool(steps)
+        assert clock.monotonic() - began_s == pytest.approx(lasts_s)
 
 
 def test_nothing_is_copied_once_the_caller_has_left(calls: Calls) -> None:
@@ -151,7 +156,6 @@ def test_nothing_is_copied_once_the_caller_has_left(calls: Calls) -> None:
     assert ended.wait(PATIENCE_S) and into == b"1234\0\0\0\0"
 
 
-@pytest.mark.timing
 def test_threads_that_hang_are_limited(calls: Calls) -> None:
     """However often a hanging place is called there are no more than some threads, and then calls fail at once."""
     calls = Calls("the directory", 0.05)
@@ -167,17 +171,14 @@ def test_threads_that_hang_are_limited(calls: Calls) -> None:
         with pytest.raises(TimeoutError):
             calls.run(hang)
 
-    def fail_at_once() -> None:
-        with pytest.raises(TimeoutError, match="hangs"):
-            calls.run(lambda turn: None)
-
     with ThreadPoolExecutor(16) as threads:
         for _ in range(50):
             list(threads.map(fail, range(80)))
             if len(begun) == 64:  # else some were left before they began
                 break
     assert threading.active_count() - before <= 64
-    assert quickest_s(fail_at_once, 0.05) < 0.05
+    with pytest.raises(TimeoutError, match="hangs: 64 calls wait for it"):  # it has not waited itself
+        calls.run(lambda turn: None)
     released.set()
     assert at_last(lambda: calls.run(lambda turn: 1)) == 1
     calls.close()
