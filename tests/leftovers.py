@@ -70,8 +70,8 @@ class Leftovers:
 
 
 def shared_files() -> list[str]:
-    """What hotspan has in /dev/shm."""
-    return [path.name for path in SHARED.glob("hotspan*")]
+    """What hotspan has in /dev/shm, besides the directory of sessions, which all servers share."""
+    return [path.name for path in SHARED.glob("hotspan*") if path.name != "hotspan_sessions"]
 
 
 def processes(base: Path) -> list[psutil.Process]:
@@ -90,8 +90,8 @@ def processes(base: Path) -> list[psutil.Process]:
 
 
 def open_files() -> set[str]:
-    """The files in /dev/shm that a process has open or mapped."""
-    found = set()
+    """The files in /dev/shm that a process has open or mapped, and the sockets that it listens on."""
+    found = set(re.findall(r" (/dev/shm/.*)$", Path("/proc/net/unix").read_text(), re.MULTILINE))
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             found |= {os.readlink(fd) for fd in (process / "fd").iterdir()}
