@@ -25,6 +25,8 @@ class Behaviour:
     first_token_s: float = 0.0
     between_tokens_s: float = 0.0
     answer: tuple[str, ...] = ("An", " answer", ".")
+    answers: Callable[[dict[str, Any]], tuple[str, ...] | None] = lambda body: None  # instead of `answer`
+    cached: Callable[["Served", dict[str, Any]], int | None] = lambda served, body: 60
     reasoning_first: bool = False
     fails: Callable[[str], int] = lambda content: 0
     refuses: Callable[[dict[str, Any]], int] = lambda body: 0
@@ -155,7 +157,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
 
         # Servers open with a delta that has a role and no text: it isn't a token.
         await send({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        tokens = how.answer[: body["max_tokens"]]
+        tokens = (how.answers(body) or how.answer)[: body["max_tokens"]]
         for i, token in enumerate(() if how.no_text else tokens):
             await asyncio.sleep(how.between_tokens_s if i else how.first_token_s + how.waits(body))
             key = "reasoning" if how.reasoning_first and i == 0 else "content"
@@ -166,7 +168,8 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
             await response.write_eof()
             return response
         await send({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        details = {"cached_tokens": 60}
+        cached = how.cached(self.served, body)
+        details = None if cached is None else {"cached_tokens": cached}
         usage = {"prompt_tokens": 100, "completion_tokens": len(tokens), "prompt_tokens_details": details}
         await send({"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")

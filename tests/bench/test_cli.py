@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import typer
 from click.testing import Result
+from openai_server import Served
 from tests.timing import TRIES
 from typer.testing import CliRunner
 
 from conftest import StartServer
+from hotspan.bench.records import BenchResult
 from hotspan.cli.bench import _command_line, app
 
 COLUMNS = [
@@ -114,6 +117,46 @@ def test_a_failed_request_is_status_1_and_in_the_csv(serve: StartServer, tmp_pat
     assert [row["request_id"] for row in bad] == ["doc1_q0", "doc1_q1"] or len(bad) == 2
     assert all("HTTP 500" in row["error"] and row["num_output_tokens"] == "0" for row in bad)
     assert "HTTP 500" in done.output
+
+
+def by_salt(served: Served, body: dict[str, Any]) -> int:
+    """What a server finds that keeps texts by their salts: all but what a salt brings for the first time."""
+    salts = [seen.get("cache_salt") for seen in served.bodies]
+    return 0 if body.get("cache_salt") and salts.count(body["cache_salt"]) == 1 else 60
+
+
+def test_the_check_compares_with_answers_computed_anew(serve: StartServer, tmp_path: Path) -> None:
+    """--check N asks N questions again, each alone and then under a salt of its own; equal answers are status 0."""
+    server = serve(cached=by_salt)
+    done = engine(server.url, tmp_path, "--check", "2", "--json")
+    assert done.exit_code == 0, done.output
+    assert "answers: 2 of 2 are those that the engine computes without a cache (2 came from a cache)" in done.output
+    asked = server.served.bodies[-6:]
+    salts = [body.get("cache_salt") for body in asked]
+    assert salts[:2] == [None, None] and salts[2] == salts[3] != salts[4] == salts[5] and None not in salts[2:]
+    contents = [body["messages"][0]["content"] for body in asked]
+    assert contents[0] == contents[2] == contents[3] != contents[1] == contents[4] == contents[5]
+    loaded = BenchResult.load(tmp_path / "hotspan_bench.json")
+    assert loaded.check is not None and loaded.check.is_passed and loaded.check.asked == 2
+    assert engine(serve(cached=lambda served, body: None).url, tmp_path, "--check", "9").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        ({"answers": lambda body: None if body.get("cache_salt") else ("Wrong",)}, "0 of 2 are those .*DIFFERENT: doc"),
+        ({"cached": lambda served, body: 60}, "not checked, since the server .* doc"),
+        ({"refuses": lambda body: 400 if body.get("cache_salt") else 0}, "failed: doc"),
+    ],
+)
+def test_a_check_that_fails_is_status_1(
+    serve: StartServer, tmp_path: Path, behaviour: dict[str, Any], expected: str
+) -> None:
+    """Answers that differ or that are not computed anew, and requests that fail, are named, with status 1."""
+    done = engine(serve(**({"cached": by_salt} | behaviour)).url, tmp_path, "--check", "2", "--json")
+    assert done.exit_code == 1 and re.search(expected, done.output), done.output
+    check = BenchResult.load(tmp_path / "hotspan_bench.json").check
+    assert check is not None and not check.is_passed
 
 
 def test_only_the_files_that_were_asked_for_are_written(serve: StartServer, tmp_path: Path) -> None:

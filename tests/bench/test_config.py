@@ -89,17 +89,18 @@ def test_an_unknown_workload_is_refused() -> None:
 
 
 def test_kv_bytes_are_worked_out_from_the_model(tmp_path: Path) -> None:
-    """2 x layers x KV heads x head size x bytes, with heads and head size as given or as their defaults."""
+    """The size is that of the plan (plan/shape.py), latent attention and 16 bits for a model in float32 included."""
     assert kv_bytes_per_token(write_model(tmp_path)) == 2 * 4 * 8 * 64 * 2
     assert kv_bytes_per_token(write_model(tmp_path, num_key_value_heads=2, head_dim=128)) == 2 * 4 * 2 * 128 * 2
-    assert kv_bytes_per_token(write_model(tmp_path, dtype="float32")) == 2 * 4 * 8 * 64 * 4
+    assert kv_bytes_per_token(write_model(tmp_path, dtype="float32")) == 2 * 4 * 8 * 64 * 2
+    assert kv_bytes_per_token(write_model(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64)) == 4 * (512 + 64) * 2
     nested = {"text_config": {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}}
     assert kv_bytes_per_token(write_model(tmp_path, **nested)) == 2 * 2 * 4 * 64 * 2
 
 
 def test_a_model_of_another_layout_is_refused(tmp_path: Path) -> None:
-    """Latent attention and an incomplete or absent config.json are errors that name the flag to use instead."""
-    for more in ({"kv_lora_rank": 512}, {"num_hidden_layers": None}):
+    """Layers that can't be sized and an incomplete or absent config.json are errors that name the flag to use."""
+    for more in ({"block_configs": [{}]}, {"num_hidden_layers": None}):
         with pytest.raises(ConfigError, match="--tokens-per-gb-kvcache"):
             kv_bytes_per_token(write_model(tmp_path, **more))
     with pytest.raises(ConfigError, match="--tokens-per-gb-kvcache"):

@@ -86,8 +86,11 @@ class OpenAIClient:
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
             return None
 
-    async def chat(self, prompt: Prompt, order: int, model: str, *, ignore_eos: bool) -> RequestRecord:
-        """Stream one answer and time it. A failure of any kind is a record with its error."""
+    async def chat(self, prompt: Prompt, order: int, model: str, *, ignore_eos: bool, salt: str = "") -> RequestRecord:
+        """Stream one answer and time it. A failure of any kind is a record with its error.
+
+        salt: vLLM's `cache_salt`: what was stored under another one is not found.
+        """
         body: dict[str, Any] = {
             "model": model,
             "messages": [message._asdict() for message in prompt.messages],
@@ -98,6 +101,8 @@ class OpenAIClient:
         }
         if ignore_eos:
             body["ignore_eos"] = True
+        if salt:
+            body["cache_salt"] = salt
         answer = _Answer(submit_time=self._clock())
         try:
             async with self._session.post(f"{self._base_url}/v1/chat/completions", json=body) as response:

@@ -35,6 +35,9 @@ class BenchConfig:
     slo_ttft_ms: float = option(0.0, "Goodput counts requests with at most this time to first token; 0: any.")
     slo_itl_ms: float = option(0.0, "Goodput counts requests with at most this mean inter-token latency; 0: any.")
     request_timeout: float = option(1800.0, "Seconds without a byte after which a request counts as failed.")
+    check: int = option(
+        0, "Questions to ask again after the query round, and to compare with answers computed without a cache."
+    )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
 
@@ -43,6 +46,8 @@ class BenchConfig:
             raise ConfigError(f"--kv-cache-volume must be more than 0 GiB, not {self.kv_cache_volume}")
         if self.tokens_per_gb_kvcache < 0:
             raise ConfigError(f"--tokens-per-gb-kvcache must be positive, not {self.tokens_per_gb_kvcache}")
+        if self.check < 0:
+            raise ConfigError(f"--check must be 0 (none) or more questions, not {self.check}")
         for name in ("slo_ttft_ms", "slo_itl_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 0 (any) or more, not {getattr(self, name)}")

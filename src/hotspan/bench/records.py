@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self
 
+from hotspan.bench.answers import AnswerCheck
 from hotspan.core.errors import ConfigError
 
 SCHEMA_VERSION = 1
@@ -218,7 +219,8 @@ class RoundResult:
 class BenchResult:
     """One run of a workload against one server.
 
-    `config` is the resolved configuration, flat, in the keys of the configuration file.
+    `config` is the resolved configuration, flat, in the keys of the configuration file. `check` is None where no
+    answers were checked.
     """
 
     config: Mapping[str, Any]
@@ -226,6 +228,7 @@ class BenchResult:
     started_at: str = ""
     command: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
+    check: AnswerCheck | None = None
 
     def round(self, name: RoundName) -> RoundResult | None:
         """The round of that name, or None where the run had none."""
@@ -261,6 +264,7 @@ class BenchResult:
             "machine": dict(self.machine),
             "config": dict(self.config),
             "rounds": rounds,
+            "check": None if self.check is None else self.check.to_json(),
         }
 
     @classmethod
@@ -280,6 +284,7 @@ class BenchResult:
             started_at=value["started_at"],
             command=value["command"],
             machine=dict(value["machine"]),
+            check=None if value.get("check") is None else AnswerCheck.from_json(value["check"]),
         )
 
     def save(self, path: Path) -> None:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
+from hotspan.bench.answers import AnswerCheck
+from hotspan.bench.check import check_answers, chosen
 from hotspan.bench.client import ModelCard, OpenAIClient
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
@@ -15,7 +17,7 @@ from hotspan.bench.metrics import CacheCounters
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.sizing import tokens_per_gib
 from hotspan.bench.summary import summarize
-from hotspan.bench.workloads.base import Prompt, Round, RunClock
+from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock, Workload
 from hotspan.core.errors import ConfigError
 
 # An engine publishes its counters a moment after the last token has left it.
@@ -72,7 +74,19 @@ async def play_rounds(config: BenchConfig, progress: Progress, command: str = ""
         player = _Player(config, client, clock, cpu, progress)
         await player.start()
         rounds = tuple([await player.play(r) for r in workload.rounds() if r.name in config.played])
-    return BenchResult(config.to_flat(), rounds, started_at, command, machine_facts())
+        check = await _checked(config, client, workload, progress) if config.check else None
+    return BenchResult(config.to_flat(), rounds, started_at, command, machine_facts(), check)
+
+
+async def _checked(config: BenchConfig, client: OpenAIClient, workload: Workload, progress: Progress) -> AnswerCheck:
+    """What comes of asking some of the workload's questions again."""
+    progress.preparing("checking answers")
+    (questions,) = (r for r in workload.rounds() if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
+
+    async def ask(prompt: Prompt, salt: str) -> RequestRecord:
+        return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt)
+
+    return await check_answers(chosen(questions.prompts, config.check), ask)
 
 
 async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:

@@ -90,6 +90,7 @@ def rounds_table(rounds: Iterable[RoundResult]) -> Table:
     row("total latency (s)", (f"{r.summary.elapsed_s:.3f}" for r in rounds))
     for name in _SHOWN:
         row(f"TTFT {name} (s)", (_cell(r.summary.ttft_s, name) for r in rounds))
+    row("prefill alone (tok/s)", (_prefill_rate(r) for r in rounds))
     for name in _SHOWN:
         row(f"TTFT from due {name} (s)", (_cell(r.summary.ttft_from_due_s, name) for r in rounds))
     row("request latency mean (s)", (_cell(r.summary.request_latency_s, "mean") for r in rounds))
@@ -105,6 +106,15 @@ def rounds_table(rounds: Iterable[RoundResult]) -> Table:
         row(f"hit rate {tier}", (_percent(r.summary.hit_rates.get(tier)) for r in rounds))
     row("cached (usage)", (_percent(r.summary.cached_rate) for r in rounds))
     return table
+
+
+def _prefill_rate(result: RoundResult) -> str:
+    """Prompt tokens computed per second of TTFT, of the round in which each prompt runs alone."""
+    if result.name is not RoundName.WARM_UP:
+        return "-"
+    good = [record for record in result.records if record.successful]
+    tokens, seconds = sum(r.num_input_tokens - (r.cached_tokens or 0) for r in good), sum(r.ttft for r in good)
+    return f"{tokens / seconds:,.0f}" if tokens > 0 and seconds > 0 else "-"
 
 
 def pacing(query: RoundResult) -> str:

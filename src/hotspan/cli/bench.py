@@ -89,7 +89,11 @@ def engine(
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.", show_default=False)] = "",
     **settings: Any,
 ) -> None:
-    """Run a workload against any OpenAI-compatible server. Exit status 1 if a request failed."""
+    """Run a workload against any OpenAI-compatible server. Exit status 1 if a request failed, or --check did.
+
+    --check N asks N of the questions again, alone, and compares their answers with those that the same server computes
+    without a cache (under a `cache_salt` of their own, which vLLM and hotspan know).
+    """
     given = {"workload": workload, **settings}
     output = Output(output_dir, not no_csv, json, report, quiet)
     with explained():
@@ -98,17 +102,19 @@ def engine(
         bench = BenchConfig.from_flat(flat, api_key=api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")
-        failed = _export(bench, export_config) if export_config else _run(bench, output).failed
-    if failed:
+        if export_config:
+            _export(bench, export_config)
+            return
+        result = _run(bench, output)
+    if result.failed or not (result.check is None or result.check.is_passed):
         raise typer.Exit(1)
 
 
-def _export(config: BenchConfig, path: Path) -> int:
+def _export(config: BenchConfig, path: Path) -> None:
     from hotspan.bench.runner import resolve_now
 
     write_config_file(path, resolve_now(config))
     typer.echo(f"settings written to {path}")
-    return 0
 
 
 def _run(config: BenchConfig, output: Output) -> BenchResult:
@@ -124,6 +130,9 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     console.print(rounds_table(result.rounds))
     if note := pacing(result.query):
         console.print(note, style="dim", highlight=False)
+    if result.check is not None:
+        style = "green" if result.check.is_passed else "red"
+        console.print(str(result.check), style=style, markup=False, highlight=False, soft_wrap=True)
     for line in failures(result.rounds):
         console.print(line, style="red", markup=False)
     for path in _write(result, output):
