@@ -7,6 +7,20 @@ import pytest
 from hotspan.core.terms import Scope
 from hotspan.daemon.log import MOST_NAME, MOST_REPLICAS, InvalidationLog
 from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.stores.base import read_entry
+
+
+class MemoryNotes:
+    """Notes of a daemon that are there for the next one."""
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, bytes] = {}
+
+    def put(self, name: bytes, data: bytes | None) -> None:
+        if data is None:
+            self.found.pop(name, None)
+        else:
+            self.found[name] = data
 
 
 @pytest.fixture
@@ -18,6 +32,24 @@ def clock() -> SimulatedClock:
 def tenants(log: InvalidationLog, after: int, most_bytes: int = 1 << 20) -> list[int]:
     """What was invalidated after a generation."""
     return [json.loads(entry.text)["scope"]["tenant"] for entry in log.read(after, most_bytes).entries]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b'{"generation": 5}', b"\xff", b"[" * 100_000])
+def test_an_entry_that_was_noted_and_is_none_takes_everything(damage: bytes, clock: SimulatedClock) -> None:
+    """What a daemon finds on its disk does not keep the replicas from reading on."""
+    notes = MemoryNotes()
+    log = InvalidationLog(clock, notes=notes)
+    first, second, third = (log.append([Scope(tenant=n)], "me") for n in range(3))
+    for name in list(notes.found):
+        if name.endswith(second.to_bytes(8, "big")):
+            notes.found[name] = damage
+    entries = InvalidationLog(clock, notes=notes).read(0, 1 << 20).entries
+    read = [read_entry(entry.generation, json.loads(entry.text)) for entry in entries]
+    assert [(entry.generation, entry.scopes) for entry in read] == [
+        (first, (Scope(tenant=0),)),
+        (second, (Scope(),)),
+        (third, (Scope(tenant=2),)),
+    ]
 
 
 def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> None:

@@ -16,6 +16,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.inline import InlineQueues
 from hotspan.testing.keys import FixedKeys
 from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
+from hotspan.tiers import remote
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.follower import STALE_S, LogFollower, VolatileLog
 from hotspan.tiers.record import unpack
@@ -366,6 +367,132 @@ def test_marks_that_failed_are_written_later(make: Callable[..., Replica], serve
     b = make("b")
     assert b.ask([chunk]) == [True]
     assert b.tier.terms(chunk.key).labels == {9}
+
+
+ANNA, BERT = Terms(tenant=1), Terms(tenant=2)
+
+
+def test_an_invalidation_drops_what_it_may_take_and_no_more(make: Callable[..., Replica]) -> None:
+    """Of other tenants everything stays known, here and at every replica, before it is logged and after."""
+    a, b = make("a"), make("b")
+    hers, his = chain("hers", 2), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    assert b.ask(hers) == [True, True] and b.ask(his) == [True, True]
+    told: list[bool] = []
+    a.tier.invalidate([Scope(tenant=1, keys=frozenset({hers[1].key})), Scope(tenant=3)], told.append)
+    assert not told and all(a.tier.lookup(chunk.key) for chunk in his)
+    assert not any(a.tier.lookup(chunk.key) for chunk in hers)
+    a.turn()
+    assert told == [True] and b.follower.poll()
+    assert all(b.tier.lookup(chunk.key) for chunk in his), "nobody invalidated anything of his"
+    assert not any(b.tier.lookup(chunk.key) for chunk in hers)
+    assert b.ask(hers) == [True, False]
+
+
+def test_an_answer_is_believed_unless_its_tenant_was_invalidated_meanwhile(make: Callable[..., Replica]) -> None:
+    """What was asked before another tenant's invalidation is known when the answer comes; the tenant's own is not."""
+    a, b = make("a"), make("b")
+    hers, his = chain("hers", 2), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    b.tier.ask(hers, 1)
+    b.tier.ask(his, 2)
+    a.invalidate(tenant=1, labels=frozenset({9}))
+    b.follower.poll()
+    b.turn()
+    assert all(b.tier.lookup(chunk.key) for chunk in his)
+    assert not any(b.tier.lookup(chunk.key) for chunk in hers)
+
+
+def test_other_tenants_are_stored_while_one_invalidates(make: Callable[..., Replica]) -> None:
+    """Only what an invalidation on its way to the log takes is held back; what is stored is known at once."""
+    a = make("a")
+    hers, his = chain("hers", 2), chain("his", 2)
+    log = a.queues.all[1]
+    assert log.name == "l2-log"
+    log.hung = True
+    a.tier.invalidate([Scope(tenant=1, keys=frozenset({hers[0].key}))], lambda done: None)
+    assert a.tier.can_store()
+    assert a.tier.holds_back(hers[0].key, ANNA) and not a.tier.holds_back(hers[1].key, ANNA)
+    assert not a.tier.submit_store(hers[0], ANNA, aligned(SIZE))
+    assert a.store(his, BERT) == [None, None]
+    assert all(a.tier.lookup(chunk.key) for chunk in his)
+    log.hung = False
+    a.turn()
+    a.poll()
+    assert not a.tier.holds_back(hers[0].key, ANNA)
+    assert a.store(hers, ANNA) == [None, None] and make("b").ask(hers) == [True, True]
+
+
+def test_invalidations_that_wait_are_one_entry(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """While the log is busy what comes is gathered, and written as one entry; each is told once."""
+    a, b = make("a"), make("b")
+    log, told = a.queues.all[1], list[bool]()
+    log.hung = True
+    for number in range(100):
+        a.tier.invalidate([Scope(tenant=1, labels=frozenset([number + 1]))], told.append)
+    log.hung = False
+    a.turn()
+    assert told == [True] * 100 and len(server.entries) <= 2
+    assert sum(len(entry.scopes) for entry in server.entries) == 100
+    assert b.poll() == [Scope(tenant=1)], "more than an engine is told one by one"
+
+
+def test_a_parent_that_was_stored_anew_keeps_its_children_while_others_invalidate(
+    make: Callable[..., Replica], server: MemoryServer
+) -> None:
+    """The store lost a chunk, which was stored again after another tenant's invalidation: its children are alive."""
+    a, b = make("a"), make("b")
+    chunks = chain("his", 3)
+    a.store(chunks, BERT)
+    del server.objects[chunks[0].key]
+    a.invalidate(tenant=1)
+    a.poll()
+    b.poll()
+    assert b.ask(chunks) == [False] * 3
+    assert b.store(chunks[:1], BERT) == [None]
+    assert make("c").ask(chunks) == [True] * 3
+    a.invalidate(tenant=2, labels=frozenset({9}))
+    assert make("d").ask(chunks) == [True, False, False], "it may have been taken with what it stood on"
+
+
+def test_too_many_marks_forget_who_has_most(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are more tags than can be remembered, all of one tenant is invalidated, and others' tags count."""
+    monkeypatch.setattr(remote, "_MOST_MARKS", 4)
+    a = make("a")
+    hers, his = chain("hers", 5), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    for chunk in [*his, *hers]:
+        terms = BERT if chunk in his else ANNA
+        a.tier.join(chunk.key, replace(terms, labels=frozenset({9})))
+        assert len(a.follower.marks) <= 4
+    a.turn()
+    a.poll()
+    assert [entry.scopes for entry in server.entries] == [(Scope(tenant=1),)]
+    b = make("b")
+    assert b.ask(hers) == [False] * 5 and b.ask(his) == [True, True]
+    assert all(b.tier.terms(chunk.key).labels == {9} for chunk in his)
+
+
+def test_what_is_known_is_bounded(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more chunks than it remembers a replica knows the latest, likewise of absent ones; it asks for the rest."""
+    monkeypatch.setattr(remote, "_MOST_KNOWN", 10)
+    a, b = make("a"), make("b")
+    chunks, absent = [chain(f"text {n}", 1)[0] for n in range(25)], [chain(f"absent {n}", 1)[0] for n in range(25)]
+    for first in range(0, 25, 5):
+        a.store(chunks[first : first + 5])
+    for chunk in chunks:
+        assert b.ask([chunk]) == [True]
+        b.tier.check()
+    assert [b.tier.lookup(chunk.key) for chunk in chunks] == [False] * 15 + [True] * 10
+    assert b.ask(chunks[:1]) == [True] and not b.tier.lookup(chunks[15].key)
+    for chunk in absent:
+        assert b.ask([chunk]) == [False]
+    assert len(b.tier._absent) == 10 and len(b.tier._gaps) <= 10
 
 
 def test_time_runs_out(make: Callable[..., Replica]) -> None:

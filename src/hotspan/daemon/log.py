@@ -154,13 +154,14 @@ class InvalidationLog:
 
 
 def _noted(generation: int, noted: bytes) -> LogEntry:
-    """An entry as it was noted; of one that is no JSON nobody can tell what it took, so it takes everything."""
+    """An entry as it was noted; of one that is none nobody can tell what it took, so it takes everything."""
     try:
         text = noted.decode()
-        if isinstance(json.loads(text), dict):
+        if json.loads(text)["generation"] == generation:
             return LogEntry(generation, text)
-    except (ValueError, RecursionError):
-        logger.warning("log_entry_malformed generation=%d", generation)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    logger.warning("log_entry_malformed generation=%d", generation)
     scope = scopes_to_json([Scope()])
     return LogEntry(generation, json.dumps({"generation": generation, "scope": scope, "by": ""}))
 

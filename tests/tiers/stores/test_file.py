@@ -1,6 +1,7 @@
 """The store in a directory: the kit on real file systems, and what only a directory can do to it."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ from hotspan.testing.stores import (
     read,
 )
 from hotspan.tiers.stores import file_room
-from hotspan.tiers.stores.base import PREAMBLE_BYTES, StoreUsage, marks_of
+from hotspan.tiers.stores.base import PREAMBLE_BYTES, SharedInvalidation, StoreUsage, marks_of
 from hotspan.tiers.stores.file import FileStore
 from tests.tiers.mounts import mounted
 from tests.tiers.stores.servers import PATIENCE_S, at_last
@@ -303,6 +304,18 @@ def test_a_lost_entry_ends_the_epoch(root: Path, store: FileStore, damage: bytes
     assert all(page.epoch == pages[0].epoch != before.epoch and page.floor > generations[2] for page in pages)
     assert found(reader, A) is None
     reader.close()
+
+
+@pytest.mark.parametrize("scope", [{"tenant": 7}, {"tenant": 7, "labels": "x"}, [{"tenant": 7, "also": []}]])
+def test_an_entry_of_another_form_takes_its_tenant(root: Path, store: FileStore, scope: object) -> None:
+    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
+    put(store, A, SIZE)
+    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
+    (path,) = root.glob(f"log/*/*{generations[1]}")
+    path.write_text(json.dumps({"by": "me", "scope": scope}))
+    page = store.log.read(generations[0])
+    assert page.entries[0] == SharedInvalidation(generations[1], (Scope(tenant=7),), "me", is_whole=False)
+    assert page.entries[1].is_whole and page.generation == generations[2] and found(store, A) is not None
 
 
 def test_a_damaged_epoch_is_over(root: Path, store: FileStore) -> None:

@@ -25,7 +25,7 @@ from hotspan.testing.stores import (
     put,
     read,
 )
-from hotspan.tiers.stores.base import Found, marks_of
+from hotspan.tiers.stores.base import Found, SharedInvalidation, marks_of
 from hotspan.tiers.stores.redis import RedisStore
 from hotspan.tiers.stores.resp import ServerSaid
 from tests.tiers.stores.servers import PATIENCE_S, RedisServer, Relay, at_last, redis_server
@@ -400,6 +400,27 @@ def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store
     page = store.log.read(0)
     assert page.epoch != epoch and page.floor > before and not page.entries
     assert store.log.read(page.generation).epoch == page.epoch
+
+
+@pytest.mark.parametrize("scope", ['{"tenant": 7}', '{"tenant": 7, "labels": {}}', '[{"tenant": 7, "also": []}]'])
+def test_an_entry_of_another_form_takes_its_tenant(server: RedisServer, store: RedisStore, scope: str) -> None:
+    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
+    before = store.log.append([Scope()], "me")
+    epoch = store.log.read(0).epoch
+    server.ask("ZADD", "hotspan:1:{log}", str(before + 5), f'{before + 5}:{{"by": "x", "scope": {scope}}}')
+    page = store.log.read(before)
+    assert page.entries == [SharedInvalidation(before + 5, (Scope(tenant=7),), "x", is_whole=False)]
+    assert page.epoch == epoch and page.generation == before + 5
+    assert store.log.append([Scope(tenant=1), Scope(tenant=2)], "me") > before + 5
+    assert store.log.read(before + 5).entries[0].scopes == (Scope(tenant=1), Scope(tenant=2))
+
+
+def test_json_that_is_too_deep_is_a_damaged_entry(server: RedisServer, store: RedisStore) -> None:
+    """Which the parser raises another error for."""
+    before = store.log.append([Scope()], "me")
+    epoch = store.log.read(0).epoch
+    server.ask("ZADD", "hotspan:1:{log}", str(before + 5), f"{before + 5}:" + "[" * 100_000)
+    assert store.log.read(before).epoch != epoch
 
 
 # -- a server that lies --------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """The log in a bucket: generations are given once and in order, and what it does not know it says."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import xxhash
 
 from hotspan.core.terms import Scope
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.stores import s3_log
-from hotspan.tiers.stores.base import LogPage, SharedLog
+from hotspan.tiers.stores.base import LogPage, SharedInvalidation, SharedLog
 from tests.tiers.stores.s3.rig import Place, Replicas
 
 Logs = Callable[..., SharedLog]
@@ -105,6 +107,20 @@ def test_a_page_that_is_missing_raises_the_floor(opened: Logs, place: Place) -> 
 def pages(place: Place) -> list[str]:
     """The paths of a log's pages, in order."""
     return [path for path in place.paths("log") if "/pages/" in path]
+
+
+@pytest.mark.parametrize(
+    ("scope", "taken"), [({"tenant": 7}, Scope(tenant=7)), ({"tenant": "7"}, Scope()), (5, Scope())]
+)
+def test_an_entry_of_another_form_takes_its_tenant(opened: Logs, place: Place, scope: object, taken: Scope) -> None:
+    """In a page that is whole: all of its tenant goes, or everything if that can't be read; the log goes on behind."""
+    generations = append(opened(), 1, 2)
+    (path,) = pages(place)
+    said = json.dumps([{"by": "w", "scope": scope}, {"by": "w", "scope": Scope(tenant=2).to_json()}]).encode()
+    place.write(path, xxhash.xxh3_64_digest(said) + said)
+    page = opened().read(0)
+    assert page.entries[0] == SharedInvalidation(generations[0], (taken,), "w", is_whole=False)
+    assert page.entries[1].is_whole and append(opened(), 3) == [generations[1] + 1]
 
 
 def test_a_damaged_page_is_an_error(opened: Logs, place: Place) -> None:
