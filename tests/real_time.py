@@ -44,6 +44,7 @@ class Module:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
+        self.names = {each: names(each) for each in self.functions}
         self._returning: set[str] = set()
 
     def _source(self, node: ast.ImportFrom) -> str:
@@ -172,10 +173,7 @@ def judging_tests(root: Path) -> set[str]:
     found = set()
     for module in modules:
         judging = module.judging | {name for name, source in module.imported.items() if source in helpers}
-        if not judging:
-            continue
-        used = {each.name: names(each) for each in module.functions}
-        while more := {name for name in used if judging & used[name]} - judging:
+        while more := {each.name for each in module.functions if judging & module.names[each]} - judging:
             judging |= more
         of_module = marks(node for node in module.tree.body if isinstance(node, ast.Assign))
         for each in module.functions:

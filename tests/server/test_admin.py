@@ -389,6 +389,13 @@ def test_command_line(house: House) -> None:
     (house.directory / "prompt").write_text(text)
     done = house.cache("invalidate", "--tenant", "acme", "--prompt-file", str(house.directory / "prompt"), "--json")
     assert json.loads(done.stdout)["removed"]["ram_chunks"] > 0
+    (house.directory / "batch").write_text('[{"tags": ["cli"]}, {"session": "none"}]')
+    house.ask("acme", text, tags=["cli"])
+    house.settle()
+    batch = ("--batch-file", str(house.directory / "batch"), "--json")
+    done = house.cache("invalidate", "--tenant", "acme", *batch)
+    assert json.loads(done.stdout)["removed"]["ram_chunks"] > 0, done.stderr
+    assert house.ask("acme", text) == 0
     for arguments, expected in (
         (("clear",), "--yes"),
         (("invalidate",), "names nothing to forget"),

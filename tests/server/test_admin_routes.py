@@ -55,6 +55,8 @@ class FakeEngine:
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
 
+    max_tokens = 4096
+
     async def tokens(self, prompt: str) -> list[int]:
         return [ord(letter) for letter in prompt]
 
@@ -82,6 +84,11 @@ def ask(
     table = access_table(has_keys=keyed, has_given_token=False)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return call(Gate(app, table, Credentials(tenants, ADMIN_TOKEN)), method, path, headers, body)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 def test_a_client_is_confined_to_its_tenant() -> None:
@@ -130,12 +137,81 @@ def test_a_text_is_named_as_its_requests_named_it() -> None:
     assert ask(engine, "POST", "/hotspan/cache/invalidate", {"tokens": [1]}).status == 400
 
 
+def test_a_batch_is_one_command(engine: FakeEngine) -> None:
+    """Documents of one request go to the engine together, each confined to the caller's tenant; one receipt."""
+    batch = [{"tags": ["a", "b"]}, {"session": "s"}, {"tokens": [1, 2, 3]}]
+    reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"batch": batch}, key="key-a")
+    (command,) = engine.asked
+    assert command["do"] == "invalidate" and [each["tenant"] for each in command["batch"]] == ["acme"] * 3
+    assert command["batch"][0]["tags"] == ["a", "b"] and command["batch"][2]["tokens"] == [1, 2, 3]
+    assert reply.json["receipt"] == "a" and reply.json["scope"]["batch"][1] == {"tenant": "acme", "session": "s"}
+    ask(engine, "POST", "/hotspan/cache/invalidate", {"tenant": "globex", "batch": [{"tags": ["a"]}]})
+    assert engine.asked[-1]["batch"][0]["tenant"] == "globex"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"batch": [{"tags": ["x"]}, {}]}, "names nothing"),
+        ({"batch": [{"tags": ["x"]}], "tags": ["y"]}, "only its tenant"),
+        ({"batch": [{"tags": [f"{n}-{m}" for m in range(64)]} for n in range(65)]}, "at most 4096"),
+        ({"batch": [{"tokens": [1] * 3000}, {"tokens": [2] * 3000}]}, "takes 4096"),
+        ({"tokens": [1] * 4097}, "takes 4096"),
+        ({"tokens": [1] * 10, "tokens_from": 10}, "names nothing"),
+        ({"prompt": "x" * 5000}, "takes 4096"),
+    ],
+)
+def test_what_is_too_much_or_nothing_is_refused(engine: FakeEngine, body: dict[str, Any], says: str) -> None:
+    """400 that says what would do; the engine is not asked."""
+    reply = ask(engine, "POST", "/hotspan/cache/invalidate", body, key="key-a")
+    assert reply.status == 400 and says in reply.json["detail"] and not engine.asked
+
+
+def test_a_batch_reaches_nobody_else(engine: FakeEngine) -> None:
+    """One item of another tenant's stops all of it."""
+    batch = [{"tags": ["a"]}, {"tenant": "globex", "tags": ["a"]}]
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", {"batch": batch}, key="key-a").status == 403
+    body = {"tenant": "globex", "batch": [{"tags": ["a"]}]}
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", body, key="key-a").status == 403
+    many = {"batch": [{"tags": ["a"]}] * 1001}
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", many, key="key-a").status == 422
+    assert not engine.asked
+
+
+def test_what_the_engine_refuses_is_the_caller_s_mistake() -> None:
+    """A text that the engine can't name is a 400 with its reason."""
+    engine = FakeEngine({"refused": "a text of 2 tokens is shorter than a chunk"})
+    reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"tokens": [1, 2]}, key="key-a")
+    assert reply.status == 400 and "shorter than a chunk" in reply.json["detail"]
+
+
+def test_a_prompt_that_no_request_may_have_is_refused() -> None:
+    """The engine's tokenizer takes no text that is longer than the model's context: 400 with what it says."""
+
+    class Strict(FakeEngine):
+        async def tokens(self, prompt: str) -> list[int]:
+            raise ValueError("the prompt is too long")
+
+    reply = ask(Strict(), "POST", "/hotspan/cache/invalidate", {"prompt": "x"}, key="key-a")
+    assert reply.status == 400 and reply.json["detail"] == "the prompt is too long"
+
+
+def test_a_shred_is_one_command() -> None:
+    """What came between the invalidation and the end of the keys is the engine's to see to."""
+    engine = FakeEngine(receipt("a", 3) | {"shredded": {"tenant": "acme", "roots": ["r"], "at": 1.0}})
+    assert ask(engine, "POST", "/hotspan/keys/shred", {"tenant": "acme"}).json["shredded"]["roots"] == ["r"]
+    assert [command["do"] for command in engine.asked] == ["shred"]
+
+
 def test_receipts_of_several_cores_are_one() -> None:
     """Counts add up, replicas are listed, and it is durable if it is everywhere."""
     one = merged([receipt("a", 3), receipt("b", 4)])
     assert one["removed"] == {"gpu_blocks": 2, "ram_chunks": 7} and one["requests_in_flight"] == 4
     assert one["replicas"] == ["host/a", "host/b"] and one["receipt"] == "a+b" and one["is_durable"]
     assert not merged([receipt("a", 3), receipt("b", 4, durable=False)])["is_durable"]
+    late = receipt("b", 4) | {"replicas_missing": ["third"], "widened": ["acme"]}
+    both = merged([receipt("a", 3) | {"replicas_missing": []}, late])
+    assert both["replicas_missing"] == ["third"] and both["widened"] == ["acme"]
 
 
 def test_what_is_not_durable_is_no_success() -> None:

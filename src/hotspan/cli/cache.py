@@ -117,6 +117,10 @@ def invalidate(
         int | None, typer.Option(min=0, help="The text's first token to forget; what is before stays.")
     ] = None,
     cache_salt: Annotated[str | None, typer.Option(help="The salt that the text's requests gave.")] = None,
+    batch_file: Annotated[
+        Path | None,
+        typer.Option(help="A JSON list of invalidations, as POST /hotspan/cache/invalidate takes them, done as one."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Forget what matches all that is given, and what was computed on top of it, durably and on every tier."""
@@ -129,6 +133,8 @@ def invalidate(
             body["prompt"] = _text(prompt_file)
         if tokens_file is not None:
             body["tokens"] = _tokens(tokens_file)
+        if batch_file is not None:
+            body["batch"] = _batch(batch_file)
         given = {name: value for name, value in body.items() if value not in (None, [], False)}
         receipt = AdminClient(server, token).post("/hotspan/cache/invalidate", given)
     _show_receipt(receipt, as_json)
@@ -165,6 +171,18 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
+
+
+def _batch(path: Path) -> list[dict[str, Any]]:
+    from hotspan.core.errors import ConfigError
+
+    try:
+        batch = json.loads(_text(path))
+    except ValueError:
+        batch = None
+    if not isinstance(batch, list) or not batch or any(not isinstance(each, dict) for each in batch):
+        raise ConfigError(f'{path} is no JSON list of objects: write [{{"tags": ["a"]}}, {{"session": "b"}}]')
+    return batch
 
 
 def _tokens(path: Path) -> list[int]:
@@ -218,4 +236,6 @@ def _show_receipt(receipt: dict[str, Any], as_json: bool) -> None:
         return
     removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
     typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
+    if receipt.get("widened"):
+        typer.echo(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
     typer.echo(f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}")

@@ -18,7 +18,7 @@ def daemon(
     mode: Annotated[
         str, typer.Option(help="Who may map the memory and use the local door: file permissions, in octal.")
     ] = "600",
-    max_lease_s: Annotated[float, typer.Option(help="A lease that is to pin memory for longer is refused.")] = 600.0,
+    max_lease_s: Annotated[float, typer.Option(help="No lease pins memory for longer.")] = 600.0,
     disk: Annotated[
         Path | None, typer.Option(help="Directory for copies of what is in memory, which outlive it and the daemon.")
     ] = None,

@@ -9,33 +9,56 @@ from hotspan.core.types import ChunkKey
 
 
 class ScopeSet:
-    """Whether any of several scopes takes a chunk; only those of the chunk's tenant, or of no tenant, are tried.
+    """Whether any of several scopes takes a chunk, asked of many chunks: each is held against few of the scopes.
 
     keys: the chunks that they name.
     """
 
     def __init__(self, scopes: Iterable[Scope]) -> None:
-        self._of: dict[int | None, list[Scope]] = {}
+        self._broad: dict[int | None, list[Scope]] = {}  # by tenant: those that name neither chunks nor labels
+        self._keyed: dict[int | None, list[Scope]] = {}
+        self._by_key: dict[ChunkKey, list[Scope]] = {}
+        self._labelled: dict[int | None, list[Scope]] = {}
+        self._by_label: dict[int, list[Scope]] = {}  # under one of their labels
         for scope in dict.fromkeys(scopes):
-            self._of.setdefault(scope.tenant, []).append(scope)
-        self.keys: frozenset[ChunkKey] = frozenset().union(
-            *(scope.keys for some in self._of.values() for scope in some if scope.keys)
-        )
+            if scope.keys is not None:
+                self._keyed.setdefault(scope.tenant, []).append(scope)
+                for key in scope.keys:
+                    self._by_key.setdefault(key, []).append(scope)
+            elif scope.labels:
+                self._labelled.setdefault(scope.tenant, []).append(scope)
+                self._by_label.setdefault(min(scope.labels), []).append(scope)
+            else:
+                self._broad.setdefault(scope.tenant, []).append(scope)
+        self.keys = frozenset(self._by_key)
+        self._tenants = {*self._broad, *self._keyed, *self._labelled}
 
     @property
     def is_everything(self) -> bool:
         """Whether one of them takes everything."""
-        return Scope() in self._of.get(None, ())
+        return Scope() in self._broad.get(None, ())
 
     def concerns(self, tenant: int) -> bool:
         """Whether chunks of a tenant may be taken."""
-        return tenant in self._of or None in self._of
+        return tenant in self._tenants or None in self._tenants
 
     def takes(self, key: ChunkKey, namespace: bytes, terms: Terms) -> bool:
         """Whether one of them takes a chunk under these terms, not counting what it stands on."""
-        return any(
-            scope.takes(key, namespace, terms) for tenant in (terms.tenant, None) for scope in self._of.get(tenant, ())
-        )
+        if not self.concerns(terms.tenant):
+            return False
+        tried = [self._by_key.get(key, ()), *(self._by_label.get(label, ()) for label in terms.labels)]
+        for tenant in (terms.tenant, None):
+            tried.append(self._broad.get(tenant, ()))
+            tried.append(self._labelled.get(tenant, ()) if terms.is_wild else ())
+        return any(scope.takes(key, namespace, terms) for some in tried for scope in some)
+
+    def may_name(self, namespace: bytes, terms: Terms) -> bool:
+        """Whether chunks under these terms may be among those that one of them names by key."""
+        keyed = [scope for tenant in (terms.tenant, None) for scope in self._keyed.get(tenant, ())]
+        return any(without_keys(scope).takes(_NO_KEY, namespace, terms) for scope in keyed)
+
+
+_NO_KEY = ChunkKey(bytes(32))
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------

@@ -1,29 +1,40 @@
 """Cache administration inside the engine's process: what the server asks for runs here, between two engine steps.
 
 A command is a dict of JSON types, and so is its answer; what takes longer than a step is answered by a Future.
+
+    API server --utility call--> scheduler's thread --tokens--> texts' thread (hash) --+
+                                   |    ^                                              |
+                                   |    +------------- run_waiting <-------------------+
+                                   v
+                 engine's prefixes, RAM, tiers --durable--> receipts' threads --> answer
+
+What other replicas invalidate comes by the log's thread, which wakes the scheduler's.
 """
 
+import contextlib
 import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.v1.request import Request
-
+from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Tier
+from hotspan.engine.adapters import registered_name
+from hotspan.engine.compat import CoreCalls
 from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
-from hotspan.engine.requests import RequestState
+from hotspan.engine.receipts import Receipts
+from hotspan.engine.texts import NamedText, TextHasher
 from hotspan.keyring.keyring import Keyring
+from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.position import PositionKeeper
@@ -31,6 +42,9 @@ from hotspan.tiers.position import PositionKeeper
 logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
+
+_AT_ONCE = 4
+"""Texts' invalidations that are carried out between two steps; the others wait for the next."""
 
 
 def _ignored(done: bool) -> None:
@@ -53,17 +67,25 @@ class Administrator:
         follower: LogFollower | None,
         directory: Path | None,
         keys: TenantKeys | None,
-        hasher: Callable[[], Any],
+        hasher: Callable[[], Callable[..., Any]],
     ) -> None:
         self._manager = manager
         self._prefixes = prefixes
         self._disk = disk
         self._follower = follower
         self._keys = keys
-        self._hasher = hasher
         self._replica = follower.replica if follower is not None else replica_name()
+        self._receipts = Receipts(self._replica, follower)
+        self._texts = TextHasher(hasher, manager.keyer)
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="hotspan-check")
+        self._check: Future[Answer] | None = None
+        # Nothing that runs here may wait for anything else that runs here.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="hotspan-admin")
-        self._keeper = PositionKeeper(directory, self._threads.submit) if directory is not None else None
+        self._keeper = PositionKeeper(directory, self._submit) if directory is not None else None
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._calls = CoreCalls(self.run_waiting)
+        if follower is not None:
+            follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
         """Carry out one command: stats, invalidate, check, shred or rotate."""
@@ -80,9 +102,31 @@ class Administrator:
             return self._rotate(str(command["tenant"]))
         raise ValueError(f"the engine has no command {verb!r}")
 
+    def run_waiting(self) -> None:
+        """Do what other threads left to the scheduler's: called before each request and each step, and while idle."""
+        self._calls.heard()
+        self.follow()
+        for _ in range(min(_AT_ONCE, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            self._calls.knock()
+
+    def follow(self) -> None:
+        """Forget here what other replicas invalidated: all of it at once, however many entries it is."""
+        if self._follower is None or self._follower.position is None:
+            return
+        scopes, position = self._follower.foreign(), self._follower.position
+        done = self._keeper.follow(position, bool(scopes)) if self._keeper is not None else _ignored
+        if scopes:
+            removed, _ = self._take(scopes, done, is_foreign=True)
+            logger.info("cache_invalidated_elsewhere scopes=%d removed=%s", len(scopes), removed)
+
     def close(self) -> None:
         """Let go of the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._receipts.close()
+        self._texts.close()
+        for threads in (self._checks, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -100,78 +144,98 @@ class Administrator:
         return {"replica": self._replica, "tiers": tiers, "is_encrypted": self._keys is not None}
 
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
-        scope, named = self._scope(command)
-        asked = {name: value for name, value in command.items() if name not in ("do", "tokens", "cache_salt")}
-        return self._forget(scope, named, asked)
-
-    def _forget(self, scope: Scope, named: frozenset[bytes], asked: Mapping[str, Any]) -> "Future[Answer]":
-        """Forget at once; the answer comes when that is durable, or when it turns out that it can't be."""
+        """What one command names, or each of its batch, as one invalidation with one receipt."""
+        batch: Sequence[Mapping[str, Any]] = command.get("batch") or [command]
+        texts = [None if one.get("tokens") is None else self._texts.submit(one) for one in batch]
+        hashed = [text for text in texts if text is not None]
         answer: Future[Answer] = Future()
-        answer.set_running_or_notify_cancel()
-        receipt: Answer = {
-            "receipt": uuid.uuid4().hex,
-            "at": time.time(),
-            "scope": dict(asked),
-        }
-        blocks, stale = self._prefixes.invalidate(scope, named)
-        stopped = self._manager.disown(scope, stale)
 
-        def ended(durable: bool) -> None:
-            answer.set_result(receipt | {"is_durable": durable} | self._witnesses(durable))
+        def named() -> None:
+            scopes, widened = [], []
+            for one, text in zip(batch, texts, strict=True):
+                scope = _scope(one, self._manager.namespace)
+                if text is not None:
+                    scope = self._named(scope, text.result())
+                    widened += [one["tenant"]] if scope.keys is None else []
+                scopes.append(scope)
+            _pass_on(self._forget(scopes, widened), answer)
 
-        removed = self._manager.cache.invalidate([scope], lambda durable: self._threads.submit(ended, durable))
-        receipt["removed"] = {"gpu_blocks": blocks} | {f"{tier.value}_chunks": count for tier, count in removed.items()}
-        receipt["requests_in_flight"] = stopped
-        logger.info("cache_invalidated receipt=%s removed=%s", receipt["receipt"], receipt["removed"])
+        if hashed:
+            ready = AllDurable(len(hashed), lambda done: self._later(named, answer))
+            for text in hashed:
+                text.add_done_callback(lambda done: ready(True))
+        else:
+            _attempt(named, answer)
         return answer
 
-    def _witnesses(self, is_durable: bool) -> Answer:
-        """Which replicas have seen the invalidation; blocks until all that are alive have, or two seconds.
+    def _named(self, scope: Scope, text: NamedText) -> Scope:
+        """A scope of a text's chunks; without their names, of all that the tenant has with that adapter.
 
-        One that is cut off from the log is among the missing as long as its last word is remembered, and reads nothing
-        from the L2 until it has read the log again.
+        Raises: _Refused for a text that is too short to have names.
         """
-        if self._follower is None or not is_durable:
-            return {"replicas": [self._replica]}
-        try:
-            found = self._follower.witnesses()
-        except OSError as error:
-            logger.warning("l2_witnesses_unknown error=%s", str(error))
-            return {"replicas": [self._replica]}
-        return {"replicas": list(found.seen), "replicas_missing": list(found.missing)}
+        state = self._manager.named(text.request, text.tenant, text.lora)
+        adapter = 0 if text.lora is None else adapter_label(registered_name(text.lora.lora_name))
+        if state.keyer is None:
+            logger.warning("cache_invalidation_widened tenant=%016x adapter=%016x", scope.tenant or 0, adapter)
+            return replace(scope, adapter=adapter)
+        keys = state.keys_from(text.start)
+        if not keys:
+            raise _Refused(
+                f"a text of {text.request.num_tokens} tokens is shorter than a chunk ({self._manager.chunk_tokens}): "
+                "what is stored of it can't be told by its tokens. Invalidate its tag, its session or its tenant"
+            )
+        return replace(scope, keys=keys)
 
-    def follow(self) -> None:
-        """Forget here what other replicas invalidated; called before a request is admitted."""
-        if self._follower is None or self._follower.position is None:
-            return
-        scopes, position = self._follower.foreign(), self._follower.position
-        done = self._keeper.follow(position, min(1, len(scopes))) if self._keeper is not None else _ignored
-        if not scopes:
-            return
-        blocks = 0
-        for scope in scopes:
-            # The engine's prefixes go by its own hashes, of which keys say nothing: all of the tenant's.
-            dropped, stale = self._prefixes.invalidate(replace(scope, keys=None))
-            self._manager.disown(scope, stale)
-            blocks += dropped
-        removed = self._manager.cache.invalidate(scopes, done, is_foreign=True)
-        logger.info("cache_invalidated_elsewhere scopes=%d gpu_blocks=%d removed=%s", len(scopes), blocks, removed)
+    def _forget(self, scopes: Sequence[Scope], widened: Sequence[str] = ()) -> "Future[Answer]":
+        """Forget at once; the answer comes when that is durable, or when it turns out that it can't be."""
+        answer: Future[Answer] = Future()
+        receipt: Answer = {"receipt": uuid.uuid4().hex, "at": time.time()}
+        ready = AllDurable(2, lambda done: self._receipts.ended(done, lambda told: answer.set_result(receipt | told)))
+        removed, stopped = self._take(scopes, ready)
+        receipt |= {"removed": removed, "requests_in_flight": stopped, "widened": sorted(set(widened))}
+        logger.info("cache_invalidated receipt=%s scopes=%d removed=%s", receipt["receipt"], len(scopes), removed)
+        ready(True)
+        return answer
+
+    def _take(
+        self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool = False
+    ) -> tuple[dict[str, int], int]:
+        """Forget here what these scopes take: how much was removed, and how many requests keep nothing any more."""
+        hit = self._manager.taken(ScopeSet(scopes))
+        blocks, stale = self._prefixes.invalidate(scopes, self._manager.namespace, hit)
+        self._manager.disown(stale)
+        tiers = self._manager.forget(scopes, durable, is_foreign=is_foreign)
+        return {"gpu_blocks": blocks} | {f"{tier.value}_chunks": count for tier, count in tiers.items()}, len(stale)
 
     def _verify(self) -> "Answer | Future[Answer]":
+        """A check of the disk; who asks while one runs gets its answer, too."""
         check = self._disk.verification() if self._disk is not None else None
         if check is None:
             return {"replica": self._replica, "tiers": {}}
-        return self._threads.submit(lambda: {"replica": self._replica, "tiers": {Tier.DISK.value: check.run()}})
+        if self._check is None or self._check.done():
+            run = check.run
+            self._check = self._checks.submit(lambda: {"replica": self._replica, "tiers": {Tier.DISK.value: run()}})
+        return self._check
 
     def _shred(self, tenant: str) -> "Future[Answer]":
-        keyring = self._need_keyring()
-        receipt = self._forget(Scope(tenant=tenant_label(tenant)), frozenset(), {"tenant": tenant})
+        """Forget a tenant, destroy its keys, and forget what requests that came in between have stored."""
+        keyring, scopes = self._need_keyring(), [Scope(tenant=tenant_label(tenant))]
+        first = self._forget(scopes)
+        shredded = self._threads.submit(keyring.shred, tenant)
+        answer: Future[Answer] = Future()
 
-        def destroy() -> Answer:
-            keys = keyring.shred(tenant)
-            return receipt.result(30) | {"shredded": {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s}}
+        def again() -> None:
+            keys = shredded.result()
+            destroyed = {"shredded": {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s}}
+            second = self._forget(scopes)
+            both = AllDurable(
+                2, lambda done: _attempt(lambda: answer.set_result(_both(first, second) | destroyed), answer)
+            )
+            first.add_done_callback(lambda done: both(True))
+            second.add_done_callback(lambda done: both(True))
 
-        return self._threads.submit(destroy)
+        shredded.add_done_callback(lambda done: self._later(again, answer))
+        return answer
 
     def _rotate(self, tenant: str) -> "Future[Answer]":
         keyring = self._need_keyring()
@@ -184,38 +248,53 @@ class Administrator:
             raise ValueError("this engine has no keys: serve with --kek and --key-store")
         return self._keys.keyring
 
-    def _scope(self, command: Mapping[str, Any]) -> tuple[Scope, frozenset[bytes]]:
-        """What to take, and the engine's hashes of a text that is named by its tokens."""
-        tenant, adapter = command.get("tenant"), command.get("adapter")
-        keys, named = None, frozenset[bytes]()
-        if command.get("tokens") is not None:
-            text = self._text(command)
-            first = int(command.get("tokens_from") or 0) // self._manager.chunk_tokens
-            keys = frozenset(chunk.key for chunk in text.all_chunks() if chunk.index >= first)
-            named = frozenset(bytes(name) for name in text.request.block_hashes[first * self._hashes(text) :])
-        scope = Scope(
-            tenant=None if tenant is None else tenant_label(tenant),
-            adapter=None if adapter is None else adapter_label(adapter),
-            labels=tag_labels(command.get("tags") or (), command.get("session")),
-            keys=keys,
-            namespace=self._manager.namespace if command.get("model") else None,
-        )
-        return scope, named
+    def _later(self, function: Callable[[], None], answer: "Future[Answer]") -> None:
+        """From any thread: have the scheduler's thread call it; `answer` is told if that fails."""
+        self._waiting.append(lambda: _attempt(function, answer))
+        self._calls.knock()
 
-    def _text(self, command: Mapping[str, Any]) -> RequestState:
-        path, name = command.get("adapter_path"), command.get("adapter_name")
-        lora = LoRARequest(str(name), 1, str(path)) if path is not None else None
-        request = Request(
-            request_id="hotspan-invalidate",
-            prompt_token_ids=[int(token) for token in command["tokens"]],
-            sampling_params=SamplingParams(max_tokens=1),
-            pooling_params=None,
-            lora_request=lora,
-            cache_salt=command.get("cache_salt"),
-            block_hasher=self._hasher(),
-        )
-        return self._manager.named(request, str(command.get("tenant")), lora)
+    def _submit(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: the next start does again what was not noted
+            self._threads.submit(function)
 
-    def _hashes(self, text: RequestState) -> int:
-        """The engine's hashes in a chunk."""
-        return max(group.hashes_per_chunk for group in text.groups)
+
+class _Refused(Exception):
+    """An invalidation that names nothing which could be found: the message is for who asked."""
+
+
+def _scope(command: Mapping[str, Any], namespace: bytes) -> Scope:
+    """What a command names, but for a text."""
+    tenant, adapter = command.get("tenant"), command.get("adapter")
+    return Scope(
+        tenant=None if tenant is None else tenant_label(tenant),
+        adapter=None if adapter is None else adapter_label(adapter),
+        labels=tag_labels(command.get("tags") or (), command.get("session")),
+        namespace=namespace if command.get("model") else None,
+    )
+
+
+def _attempt(function: Callable[[], None], answer: "Future[Answer]") -> None:
+    """Call what answers; if it fails, that is the answer."""
+    try:
+        function()
+    except _Refused as error:
+        answer.set_result({"refused": str(error)})
+    except Exception as error:  # a Future that nobody answers would be waited for in vain
+        logger.exception("cache_administration_failed")
+        answer.set_exception(error)
+
+
+def _pass_on(source: "Future[Answer]", target: "Future[Answer]") -> None:
+    source.add_done_callback(lambda done: _attempt(lambda: target.set_result(done.result()), target))
+
+
+def _both(first: "Future[Answer]", second: "Future[Answer]") -> Answer:
+    """The receipt of two invalidations of the same."""
+    one, other = first.result(), second.result()
+    removed = Counter(one["removed"])
+    removed.update(other["removed"])
+    return other | {
+        "removed": dict(removed),
+        "is_durable": one["is_durable"] and other["is_durable"],
+        "requests_in_flight": one["requests_in_flight"] + other["requests_in_flight"],
+    }

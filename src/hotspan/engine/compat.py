@@ -24,6 +24,7 @@ that is, and tests/engine/test_compat.py reads the sources of each release for i
 import asyncio
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
@@ -40,7 +41,7 @@ from vllm.utils.hashing import get_hash_fn_by_name, sha256_cbor
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.engine import core as engine_core
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
@@ -90,6 +91,7 @@ __all__ = [
     "CacheHitSource",
     "CanonicalKVCacheTensor",
     "CanonicalKVCaches",
+    "CoreCalls",
     "GPULoadStoreSpec",
     "LoadStoreSpec",
     "LookupResult",
@@ -225,6 +227,57 @@ def offer_utility(name: str, function: Callable[..., Any]) -> None:
     vLLM looks utility methods up by name on its core; a Future is answered when it is done.
     """
     setattr(EngineCore, name, function)
+
+
+class CoreCalls:
+    """Has `function` called soon on the engine core's own thread, which may be idle: it sleeps on its input queue.
+
+    In an engine without a process of its own there is no such queue; then `function` runs with the next step.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._is_waiting = False
+        _watch_cores()
+
+    def knock(self) -> None:
+        """From any thread: have it called. What knocks before it is called is one call."""
+        core = _core() if _core is not None else None
+        if core is not None and not self._is_waiting:
+            self._is_waiting = True
+            core.input_queue.put_nowait((self, None))
+
+    def answer(self) -> None:
+        """On the core's thread."""
+        self.heard()
+        self._function()
+
+    def heard(self) -> None:
+        """What was knocked for is being done: who knocks from now on has it called again."""
+        self._is_waiting = False
+
+
+_core: "weakref.ref[EngineCoreProc] | None" = None
+"""The engine core of this process, once it was asked for anything."""
+
+
+def _watch_cores() -> None:
+    """Let the engine core take calls from its queue, and know it by what it takes. Mutates: vLLM's class, once."""
+    handle = EngineCoreProc._handle_client_request
+    if hasattr(handle, "is_watched"):
+        return
+
+    def handled(self: EngineCoreProc, request_type: Any, request: Any) -> None:
+        global _core
+        if _core is None or _core() is not self:
+            _core = weakref.ref(self)
+        if isinstance(request_type, CoreCalls):
+            request_type.answer()
+        else:
+            handle(self, request_type, request)
+
+    handled.is_watched = True  # type: ignore[attr-defined]
+    EngineCoreProc._handle_client_request = handled  # type: ignore[method-assign]
 
 
 def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:

@@ -1,5 +1,6 @@
 """HotspanConnector: vLLM's offloading connector with hotspan's spec, its namespace and its tiers."""
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -66,6 +67,7 @@ _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
 
 
+_CLOSE_S = 1.0
 _KEYS_S = 10.0
 """How long a start waits for the keys of the tenants that are known; the others' come later."""
 
@@ -112,10 +114,10 @@ class HotspanConnector(OffloadingConnector):
             self.manager.events.watch(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
-        self._administrator.follow()
+        self.run_waiting()
         self._prefixes.expire(self._clock.unix())
-        state = self.manager.admit(request)
-        self._prefixes.arrive(request, state.reader.terms)
+        self.manager.admit(request)
+        self._prefixes.arrive(request)
         super().on_new_request(request)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -133,15 +135,20 @@ class HotspanConnector(OffloadingConnector):
         cap_last_store(self._scheduler, request)
         state = self.manager.state(request.request_id)
         if state is None:
-            self._prefixes.end(request, lambda index: Terms())
+            self._prefixes.end(request, lambda index: Terms(), lambda index: None)
             return
-        self._prefixes.end(request, state.reader.terms_at)
+        self._prefixes.end(request, state.reader.terms_at, state.keys_at)
         if not state.may_store:
             self._prefixes.forget(request, state.kept_tokens // self._hash_tokens)
 
     def administer(self, command: dict[str, Any]) -> "Answer | Future[Answer]":
         """Carry out one command of cache administration (engine/admin.py), between two steps."""
         return self._administrator.do(command)
+
+    def run_waiting(self) -> None:
+        """Do what other threads left to the scheduler's: foreign invalidations, the second half of commands."""
+        if self._administrator is not None:
+            self._administrator.run_waiting()
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -166,7 +173,7 @@ class HotspanConnector(OffloadingConnector):
         known = partial(self._prefixes.terms, request)
         state = self.manager.begin(request, num_external_tokens, known)
         if state is not None:
-            self._prefixes.keep(request, state.reader.terms_at)
+            self._prefixes.keep(request, state.reader.terms_at, state.keys_at)
 
     def reset_cache(self) -> bool | None:
         # vLLM forgets its jobs here and lets the workers finish them in the next step: until they say so, their slots
@@ -192,7 +199,7 @@ class HotspanConnector(OffloadingConnector):
         return bool(self._stale) or super().has_pending_push_work()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        self._administrator.follow()
+        self.run_waiting()
         if self.manager.steps is not None:
             self.manager.steps.begin(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
@@ -239,21 +246,16 @@ class HotspanConnector(OffloadingConnector):
         self._keys = _keys(settings)
         sweep_dead_slabs()
         slab = spec.open_slab()
-        disk = l2 = None
-        try:
-            if settings.disk is not None:
-                disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
-            if settings.l2 is not None:
-                self._follower = _follower(settings.l2, self._disk_directory(settings))
-                l2 = GuardedTier(
-                    self._l2_opener(settings.l2, self._follower, namespace, spec, is_isolated=settings.is_isolated)
-                )
-                self._follower.start()
-        except BaseException:
-            slab.close()
-            raise
-        finally:
-            slab.unlink()  # every worker has mapped it by now
+        with contextlib.ExitStack() as opened:  # what was opened is closed if anything after it can't be
+            opened.callback(slab.close)
+            if self._keys is not None:
+                opened.callback(self._keys.keyring.close)
+            try:
+                disk = self._open_disk(settings, namespace, spec, opened)
+                l2 = self._open_l2(settings, namespace, spec, opened)
+            finally:
+                slab.unlink()  # every worker has mapped it by now
+            opened.pop_all()
         below = [tier for tier in (disk, l2) if tier is not None]
         cost = self._cost(settings)
         cache = TieredCache(
@@ -281,6 +283,28 @@ class HotspanConnector(OffloadingConnector):
             lambda: block_hasher(config, spec.tokens_per_hash),
         )
         offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
+
+    def _open_disk(
+        self, settings: CacheSettings, namespace: bytes, spec: HotspanSpec, opened: contextlib.ExitStack
+    ) -> GuardedTier | None:
+        if settings.disk is None:
+            return None
+        disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
+        opened.callback(disk.close, _CLOSE_S)
+        return disk
+
+    def _open_l2(
+        self, settings: CacheSettings, namespace: bytes, spec: HotspanSpec, opened: contextlib.ExitStack
+    ) -> GuardedTier | None:
+        """The L2, and the follower of its log."""
+        if settings.l2 is None:
+            return None
+        follower = self._follower = _follower(settings.l2, self._disk_directory(settings))
+        opened.callback(follower.close)
+        l2 = GuardedTier(self._l2_opener(settings.l2, follower, namespace, spec, is_isolated=settings.is_isolated))
+        opened.callback(l2.close, _CLOSE_S)
+        follower.start()
+        return l2
 
     def _cost(self, settings: CacheSettings) -> CostModel | None:
         """What decides between loading and computing, unless a patience was set, or nothing lies below RAM."""

@@ -165,6 +165,7 @@ METHODS: tuple[Method, ...] = (
             *("lora_request", "cache_salt", "block_hasher"),
         ),
     ),
+    Method("vllm.v1.engine.core", "EngineCoreProc._handle_client_request", ("request_type", "request")),
     *_methods(
         _ASYNC,
         "AsyncLLM",
@@ -285,6 +286,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     ),
     Attributes(_EVENTS, "BlockRemoved", first=("block_hashes", "medium")),
     Attributes("vllm.v1.engine.core", "EngineCore", ("scheduler",)),
+    Attributes("vllm.v1.engine.core", "EngineCoreProc", ("input_queue",)),
     Attributes("vllm.v1.core.sched.scheduler", "Scheduler", ("connector",)),
     Attributes("vllm.lora.request", "LoRARequest", first=("lora_name", "lora_int_id", "lora_path")),
     Attributes("vllm.v1.engine", "EngineCoreRequest", ("cache_salt", "sampling_params")),

@@ -79,8 +79,13 @@ class Engine:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
         return self.door.salt(tenant, salt)
 
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens a request may have in all, prompt and answer."""
+        return int(self.client.model_config.max_model_len)
+
     async def tokens(self, prompt: str) -> list[int]:
-        """A text's tokens, as /v1/completions makes them."""
+        """A text's tokens, as /v1/completions makes them. Raises: ValueError for one that no request may have."""
         (rendered,) = await self.client.renderer.render_cmpl_async([TextPrompt(prompt=prompt)])
         return list(rendered["prompt_token_ids"])
 

@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from hotspan.cache.choice import Text
 from hotspan.cache.tiered import TieredCache
+from hotspan.core.namespace import ChunkKeyer
+from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.admission import Admission
@@ -30,6 +32,7 @@ from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
 from hotspan.engine.steps import StepWatch
+from hotspan.tiers.base import Durable
 from hotspan.tiers.follower import LogFollower
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
@@ -90,17 +93,32 @@ class HotspanManager(OffloadingManager):
 
     def named(self, request: Request, tenant: str, lora: LoRARequest | None) -> RequestState:
         """The chunks of a text that is not about to run."""
-        return RequestState(request, self._admission.keyer(tenant, lora), self._admission.groups)
+        return RequestState(request, self.keyer(tenant, lora), self._admission.groups)
 
-    def disown(self, scope: Scope, request_ids: Collection[str]) -> int:
-        """Keep nothing that these requests, and those that `scope` takes, still compute; returns how many there are."""
-        disowned = 0
-        for states in (self._arriving, self._states):
-            for request_id, state in states.items():
-                if request_id in request_ids or state.is_taken(scope, self.namespace):
-                    state.may_store = False
-                    disowned += 1
-        return disowned
+    def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
+        """What names the chunks of a tenant and an adapter; None if that can't be told now."""
+        return self._admission.keyer(tenant, lora)
+
+    def taken(self, scopes: ScopeSet) -> dict[str, int]:
+        """The requests that an invalidation takes, and from which chunk of their text on."""
+        found: dict[str, int] = {}
+        for state in (*self._ended, *self._arriving.values(), *self._states.values()):
+            first = state.taken_from(scopes, self.namespace)
+            if first is not None:
+                state.may_store = False
+                found[state.request.request_id] = first
+        return found
+
+    def disown(self, request_ids: Collection[str]) -> int:
+        """Keep nothing that these requests still compute; returns how many there are."""
+        states = [known[name] for known in (self._arriving, self._states) for name in request_ids if name in known]
+        for state in states:
+            state.may_store = False
+        return len(states)
+
+    def forget(self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool = False) -> dict[Tier, int]:
+        """Forget in every tier what any of these scopes takes, and what stands on it (TieredCache.invalidate)."""
+        return self.cache.invalidate(scopes, durable, is_foreign=is_foreign)
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether looking this request up would only defer it; if not, what it is to load is decided."""
@@ -184,7 +202,7 @@ class HotspanManager(OffloadingManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        state = self._states.get(req_context.req_id)
+        state = kept_state(req_context, RequestState)
         if state is not None:
             self.cache.release(state.reader)
             self._ended.append(state)

@@ -7,11 +7,10 @@ chunk, with the terms on which it uses them, so that an invalidation finds the b
     another one:      [h0 h1] <- [h2 h3] <- [h5 h6]     if h3 goes, so do h4 and h6
 """
 
-import heapq
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
@@ -19,25 +18,22 @@ from vllm.v1.request import Request
 
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
+from hotspan.engine.spans import Span, Spans
 
 _PRUNE_ABOVE = 1024
+_HASH_BYTES = 32
 
-
-@dataclass(slots=True)
-class Span:
-    """Blocks of one chunk, or of the last piece of a text that is no whole one."""
-
-    hashes: list[BlockHash]
-    parent: bytes | None
-    terms: Terms
+KeysAt = Callable[[int], frozenset[ChunkKey] | None]
+"""The keys of the chunks in the span at an index; None if they can't be told."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A request that has not ended. terms: its own, on the whole of its text."""
+    """A request that has not ended. names: of the spans of its text, as far as they are complete."""
 
     request: Request
-    terms: Terms
+    names: list[bytes] = field(default_factory=list)
+    is_renamed: bool = False
 
 
 class GpuPrefixes:
@@ -51,8 +47,8 @@ class GpuPrefixes:
         self._groups = groups
         self._step = span_hashes
         self._running: dict[str, Running] = {}
-        self._spans: dict[bytes, Span] = {}
-        self._expiries: list[tuple[int, bytes]] = []
+        self._users: defaultdict[bytes, set[str]] = defaultdict(set)  # running requests by the spans of their texts
+        self.spans = Spans()
 
     def bind(self, pool: BlockPool) -> None:
         """The engine's pool, once it is made."""
@@ -60,110 +56,118 @@ class GpuPrefixes:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def arrive(self, request: Request, terms: Terms) -> None:
+    def arrive(self, request: Request) -> None:
         """A request is about to come."""
-        self._running[request.request_id] = Running(request, terms)
+        if request.request_id in self._running:
+            self._leave(request.request_id)
+        self._running[request.request_id] = Running(request)
+        self._note_names(self._running[request.request_id])
 
     def terms(self, request: Request, index: int) -> Terms | None:
         """The terms of the chunk at `index` of a request's text, if it may lie in the cache."""
         end = (index + 1) * self._step
-        span = self._spans.get(request.block_hashes[end - 1]) if end <= len(request.block_hashes) else None
-        return None if span is None else span.terms
+        return self.spans.terms(request.block_hashes[end - 1]) if end <= len(request.block_hashes) else None
 
-    def keep(self, request: Request, terms_at: Callable[[int], Terms]) -> None:
+    def keep(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
         """What a request has computed so far, or is about to, may stay in the cache on these terms by chunk index."""
         parent: bytes | None = None
         hashes = request.block_hashes
         for index, start in enumerate(range(0, len(hashes), self._step)):
-            part, terms = hashes[start : start + self._step], terms_at(index)
-            span = self._spans.get(part[-1])
-            if span is None:
-                span = self._spans[part[-1]] = Span(part, parent, terms)
-            elif terms is not span.terms:
-                span.terms = span.terms.joined(terms)
-            if terms.expires_s:
-                heapq.heappush(self._expiries, (span.terms.expires_s, part[-1]))
+            part = list(hashes[start : start + self._step])
+            self.spans.keep(Span(part[-1], part, parent, terms_at(index), keys_at(index)))
             parent = part[-1]
+        running = self._running.get(request.request_id)
+        if running is not None and running.request is request:
+            self._note_names(running)
 
-    def end(self, request: Request, terms_at: Callable[[int], Terms]) -> None:
+    def end(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
         """A request ended."""
-        if self._running.pop(request.request_id, None) is not None:
-            self.keep(request, terms_at)
-            if len(self._spans) > max(_PRUNE_ABOVE, 2 * (self._pool.num_gpu_blocks if self._pool is not None else 0)):
-                self._prune()
+        running = self._running.get(request.request_id)
+        if running is not None and running.request is request:
+            self._leave(request.request_id)
+            self.keep(request, terms_at, keys_at)
+            blocks = self._pool.num_gpu_blocks if self._pool is not None else 0
+            if len(self.spans) > max(_PRUNE_ABOVE, 2 * blocks):
+                self.spans.prune(lambda span: any(next(self._blocks(name), None) is not None for name in span.hashes))
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
-    def invalidate(self, scope: Scope, named: frozenset[bytes] = frozenset()) -> tuple[int, set[str]]:
-        """Drop what a scope takes (`named`: the spans of its keys): how many blocks, and which running requests it hit.
+    def invalidate(self, scopes: Sequence[Scope], namespace: bytes, hit: Mapping[str, int]) -> tuple[int, set[str]]:
+        """Drop what any of these scopes takes: how many blocks, and which running requests that concerns.
 
-        Those requests go on under names that nobody can ask for: what they still compute is never found.
+        hit: those that are known to be concerned, though nothing of them may be in the cache yet, and from which chunk
+             of their text on.
+
+        They go on under names that nobody can ask for: what they still compute is never found.
         """
-        by_name = scope.keys is not None
-        scope, namespace = replace(scope, keys=None), scope.namespace or b""
-        taken = {
-            name
-            for name, span in self._spans.items()
-            if (not by_name or name in named) and scope.takes(ChunkKey(name), namespace, span.terms)
-        }
-        hit = {
-            name
-            for name, running in self._running.items()
-            if not by_name and scope.takes(ChunkKey(b""), namespace, running.terms)
-        }
-        return self._drop(taken, hit)
+        return self._drop(self.spans.taken(scopes, namespace), hit)
 
     def expire(self, now_s: float) -> int:
         """Drop the texts whose time is over; returns how many blocks."""
-        taken: set[bytes] = set()
-        while self._expiries and self._expiries[0][0] <= now_s:
-            _, name = heapq.heappop(self._expiries)
-            span = self._spans.get(name)
-            if span is not None and 0 < span.terms.expires_s <= now_s:
-                taken.add(name)
-        return self._drop(taken, set())[0] if taken else 0
+        expired = self.spans.expired(now_s)
+        return self._drop(expired, {})[0] if expired else 0
 
     def forget(self, request: Request, start: int) -> int:
         """Drop one request's blocks from hash `start` on: it asked that nothing of it be stored."""
         return self._evict(request.block_hashes[start:])
 
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree."""
+        self.spans.check()
+        used = {(name, request_id) for request_id, running in self._running.items() for name in running.names}
+        if used != {(name, request_id) for name, users in self._users.items() for request_id in users}:
+            raise AssertionError("spans and running requests know each other differently")
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _drop(self, taken: set[bytes], hit: set[str]) -> tuple[int, set[str]]:
-        """Evict these spans and all that stands on them, and rename the running requests concerned."""
-        taken |= self._descendants(taken)
-        fallen = [name for span in taken for name in self._spans.pop(span).hashes]
-        for name, running in self._running.items():
-            hashes = running.request.block_hashes
-            first = next((n for n, hash_ in enumerate(hashes) if hash_ in taken), 0 if name in hit else None)
-            if first is not None:
-                fallen += hashes[first // self._step * self._step :]
-                hit.add(name)
-        dropped = self._evict(fallen)
-        for name in hit:
-            _rename(self._running[name].request)
-        return dropped, hit
+    def _drop(self, taken: set[bytes], hit: Mapping[str, int]) -> tuple[int, set[str]]:
+        """Evict these spans, and rename the running requests concerned."""
+        users = set(hit)
+        dropped: list[bytes] = []
+        for name in taken:
+            span = self.spans.pop(name)
+            dropped += span.hashes
+            users |= self._users.get(name, set())
+            if len(span.hashes) < self._step:  # a piece: it may be the beginning of a chunk of others
+                above = self._users.get(span.parent, set()) if span.parent is not None else self._running.keys()
+                users |= {each for each in above if name in self._running[each].request.block_hashes}
+        for request_id in users & self._running.keys():
+            dropped += self._rename(self._running[request_id], taken, hit.get(request_id))
+        return self._evict(dropped), users
 
-    def _descendants(self, names: set[bytes]) -> set[bytes]:
-        children: dict[bytes, list[bytes]] = {}
-        for name, span in self._spans.items():
-            if span.parent is not None:
-                children.setdefault(span.parent, []).append(name)
-        found: set[bytes] = set()
-        todo = list(names)
-        while todo:
-            fresh = [child for child in children.get(todo.pop(), ()) if child not in found]
-            found.update(fresh)
-            todo.extend(fresh)
-        return found
+    def _rename(self, running: Running, taken: set[bytes], start: int | None) -> list[bytes]:
+        """Give a request's blocks names that no other can have, and those to come; returns the names to be evicted.
 
-    def _prune(self) -> None:
-        """Know only what is still in the cache."""
-        self._spans = {
-            name: span
-            for name, span in self._spans.items()
-            if any(next(self._blocks(hash_), None) is not None for hash_ in span.hashes)
-        }
+        start: the first chunk concerned, if the request is for another reason than that it uses one that is taken.
+        """
+        hashes = list(running.request.block_hashes)
+        first = next((n // self._step for n, name in enumerate(hashes) if name in taken), None)
+        first = min((n for n in (first, start) if n is not None), default=0)
+        self._forget_names(running)
+        running.is_renamed = True
+        noise = os.urandom(_HASH_BYTES * len(hashes))
+        running.request.block_hashes[:] = [
+            BlockHash(noise[at : at + _HASH_BYTES]) for at in range(0, len(noise), _HASH_BYTES)
+        ]
+        return hashes[first * self._step :]
+
+    def _note_names(self, running: Running) -> None:
+        """Know the request by the spans of its text."""
+        hashes, names = running.request.block_hashes, running.names
+        for end in range((len(names) + 1) * self._step, 0 if running.is_renamed else len(hashes) + 1, self._step):
+            names.append(hashes[end - 1])
+            self._users[hashes[end - 1]].add(running.request.request_id)
+
+    def _forget_names(self, running: Running) -> None:
+        for name in running.names:
+            users = self._users[name]
+            users.discard(running.request.request_id)
+            if not users:
+                del self._users[name]
+        running.names.clear()
+
+    def _leave(self, request_id: str) -> None:
+        self._forget_names(self._running.pop(request_id))
 
     def _blocks(self, name: bytes) -> Iterator[int]:
         """The block of a hash in each KV cache group that has it: one of several, if it was computed side by side."""
@@ -181,11 +185,3 @@ class GpuPrefixes:
                 self._pool.evict_blocks(fresh)
                 evicted |= fresh
         return len(evicted)
-
-
-def _rename(request: Request) -> None:
-    """Give a running request's blocks names that no other request can have; those to come are chained to them."""
-    secret = os.urandom(16)
-    request.block_hashes[:] = [
-        BlockHash(sha256(secret + n.to_bytes(4, "little")).digest()) for n in range(len(request.block_hashes))
-    ]

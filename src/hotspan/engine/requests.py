@@ -8,7 +8,8 @@ from vllm.v1.request import Request
 
 from hotspan.cache.entry import Reader
 from hotspan.core.namespace import ChunkKeyer
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.scopes import ScopeSet
+from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.engine.compat import OffloadKey, get_offload_block_hash, get_offload_group_idx, make_offload_key
 
@@ -40,6 +41,7 @@ class RequestState:
     kept_tokens: of its prompt, those that were cached when it came.
     is_answered: the engine was told what there is, and has not begun with it.
     told:        how many of its chunks routers were told of.
+    keys:        of its chunks so far.
     """
 
     request: Request
@@ -54,6 +56,7 @@ class RequestState:
     is_answered: bool = False
     load_began_s: float = 0.0
     told: int = 0
+    keys: set[ChunkKey] = field(default_factory=set)
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 
@@ -66,14 +69,52 @@ class RequestState:
             if found is None:  # a boundary inside a chunk (recurrent state): it stands alone
                 found = Chunk(self.keyer.key(get_offload_block_hash(key), get_offload_group_idx(key)), None)
                 self.chunks[key] = found
+                self.keys.add(found.key)
         return found
 
-    def is_taken(self, scope: Scope, namespace: bytes) -> bool:
-        """Whether an invalidation takes what this request stores."""
-        terms = self.reader.terms
-        if scope.keys is None:
-            return scope.takes(_NO_KEY, namespace, terms)
-        return any(scope.takes(chunk.key, namespace, terms) for chunk in self.chunks.values())
+    def taken_from(self, scopes: ScopeSet, namespace: bytes) -> int | None:
+        """The first chunk of its text that an invalidation takes, by its index; None if it takes none."""
+        reader = self.reader
+        if scopes.takes(_NO_KEY, namespace, reader.bare_terms):
+            return 0
+        first = [reader.tags_from] if scopes.takes(_NO_KEY, namespace, reader.terms) else []
+        if scopes.keys:
+            self.all_chunks()
+        if self.keyer is None:  # nobody can say what its chunks would be called: it may be any
+            first += [0] if scopes.may_name(namespace, reader.terms) else []
+        elif not self.keys.isdisjoint(scopes.keys):
+            first += [
+                chunk.index
+                for chunk in self.chunks.values()
+                if chunk.key in scopes.keys and scopes.takes(chunk.key, namespace, reader.terms)
+            ]
+        return min(first, default=None)
+
+    def keys_at(self, index: int) -> frozenset[ChunkKey] | None:
+        """The keys of the chunks within the largest group's chunk at `index`; None if they can't be told."""
+        if self.keyer is None:
+            return None
+        self._extend(self.keyer)
+        largest = max(group.hashes_per_chunk for group in self.groups)
+        found: list[Chunk] = []
+        for group in self.groups:
+            each = largest // group.hashes_per_chunk
+            found += self._chains.get(group.index, [])[index * each : (index + 1) * each]
+        return frozenset(chunk.key for chunk in found)
+
+    def keys_from(self, token: int) -> frozenset[ChunkKey]:
+        """The keys of its complete chunks from a token on, but at least of the last one in each group.
+
+        What lies behind that stands on it, and so does what a longer text has in the same chunk. Empty for a text that
+        is shorter than a chunk: what is stored of it has a name that depends on what follows.
+        """
+        self.all_chunks()
+        chains = [(group, self.chain(group.index)) for group in self.groups]
+        if any(group.is_chain and not chain for group, chain in chains):
+            return frozenset()
+        return frozenset(
+            chunk.key for group, chain in chains for chunk in chain[min(token // group.tokens, len(chain) - 1) :]
+        )
 
     def inherit(self, index: int, known: Iterable[Terms | None]) -> Terms:
         """Others use the chunk at `index`, or what it stands on, on `known` terms; returns those that hold from now on.
@@ -131,5 +172,6 @@ class RequestState:
                 parent = chain[-1].key if group.is_chain and chain else None
                 chunk = Chunk(key, parent, end // step - 1)
                 self.chunks[make_offload_key(engine_hash, group.index)] = chunk
+                self.keys.add(key)
                 chain.append(chunk)
         self._hashes_done = len(hashes)

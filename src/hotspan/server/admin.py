@@ -1,5 +1,7 @@
 """Routes for those who own what is cached: look at it, verify it, forget it, destroy its keys."""
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
@@ -21,6 +23,15 @@ DURABLE_S = 10.0
 
 _SHRED_S = 40.0
 _MOST_ID = 2**31
+_MOST_IN_BATCH = 1000
+_MOST_NAMES = 4096
+"""Tags and sessions in all of a batch."""
+
+_MOST_TOKENS = 1 << 22
+"""Beyond any model's context: what is longer is refused while it is read."""
+
+_TEXTS_AT_ONCE = 4
+"""Invalidations by text that the engine is asked for at a time; the others wait here."""
 
 Answer = dict[str, Any]
 TokenId = Annotated[int, Field(ge=0, lt=_MOST_ID)]
@@ -38,6 +49,9 @@ class AdministeredEngine(Protocol):
 
     def adapter_path(self, name: str) -> str | None: ...
 
+    @property
+    def max_tokens(self) -> int: ...
+
 
 class Invalidation(BaseModel):
     """What to forget: what matches all that is given, and whatever was computed on top of it."""
@@ -45,16 +59,18 @@ class Invalidation(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tenant: Name | None = Field(None, description="Whose; a client's own if it shows an API key.")
-    tags: list[str] = Field([], description="Documents; what was made of all of them goes.")
+    tags: list[str] = Field([], max_length=64, description="Documents; what was made of all of them goes.")
     session: str | None = Field(None, description="A conversation.")
     adapter: Name | None = Field(None, description="An adapter, by its name.")
     model: bool = Field(False, description="Only what belongs to the model that is served.")
-    tokens: list[TokenId] | None = Field(None, description="A text, by its tokens.")
+    tokens: list[TokenId] | None = Field(
+        None, max_length=_MOST_TOKENS, description="A text, by its tokens: no more than the model's context takes."
+    )
     prompt: str | None = Field(None, description="A text, tokenised as /v1/completions does.")
     tokens_from: TokenId | None = Field(
         None, description="The first token of the text to forget; what is before stays."
     )
-    cache_salt: str | None = Field(None, description="The salt that the text's requests gave.")
+    cache_salt: str | None = Field(None, max_length=4096, description="The salt that the text's requests gave.")
 
     @property
     def names_text(self) -> bool:
@@ -65,6 +81,24 @@ class Invalidation(BaseModel):
     def is_empty(self) -> bool:
         """Whether nothing narrows it."""
         return not (self.tenant or self.tags or self.session or self.adapter or self.model or self.names_text)
+
+
+class Invalidations(Invalidation):
+    """What to forget: one thing, or a batch of them, which is one invalidation with one receipt."""
+
+    batch: list[Invalidation] = Field(
+        [],
+        max_length=_MOST_IN_BATCH,
+        description="Invalidations that are carried out together. Beside it only `tenant` may be given, for those that "
+        "name none.",
+    )
+
+    @property
+    def each(self) -> list[Invalidation]:
+        """The invalidations, one by one."""
+        if not self.batch:
+            return [self]
+        return [each if each.tenant else each.model_copy(update={"tenant": self.tenant}) for each in self.batch]
 
 
 class WhichTenant(BaseModel):
@@ -90,6 +124,7 @@ class CacheAdmin:
         self._cache = cache
         self._has_keys = tenants.has_keys
         names = {DEFAULT_TENANT, *tenants.names}
+        self._texts = asyncio.Semaphore(_TEXTS_AT_ONCE)
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Answer:
@@ -110,28 +145,27 @@ class CacheAdmin:
         self._need_cache()
         return await self._forget({"do": "invalidate"}, {"everything": True})
 
-    async def invalidate(self, asked: Invalidation) -> JSONResponse:
+    async def invalidate(self, asked: Invalidations) -> JSONResponse:
         """Forget what matches all that is given. An API key reaches its own tenant's only."""
         self._need_cache()
-        tenant = self._reach(current_principal(), asked)
-        _check(asked)
-        command: Answer = {"do": "invalidate", "tenant": tenant, "session": asked.session, "tags": asked.tags}
-        command |= {"adapter": asked.adapter, "model": asked.model}
-        scope = {name: value for name, value in command.items() if name != "do" and value}
-        if asked.names_text:
-            text = await self._text(asked, tenant)
-            command |= text
-            scope |= {"tenant": text["tenant"], "tokens": len(text["tokens"]), "tokens_from": text["tokens_from"]}
-        return await self._forget(command, scope)
+        _check_batch(asked)
+        commands, scopes = [], []
+        async with contextlib.AsyncExitStack() as stack:
+            if any(each.names_text for each in asked.each):
+                await stack.enter_async_context(self._texts)
+            for each in asked.each:
+                command, scope = await self._named(each)
+                commands.append(command)
+                scopes.append(scope)
+            self._check_length(scopes)
+            if not asked.batch:
+                return await self._forget({"do": "invalidate"} | commands[0], scopes[0])
+            return await self._forget({"do": "invalidate", "batch": commands}, {"batch": scopes})
 
     async def shred(self, asked: WhichTenant) -> JSONResponse:
         """Forget all of a tenant and destroy its keys: no copy of what is stored can ever be read again."""
         self._need_keys()
-        scope = {"tenant": asked.tenant}
-        shredded = await self._forget({"do": "shred", "tenant": asked.tenant}, scope, _SHRED_S)
-        # What requests stored between the invalidation and the end of the keys goes too, before this is acknowledged.
-        again = await self._forget({"do": "invalidate", "tenant": asked.tenant}, scope)
-        return shredded if shredded.status_code != 200 or again.status_code == 200 else again
+        return await self._forget({"do": "shred", "tenant": asked.tenant}, {"tenant": asked.tenant}, _SHRED_S)
 
     async def rotate(self, asked: WhichTenant) -> Answer:
         """Give a tenant a new root key; what is stored stays readable."""
@@ -172,13 +206,46 @@ class CacheAdmin:
             )
         return principal.tenant
 
+    async def _named(self, asked: Invalidation) -> tuple[Answer, Answer]:
+        """One invalidation as the engine is told it, and as its receipt shows it."""
+        tenant = self._reach(current_principal(), asked)
+        _check(asked)
+        command: Answer = {"tenant": tenant, "session": asked.session, "tags": asked.tags}
+        command |= {"adapter": asked.adapter, "model": asked.model}
+        scope = {name: value for name, value in command.items() if value}
+        if asked.names_text:
+            text = await self._text(asked, tenant)
+            command |= text
+            scope |= {"tenant": text["tenant"], "tokens": len(text["tokens"]), "tokens_from": text["tokens_from"]}
+        return command, scope
+
+    def _check_length(self, scopes: Sequence[Answer]) -> None:
+        """Raise HTTPException for more text than the model takes: what is longer was never computed."""
+        tokens, most = sum(scope.get("tokens", 0) for scope in scopes), self._engine.max_tokens
+        if tokens > most:
+            what = "the texts of a batch are" if len(scopes) > 1 else "the text is"
+            raise HTTPException(
+                400, f"{what} {tokens} tokens long, and this model takes {most}: nothing longer is ever stored"
+            )
+        for scope in scopes:
+            if "tokens" in scope and scope["tokens_from"] >= scope["tokens"]:
+                raise HTTPException(
+                    400,
+                    f"tokens_from is {scope['tokens_from']} and the text ends at {scope['tokens']}: it names nothing",
+                )
+
     async def _text(self, asked: Invalidation, tenant: str | None) -> Answer:
         """What names a text to the engine."""
         if tenant is None and self._has_keys:
             raise HTTPException(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
         adapter = None if asked.adapter is None else self._adapter(asked.adapter)
-        tokens = asked.tokens if asked.tokens is not None else await self._engine.tokens(asked.prompt or "")
+        tokens = asked.tokens
+        if tokens is None:
+            try:
+                tokens = await self._engine.tokens(asked.prompt or "")
+            except ValueError as error:  # longer than the model takes
+                raise HTTPException(400, str(error)) from error
         return {
             "tenant": owner,
             "tokens": tokens,
@@ -194,7 +261,11 @@ class CacheAdmin:
         if found is None and (path := self._engine.adapter_path(name)) is not None:
             found = EngineAdapter(name, path)  # one that the server was started with
         if found is None:
-            raise HTTPException(404, f"there is no adapter {name!r} to name the text by: register it, or leave it out")
+            raise HTTPException(
+                404,
+                f"there is no adapter {name!r} now, and nothing else tells what its texts are called: leave the text "
+                "out to forget all that was computed with it, or register it again",
+            )
         return found
 
     async def _forget(self, command: Answer, scope: Answer, timeout_s: float = DURABLE_S) -> JSONResponse:
@@ -203,6 +274,8 @@ class CacheAdmin:
             receipt = merged(await self._ask(command, timeout_s)) | {"scope": scope}
         except TimeoutError:
             return _unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
+        if "refused" in receipt:
+            raise HTTPException(400, receipt["refused"])
         if receipt["is_durable"]:
             return JSONResponse(receipt)
         return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
@@ -230,10 +303,13 @@ def merged(answers: Sequence[Answer]) -> Answer:
     """One receipt of those of several engine cores."""
     first, *others = answers
     result = dict(first)
-    for other in others:
+    for other in others if "refused" not in first else ():
         result["receipt"] += "+" + other["receipt"]
         result["replicas"] = result["replicas"] + other["replicas"]
         result["requests_in_flight"] += other["requests_in_flight"]
+        for name in ("replicas_missing", "widened"):
+            if name in result or name in other:
+                result[name] = sorted({*result.get(name, ()), *other.get(name, ())})
         result["is_durable"] = result["is_durable"] and other["is_durable"]
         tiers = {**result["removed"], **other["removed"]}
         result["removed"] = {tier: result["removed"].get(tier, 0) + other["removed"].get(tier, 0) for tier in tiers}
@@ -243,6 +319,14 @@ def merged(answers: Sequence[Answer]) -> Answer:
 def _unfinished(message: str, receipt: Answer) -> JSONResponse:
     error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
     return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
+
+
+def _check_batch(asked: Invalidations) -> None:
+    if asked.batch and not asked.model_copy(update={"tenant": None}).is_empty:
+        raise HTTPException(400, "beside a batch only its tenant may be given: write the rest into the batch")
+    names = sum(len(each.tags) + (each.session is not None) for each in asked.each)
+    if names > _MOST_NAMES:
+        raise HTTPException(400, f"the batch names {names} tags and sessions: give at most {_MOST_NAMES} at a time")
 
 
 def _check(asked: Invalidation) -> None:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -31,7 +31,7 @@ REPORT_TTL_S = 5.0
 _MOST_ENTRIES = 4096
 """That a log of this process keeps; it is read ten times a second."""
 
-_MOST_FOREIGN = 64
+_MOST_FOREIGN = 1024
 """Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
 
 _LOG_FAULTS_EVERY_S = 60.0
@@ -123,6 +123,7 @@ class LogFollower:
     view:       what it says; replaced when the log was lost and began anew.
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
+    on_foreign: called, on the thread that reads, when there is something to take from the queue.
     marks:      terms that objects are still to be given: until they are, this replica does not say how far it has read.
     """
 
@@ -139,6 +140,7 @@ class LogFollower:
         self.view = LogView()
         self.generation = self.applied = since.generation if since is not None else 0
         self.marks: dict[ChunkKey, Terms] = {}
+        self.on_foreign: Callable[[], None] = lambda: None
         self._appended = 0
         self._log = log
         self._store = store
@@ -202,6 +204,21 @@ class LogFollower:
             self._read_s = started_s
             self._answered.set()
             return True
+
+    @property
+    def appended(self) -> int:
+        """The generation of what this replica wrote last."""
+        return self._appended
+
+    @property
+    def unread(self) -> int:
+        """How many scopes wait for the engine."""
+        with self._queueing:
+            return len(self._queued)
+
+    def readers(self) -> dict[str, int]:
+        """How far each replica that is alive has said that it read. Raises: OSError. Blocks: for the log's deadline."""
+        return self._log.replicas() | {self.replica: self.generation}
 
     def foreign(self) -> list[Scope]:
         """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
@@ -300,3 +317,5 @@ class LogFollower:
             self._queued.add(foreign)
             self._queued_to = page.generation
         self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True
+        if foreign:
+            self.on_foreign()

@@ -1,0 +1,92 @@
+"""When an invalidation is durable, and which replicas have read it: told to all who wait by one thread."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.tiers.follower import WITNESS_S, LogFollower
+
+logger = logging.getLogger(__name__)
+
+_ASK_EVERY_S = 0.02
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A receipt that waits for other replicas to read its entry, at most until a time."""
+
+    generation: int
+    until_s: float
+    tell: Tell
+
+
+class Receipts:
+    """Answers invalidations once they are durable and read. Any thread may call `ended`.
+
+    One that is cut off from the log is among the missing as long as its last word is remembered, and reads nothing from
+    the L2 until it has read the log again. However many receipts wait, the log is asked once for all of them.
+    """
+
+    def __init__(self, replica: str, follower: LogFollower | None, clock: Clock | None = None) -> None:
+        self._replica = replica
+        self._follower = follower
+        self._clock = clock or SystemClock()
+        self._waiting: list[_Waiting] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def ended(self, is_durable: bool, tell: Tell) -> None:
+        """An invalidation is durable, or can't be: `tell` is called with what its receipt says of that."""
+        if self._follower is None or not is_durable:
+            tell({"is_durable": is_durable, "replicas": [self._replica]})
+            return
+        with self._changed:
+            self._waiting.append(_Waiting(self._follower.appended, self._clock.monotonic() + WITNESS_S, tell))
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="hotspan-receipts", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def step(self, follower: LogFollower) -> None:
+        """Answer those that every replica has read, and those that have waited enough."""
+        with self._changed:
+            waiting = list(self._waiting)
+        try:
+            read = follower.readers()
+        except OSError as error:
+            logger.warning("l2_witnesses_unknown error=%s", str(error))
+            read = {self._replica: follower.generation}
+            waiting = [_Waiting(0, 0.0, each.tell) for each in waiting]
+        now, ended = self._clock.monotonic(), 0
+        for each in waiting:
+            missing = sorted(name for name, generation in read.items() if generation < each.generation)
+            if missing and now < each.until_s:
+                break  # those behind it are newer
+            ended += 1
+            told = {"replicas": sorted(read.keys() - set(missing)), "replicas_missing": missing}
+            each.tell({"is_durable": True} | told)
+        with self._changed:
+            del self._waiting[:ended]
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if self._closing or self._follower is None:
+                    return
+            self.step(self._follower)
+            with self._changed:
+                if self._waiting:
+                    self._changed.wait_for(lambda: self._closing, _ASK_EVERY_S)

@@ -1,0 +1,265 @@
+"""The engine without a model: vLLM's real EngineCore and Scheduler, hotspan's connector, cache and tiers, real copies
+between the engine's KV cache and the slab. Only the model is missing (`runner.py`), so that a step takes a millisecond.
+
+    with core(model_directory) as engine:
+        engine.start("a", engine.text(1, 600), tags=["doc"])
+        engine.step()                                    # the request runs, or waits
+        engine.administer(do="invalidate", tags=["doc"])
+        assert engine.finish() == {"a": 0}               # tokens that were cached
+        assert engine.runner.wrong == 0
+
+The directory needs a configuration only; weights are read for the namespace, and never run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine import core as engine_core
+from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
+from vllm.v1.request import Request
+
+from hotspan.config.settings import L2Settings, cache_settings
+from hotspan.engine import connector
+from hotspan.engine.arguments import transfer_config
+from hotspan.testing.memory_store import MemoryServer, MemoryStore
+
+from .runner import KnownBytes
+
+CHUNK = 256
+BLOCK = 64
+HANG_S = 60.0
+
+_numbers = itertools.count()
+
+
+class Core:
+    """A running engine core. One thread uses it: the test's, which is the scheduler's."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.scheduler = core.scheduler
+        self.connector: Any = core.scheduler.connector
+        self.manager = self.connector.manager
+        self.cache = self.manager.cache
+        self.follower = self.connector._follower
+        self.administrator = self.connector._administrator
+        self.prefixes = self.connector._prefixes
+        self.runner: KnownBytes = core.model_executor
+        self.answers: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+
+    def text(self, seed: int, tokens: int) -> list[int]:
+        """`tokens` tokens that no other seed has."""
+        chance = random.Random(seed)
+        return [chance.randrange(3, 700) for _ in range(tokens)]
+
+    def start(
+        self,
+        name: str,
+        prompt: list[int],
+        tokens: int = 1,
+        *,
+        salt: str | None = None,
+        lora: tuple[str, Path] | None = None,
+        **directives: Any,
+    ) -> Request:
+        """Hand a request to the scheduler, where it waits for the next step."""
+        extra = {"kv_transfer_params": directives} if directives else None
+        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
+        request = Request(
+            name,
+            list(prompt),
+            sampling,
+            None,
+            cache_salt=salt,
+            lora_request=None if lora is None else LoRARequest(lora[0], 1, str(lora[1])),
+            block_hasher=self.core.request_block_hasher,
+        )
+        self.core.add_request(request)
+        return request
+
+    def step(self, times: int = 1) -> dict[str, int]:
+        """Let the engine compute; cached tokens of the requests that ended, by name."""
+        ended = {}
+        for _ in range(times):
+            for outputs in self.core.step()[0].values():
+                for output in outputs.outputs:
+                    self.answers.setdefault(output.request_id, []).extend(output.new_token_ids)
+                    if output.prefill_stats is not None:
+                        self.cached[output.request_id] = output.prefill_stats.num_cached_tokens
+                    if output.finish_reason is not None:
+                        ended[output.request_id] = self.cached.get(output.request_id, 0)
+        return ended
+
+    def finish(self) -> dict[str, int]:
+        """Let every request end; cached tokens by name."""
+        ended: dict[str, int] = {}
+        self.until(lambda: not self.scheduler.get_num_unfinished_requests(), lambda: ended.update(self.step()))
+        return ended
+
+    def ask(self, prompt: list[int], tokens: int = 1, **options: Any) -> int:
+        """How many tokens of a prompt were cached."""
+        name = f"asked-{next(_numbers)}"
+        self.start(name, prompt, tokens, **options)
+        return self.finish()[name]
+
+    def stored(self, prompt: list[int], **options: Any) -> list[int]:
+        """The prompt, once it lies on every tier."""
+        self.ask(prompt, **options)
+        self.settle()
+        return prompt
+
+    def settle(self) -> None:
+        """Let copies end, and what they stored reach the tiers below."""
+
+        def turn() -> None:
+            self.step()
+            self.cache.step()
+
+        turn()
+        self.until(lambda: not self.connector.has_pending_push_work() and not self.cache.is_persisting, turn)
+
+    def evict_ram(self) -> None:
+        """Leave the chunks to the tiers below."""
+        self.settle()
+        while self.cache.ram.entries:
+            self.cache._forget(next(iter(self.cache.ram.entries.values())))
+
+    def logged(self) -> int:
+        """How many entries the disk's log was given."""
+        return int(self.cache._below.tiers[0]._current._generation)
+
+    def check(self) -> None:
+        """Raise AssertionError if any books do not agree, or KV was read that is another's."""
+        self.cache.check()
+        self.prefixes.check()
+        assert self.runner.wrong == 0
+
+    def forget_gpu(self) -> None:
+        """Empty the engine's own prefix cache, and leave the tiers alone."""
+        self.settle()
+        assert self.scheduler.reset_prefix_cache()
+
+    def administer(self, **command: Any) -> dict[str, Any]:
+        """One command of cache administration, to its answer."""
+        return self.answer(self.core.hotspan(command))  # type: ignore[attr-defined]
+
+    def begin(self, **command: Any) -> Future[dict[str, Any]]:
+        """One command of cache administration, whose answer has not come yet."""
+        return self.core.hotspan(command)  # type: ignore[attr-defined, no-any-return]
+
+    def answer(self, answer: Any) -> dict[str, Any]:
+        """What came of a command; what it hands to the scheduler's thread is done here."""
+        if isinstance(answer, Future):
+            self.until(answer.done, self.connector.run_waiting)
+            return answer.result()
+        return answer
+
+    def until(self, is_so: Callable[[], bool], turn: Callable[[], object]) -> None:
+        """Turn until it is so. Raises: AssertionError after a minute."""
+        deadline = time.monotonic() + HANG_S
+        while not is_so():
+            assert time.monotonic() < deadline, "it hangs"
+            turn()
+            time.sleep(0.0005)
+
+
+class IdleCore:
+    """vLLM's own loop of an engine core that has nothing to do, on a thread: it sleeps until its queue has something.
+
+    Meanwhile the thread is the scheduler's, and the test must not step.
+    """
+
+    def __init__(self, engine: Core) -> None:
+        self._engine = engine
+        self._proc = EngineCoreProc.__new__(EngineCoreProc)
+        self._proc.__dict__.update(engine.core.__dict__)
+        self._proc.input_queue = queue.Queue()
+        self._proc.output_queue = queue.Queue()
+        self._proc.engines_running = False
+        self._proc.process_input_queue_block = True
+        self._proc.shutdown_state = EngineShutdownState.RUNNING
+        self._thread = threading.Thread(target=self._proc._process_input_queue, name="idle-core", daemon=True)
+
+    def __enter__(self) -> IdleCore:
+        assert not self._proc.has_work(), "let it end what it has to do first: `settle`"
+        self._thread.start()
+        self._proc.input_queue.put((EngineCoreRequestType.WAKEUP, None))
+        self._engine.until(self._proc.input_queue.empty, lambda: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._proc.shutdown_state = EngineShutdownState.REQUESTED
+        self._proc.input_queue.put((EngineCoreRequestType.WAKEUP, None))
+        self._thread.join(HANG_S)
+        assert not self._thread.is_alive(), "the idle core hangs"
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A utility call, as the API server makes it, to its answer. Raises: AssertionError with what failed."""
+        self._proc.input_queue.put((EngineCoreRequestType.UTILITY, (0, next(_numbers), method, arguments)))
+        _, outputs = self._proc.output_queue.get(timeout=HANG_S)
+        assert outputs.utility_output.failure_message is None, outputs.utility_output.failure_message
+        return outputs.utility_output.result.result
+
+
+@contextmanager
+def core(
+    model: Path,
+    *,
+    ram_gib: float = 0.01,
+    disk: Path | None = None,
+    l2: MemoryServer | None = None,
+    cache: dict[str, Any] | None = None,
+    **engine: Any,
+) -> Iterator[Core]:
+    """A running core over `model`; `cache`: fields of CacheSettings, `engine`: vLLM's arguments.
+
+    l2: shared with other cores, in this process's memory.
+    """
+    settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None)
+    settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
+    if l2 is not None:
+        settings = dataclasses.replace(settings, l2=L2Settings("file:///memory"))
+    options: dict[str, Any] = {
+        "max_model_len": 4096,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 96,
+        "max_num_batched_tokens": 1024,
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "skip_tokenizer_init": True,
+    }
+    arguments = EngineArgs(
+        str(model),
+        **(options | engine),
+        kv_transfer_config=transfer_config(settings),
+        prefix_caching_hash_algo="sha256_cbor",
+        distributed_executor_backend=KnownBytes,
+    )
+    with ExitStack() as patches:
+        # It looks at every object of the tests' process, for seconds.
+        patches.enter_context(patch.object(engine_core, "freeze_gc_heap"))
+        if l2 is not None:
+            patches.enter_context(patch.object(connector, "open_store", lambda *url: MemoryStore(l2)))
+        running = EngineCore(arguments.create_engine_config(), KnownBytes, log_stats=True)
+    try:
+        yield Core(running)
+    finally:
+        running.model_executor.shutdown()
+        running.scheduler.shutdown()

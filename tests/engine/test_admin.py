@@ -1,0 +1,234 @@
+"""Cache administration on vLLM's real scheduler, without a model (harness/): what is taken back, by whom, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .harness.core import BLOCK, CHUNK, HANG_S, Core, core
+
+LENGTH = 900
+OWN = LENGTH // BLOCK * BLOCK
+WHOLE = LENGTH // CHUNK * CHUNK
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
+    with core(tiny_model, disk=tmp_path_factory.mktemp("admin") / "kv") as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _books_agree(engine: Core) -> Iterator[None]:
+    yield
+    engine.finish()
+    engine.settle()
+    engine.check()
+
+
+def test_what_is_read_is_what_was_computed(engine: Core) -> None:
+    """From the engine's own cache, RAM and disk a text comes back as it was computed; nothing else is ever read."""
+    prompt = engine.stored(engine.text(1, LENGTH))
+    read = engine.runner.read
+    assert engine.ask(prompt) == OWN
+    engine.forget_gpu()
+    assert engine.ask(prompt) == WHOLE
+    engine.forget_gpu()
+    engine.evict_ram()
+    assert engine.ask(prompt) == WHOLE
+    assert engine.runner.read == read + OWN + 2 * WHOLE and engine.runner.wrong == 0
+
+
+def test_a_waiting_request_leaves_nothing_of_a_text_that_is_named_by_its_tokens(engine: Core) -> None:
+    """It was admitted before the invalidation and begins to run after it: while it runs, and when it has ended, neither
+    the engine's own cache nor a tier has anything of the text."""
+    prompt = engine.text(2, LENGTH)
+    engine.start("waiting", prompt, 20)
+    receipt = engine.administer(do="invalidate", tenant="default", tokens=prompt)
+    assert receipt["requests_in_flight"] == 1 and receipt["is_durable"]
+    engine.step(3)
+    engine.start("meanwhile", prompt, no_store=True)
+    assert engine.finish() == {"waiting": 0, "meanwhile": 0}
+    engine.settle()
+    assert engine.ask(prompt) == 0
+
+
+def test_a_running_request_leaves_nothing_of_a_text_that_is_named_by_its_tokens(engine: Core) -> None:
+    """The same for one that has computed a part of it, and for one whose text only begins with it."""
+    prompt = engine.text(3, 3000)
+    engine.start("running", prompt, 50)
+    engine.step()
+    assert engine.administer(do="invalidate", tenant="default", tokens=prompt[:LENGTH])["requests_in_flight"] == 1
+    engine.finish()
+    engine.settle()
+    assert engine.ask(prompt) == 0
+
+
+def test_a_request_of_another_text_goes_on_as_ever(engine: Core) -> None:
+    """What shares no chunk with the text is stored and found, whether it ran or waited."""
+    running, waiting, gone = (engine.text(10 + n, LENGTH) for n in range(3))
+    engine.start("running", running, 20)
+    engine.step()
+    engine.start("waiting", waiting)
+    assert engine.administer(do="invalidate", tenant="default", tokens=gone)["requests_in_flight"] == 0
+    engine.finish()
+    assert (engine.ask(running), engine.ask(waiting)) == (OWN, OWN)
+
+
+def test_what_comes_before_the_first_token_stays(engine: Core) -> None:
+    """`tokens_from` spares the chunks before it, also those that a running request is using."""
+    prompt = engine.stored(engine.text(20, LENGTH))
+    engine.start("running", prompt + engine.text(21, 1500), 30)
+    engine.step()
+    engine.administer(do="invalidate", tenant="default", tokens=prompt, tokens_from=2 * CHUNK)
+    assert engine.ask(prompt) == 2 * CHUNK
+    engine.finish()
+
+
+def test_the_end_of_a_text_goes_with_the_chunk_that_it_lies_in(engine: Core) -> None:
+    """A text ends within a chunk, whose name depends on what follows: from there on everything goes."""
+    prompt = engine.text(22, 2000)
+    engine.stored(prompt)
+    engine.administer(do="invalidate", tenant="default", tokens=prompt[: 2 * CHUNK + 40], tokens_from=2 * CHUNK + 10)
+    assert engine.ask(prompt) <= CHUNK
+
+
+def test_a_text_shorter_than_a_chunk_is_refused(engine: Core) -> None:
+    """What is stored of it has names that its tokens don't tell: it is said so, and nothing is acknowledged."""
+    prompt = engine.stored(engine.text(23, LENGTH))
+    answer = engine.administer(do="invalidate", tenant="default", tokens=prompt[:200])
+    assert set(answer) == {"refused"} and "shorter than a chunk" in answer["refused"]
+    assert engine.ask(prompt) == OWN
+
+
+@pytest.fixture
+def keyless(engine: Core, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """While it holds True, the keys of no tenant can be had, as when the key-management service is away."""
+    is_away = [False]
+    keyer = engine.manager._admission.keyer
+    monkeypatch.setattr(
+        engine.manager._admission, "keyer", lambda tenant, lora: None if is_away[0] else keyer(tenant, lora)
+    )
+    yield is_away
+
+
+def test_a_text_whose_names_can_t_be_told_takes_its_tenant_s(engine: Core, keyless: list[bool]) -> None:
+    """While a tenant's keys are not to be had its text has no names: all that the tenant has goes, on every tier, and
+    the receipt says that it was more than was asked for; another tenant's stays."""
+    own, others = engine.text(30, LENGTH), engine.text(31, LENGTH)
+    engine.stored(own, hotspan={"tenant": "acme"})
+    engine.stored(others, hotspan={"tenant": "globex"})
+    keyless[0] = True
+    receipt = engine.administer(do="invalidate", tenant="acme", tokens=own)
+    keyless[0] = False
+    assert receipt["is_durable"] and receipt["widened"] == ["acme"]
+    assert receipt["removed"]["disk_chunks"] >= 3
+    assert engine.ask(own, hotspan={"tenant": "acme"}) == 0
+    assert engine.ask(others, hotspan={"tenant": "globex"}) == OWN
+
+
+def test_what_was_computed_while_there_were_no_names_goes_by_its_tokens_later(
+    engine: Core, keyless: list[bool]
+) -> None:
+    """A request that ran while the keys were away left its text in the engine's own cache: an invalidation by tokens
+    finds it once they are back, whether the request has ended or runs."""
+    ended, running = engine.text(32, LENGTH), engine.text(33, LENGTH)
+    keyless[0] = True
+    engine.ask(ended, hotspan={"tenant": "acme"})
+    engine.start("running", running, 30, hotspan={"tenant": "acme"})
+    engine.step()
+    keyless[0] = False
+    for text in (ended, running):
+        engine.administer(do="invalidate", tenant="acme", tokens=text)
+    engine.finish()
+    assert [engine.ask(text, hotspan={"tenant": "acme"}) for text in (ended, running)] == [0, 0]
+
+
+def test_an_adapter_that_can_t_be_read_takes_what_the_tenant_has_of_it(engine: Core, tmp_path: Path) -> None:
+    """The files of an adapter are gone: its text has no names any more, and all that the tenant computed with it goes;
+    what the tenant has of the base model stays."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "weights").write_bytes(b"weights")
+    lora = ("legal@0123456789ab", tmp_path / "adapter")
+    prompt, base = engine.text(34, LENGTH), engine.text(35, LENGTH)
+    engine.stored(prompt, lora=lora)
+    engine.stored(base)
+    (tmp_path / "adapter" / "weights").unlink()
+    named = {"tokens": prompt, "adapter": "legal", "adapter_name": lora[0], "adapter_path": str(lora[1])}
+    receipt = engine.administer(do="invalidate", tenant="default", **named)
+    assert receipt["widened"] == ["default"] and receipt["removed"]["disk_chunks"] == 3
+    (tmp_path / "adapter" / "weights").write_bytes(b"weights")
+    assert engine.ask(prompt, lora=lora) == 0
+    assert engine.ask(base) == OWN
+
+
+def test_an_adapter_s_text_goes_by_its_tokens(engine: Core, tmp_path: Path) -> None:
+    """With the adapter's files there, its text goes and the base model's of the same tokens stays."""
+    (tmp_path / "weights").write_bytes(b"weights")
+    lora = ("tax@0123456789ab", tmp_path)
+    prompt = engine.text(36, LENGTH)
+    engine.stored(prompt, lora=lora)
+    engine.stored(prompt)
+    named = {"tokens": prompt, "adapter": "tax", "adapter_name": lora[0], "adapter_path": str(lora[1])}
+    assert engine.administer(do="invalidate", tenant="default", **named)["widened"] == []
+    assert (engine.ask(prompt, lora=lora), engine.ask(prompt)) == (0, OWN)
+
+
+def test_a_long_text_is_hashed_beside_the_scheduler(engine: Core) -> None:
+    """While a text's hashes are computed the engine runs other requests; what is admitted meanwhile is taken, too."""
+    prompt, other = engine.text(40, 4000), engine.text(41, LENGTH)
+    begun, go_on = threading.Event(), threading.Event()
+    warm = engine.administrator._texts._warm
+
+    def slow(*tenant: Any) -> object:
+        begun.set()
+        assert go_on.wait(HANG_S)
+        return warm(*tenant)
+
+    engine.administrator._texts._warm = slow
+    try:
+        receipt = engine.begin(do="invalidate", tenant="default", tokens=prompt)
+        assert begun.wait(HANG_S) and engine.ask(other) == 0 and engine.ask(other) == OWN
+        engine.start("meanwhile", prompt)
+        engine.finish()
+        assert not receipt.done()
+    finally:
+        go_on.set()
+        engine.administrator._texts._warm = warm
+    assert engine.answer(receipt)["removed"]["gpu_blocks"] >= 4000 // CHUNK * CHUNK // BLOCK
+    assert engine.ask(prompt) == 0 and engine.ask(other) >= WHOLE
+
+
+def test_a_batch_is_one_invalidation(engine: Core) -> None:
+    """Documents, a session and a text together: one receipt, one entry of the disk's log; others' stay."""
+    texts = [engine.text(50 + n, LENGTH) for n in range(4)]
+    for n, text in enumerate(texts[:2]):
+        engine.stored(text, tags=[f"batch-{n}"])
+    engine.stored(texts[2], session="batch")
+    engine.stored(texts[3])
+    kept = engine.stored(engine.text(54, LENGTH), tags=["kept"])
+    batch: list[dict[str, Any]] = [{"tenant": "default", "tags": [f"batch-{n}"]} for n in range(2)]
+    batch += [{"tenant": "default", "session": "batch"}, {"tenant": "default", "tokens": texts[3]}]
+    entries = engine.logged()
+    receipt = engine.administer(do="invalidate", batch=batch)
+    assert receipt["is_durable"] and receipt["removed"]["disk_chunks"] == 4 * 3
+    assert engine.logged() == entries + 1
+    assert [engine.ask(text) for text in texts] == [0] * 4 and engine.ask(kept) == OWN
+
+
+def test_a_request_that_takes_the_name_of_one_that_ended_is_another(engine: Core) -> None:
+    """Names come again: what a request was called says nothing of one that was called so before."""
+    first, second = engine.text(60, LENGTH), engine.text(61, LENGTH)
+    engine.start("again", first, 1, tags=["first"])
+    engine.finish()
+    engine.settle()
+    engine.start("again", second, 20, tags=["second"])
+    engine.step()
+    assert engine.administer(do="invalidate", tags=["first"])["requests_in_flight"] == 0
+    engine.finish()
+    engine.settle()
+    assert (engine.ask(first), engine.ask(second)) == (0, OWN)

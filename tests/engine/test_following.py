@@ -1,0 +1,196 @@
+"""What other replicas invalidate reaches an engine that runs or idles, all of it at once, and nobody else's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.scopes import ScopeSet
+from hotspan.core.terms import Scope, tag_labels, tenant_label
+from hotspan.core.types import Tier
+from hotspan.engine import connector
+from hotspan.testing.memory_store import MemoryLog, MemoryServer
+
+from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
+
+LENGTH = 900
+OWN = LENGTH // BLOCK * BLOCK
+WHOLE = LENGTH // CHUNK * CHUNK
+
+
+@pytest.fixture(scope="module")
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, server: MemoryServer) -> Iterator[Core]:
+    with core(tiny_model, disk=tmp_path_factory.mktemp("following") / "kv", l2=server) as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _books_agree(engine: Core) -> Iterator[None]:
+    yield
+    engine.finish()
+    engine.settle()
+    engine.check()
+
+
+class Another:
+    """A replica that invalidates."""
+
+    def __init__(self, engine: Core, server: MemoryServer) -> None:
+        self._engine = engine
+        self._log = MemoryLog(server)
+
+    def invalidates(self, *scopes: Scope) -> None:
+        """One entry each, which the engine's follower has read when this returns."""
+        for scope in scopes:
+            self._log.append([scope], "another")
+        assert self._engine.follower.poll()
+
+
+@pytest.fixture
+def another(engine: Core, server: MemoryServer) -> Another:
+    return Another(engine, server)
+
+
+def of(tenant: str, tag: str | None = None) -> Scope:
+    return Scope(tenant=tenant_label(tenant), labels=tag_labels([tag] if tag else []))
+
+
+def as_(tenant: str, *tags: str) -> dict[str, dict[str, Any]]:
+    """What the server says of a tenant's request."""
+    return {"hotspan": {"tenant": tenant, "tags": list(tags)}}
+
+
+def test_it_binds_the_next_request(engine: Core, another: Another) -> None:
+    """What another replica invalidated is found on no tier of this one; another document of the tenant's is."""
+    gone, kept = engine.text(1, LENGTH), engine.text(2, LENGTH)
+    engine.stored(gone, **as_("acme", "gone"))
+    engine.stored(kept, **as_("acme", "kept"))
+    another.invalidates(of("acme", "gone"))
+    assert (engine.ask(gone, **as_("acme")), engine.ask(kept, **as_("acme"))) == (0, OWN)
+    engine.forget_gpu()
+    assert engine.ask(kept, **as_("acme")) == WHOLE
+
+
+def test_it_reaches_requests_that_run_and_wait(engine: Core, another: Another) -> None:
+    """They end as they would have, and leave nothing."""
+    running, waiting = engine.text(3, LENGTH), engine.text(4, LENGTH)
+    engine.start("running", running, 30, **as_("acme", "moving"))
+    engine.step()
+    engine.start("waiting", waiting, **as_("acme", "moving"))
+    another.invalidates(of("acme", "moving"))
+    assert engine.finish() == {"running": 0, "waiting": 0}
+    engine.settle()
+    assert [engine.ask(text, **as_("acme")) for text in (running, waiting)] == [0, 0]
+
+
+def test_a_text_that_is_named_by_its_chunks_goes_alone(engine: Core, another: Another) -> None:
+    """An entry by keys takes that text from the engine's own cache, too, and the tenant's others stay there."""
+    gone, kept = engine.text(5, LENGTH), engine.text(6, LENGTH)
+    request = engine.start("named", gone, **as_("acme"))
+    keys = frozenset(engine.manager.state("named").keys)
+    engine.finish()
+    engine.stored(kept, **as_("acme"))
+    assert len(keys) == request.num_prompt_tokens // CHUNK
+    another.invalidates(Scope(tenant=tenant_label("acme"), keys=keys))
+    assert (engine.ask(gone, **as_("acme")), engine.ask(kept, **as_("acme"))) == (0, OWN)
+
+
+def test_another_model_s_is_none_of_this_one_s(engine: Core, another: Another) -> None:
+    """Models that share a log: an entry for the namespace of another one drops nothing."""
+    prompt = engine.stored(engine.text(7, LENGTH))
+    another.invalidates(Scope(namespace=bytes(range(32))))
+    assert engine.ask(prompt) == OWN
+
+
+def test_an_idle_engine_follows(engine: Core, another: Another) -> None:
+    """Without a request or a step what was invalidated is gone from all its tiers, and so it is on what is unread."""
+    engine.stored(engine.text(8, LENGTH), **as_("idle", "idle"))
+    label = tenant_label("idle")
+    with IdleCore(engine):
+        another.invalidates(of("idle", "idle"))
+        engine.until(lambda: not engine.follower.unread, lambda: None)
+        engine.until(lambda: all(label not in tier.tenants for tier in engine.cache.usage().values()), lambda: None)
+
+
+def test_an_idle_engine_finishes_what_it_was_told(engine: Core) -> None:
+    """A text is hashed on another thread and forgotten on the scheduler's, which sleeps: the answer comes."""
+    prompt = engine.stored(engine.text(9, LENGTH))
+    with IdleCore(engine) as idle:
+        receipt = idle.call("hotspan", {"do": "invalidate", "tenant": "default", "tokens": prompt})
+    assert receipt["is_durable"] and receipt["removed"]["ram_chunks"] == LENGTH // CHUNK
+    assert engine.ask(prompt) == 0
+
+
+def test_a_burst_is_one_pass_and_stays_with_its_tenant(
+    engine: Core, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand unread entries of one tenant, and one of another: the first loses what it has here, the second the
+    document that was named, a third nothing. RAM is gone through once, the engine's own cache by what is found."""
+    texts = {tenant: engine.text(20 + n, LENGTH) for n, tenant in enumerate(("noisy", "quiet", "third"))}
+    for tenant, text in texts.items():
+        engine.stored(text, **as_(tenant, "own"))
+    kept = engine.stored(engine.text(30, LENGTH), **as_("quiet", "kept"))
+    passes, taken = [], engine.cache.ram.taken
+    monkeypatch.setattr(engine.cache.ram, "taken", lambda *scopes: passes.append(scopes) or taken(*scopes))
+    looked_at = engine.prefixes.spans.looked_at
+    another.invalidates(*(of("noisy", f"doc-{n}") for n in range(10_000)), of("quiet", "own"))
+    assert engine.follower.unread < 2000
+    assert engine.ask(texts["third"], **as_("third")) == OWN
+    assert len(passes) == 1
+    assert engine.prefixes.spans.looked_at - looked_at <= 4 * len(engine.prefixes.spans)
+    here = [engine.cache.usage()[tier].tenants for tier in (Tier.RAM, Tier.DISK)]
+    assert all(tenant_label("noisy") not in tenants and tenant_label("quiet") in tenants for tenants in here)
+    assert engine.ask(texts["quiet"], **as_("quiet")) == 0 and engine.ask(kept, **as_("quiet")) == OWN
+
+
+def test_many_scopes_cost_what_they_may_concern() -> None:
+    """A chunk is held against the scopes that name its tenant's whole, its key or a label of its own, of thousands."""
+    held: list[Scope] = []
+
+    class Counted(Scope):
+        def takes(self, *chunk: object) -> bool:
+            held.append(self)
+            return super().takes(*chunk)  # type: ignore[arg-type]
+
+    from hotspan.core.terms import Terms
+    from hotspan.core.types import ChunkKey
+
+    scopes = ScopeSet(
+        [Counted(tenant=7, labels=frozenset([n])) for n in range(1, 10_000)]
+        + [Counted(tenant=7, keys=frozenset([ChunkKey(n.to_bytes(32))])) for n in range(10_000)]
+    )
+    assert not scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([20_000])))
+    assert not scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=8, labels=frozenset([5])))
+    assert not held
+    assert scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([5, 20_000])))
+    assert scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=7))
+    assert len(held) == 2
+
+
+def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_path: Path) -> None:
+    """The start fails, and the next one finds the disk's directory free and the log without a reader."""
+    server = MemoryServer()
+    before = {thread.ident for thread in threading.enumerate()}
+    with (
+        patch.object(connector, "RemoteTier", side_effect=ConfigError("the L2 is of another make")),
+        pytest.raises(ConfigError, match="another make"),
+        core(tiny_model, disk=tmp_path / "kv", l2=server),
+    ):
+        raise AssertionError("it started")
+    assert not server.reports
+    left = [thread for thread in threading.enumerate() if thread.ident not in before and "hotspan" in thread.name]
+    assert [thread.name for thread in left if not thread.name.startswith("hotspan-copy")] == []
+    with core(tiny_model, disk=tmp_path / "kv", l2=server) as engine:
+        prompt = engine.stored(engine.text(1, LENGTH))
+        assert engine.ask(prompt) == OWN
