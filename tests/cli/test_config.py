@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import hotspan.server.run
 from hotspan.cli.flags import OWN_OPTIONS
 from hotspan.cli.main import app
+from hotspan.config.keys import BY_NAME
 from hotspan.core.types import GIB
 from hotspan.server.options import ServeOptions
 
@@ -196,6 +197,22 @@ def test_flags_are_the_same_everywhere() -> None:
 
 
 def test_keys() -> None:
-    """The table of keys can be printed."""
+    """The tables of keys and of an L2's options can be printed."""
     done = run("config", "keys")
-    assert done.exit_code == 0 and "| `--ram-gib` | 4.0 | GiB |" in done.output
+    assert done.exit_code == 0 and "| `--port` | 8080 | integer |" in done.output
+    assert "| `file:///` | `capacity_gib` |" in done.output
+
+
+def test_the_default_of_ram_is_said_once() -> None:
+    """Help, table and explain say what the RAM tier's default is from one declaration, and never a size alone."""
+    said = BY_NAME["ram_gib"].chosen
+    assert said in " ".join(run("serve", "--help", variables={"COLUMNS": "300"}).output.split())
+    assert f"| `--ram-gib` | {said} |" in run("config", "keys").output
+    assert "ram_gib = chosen at the start" in run("config", "explain", "org/name").output
+    assert "ram_gib = 4.0" in run("config", "explain", "org/name", "--l2", "redis://a").output
+
+
+def test_version() -> None:
+    """--version prints the version and does nothing else."""
+    done = run("--version")
+    assert done.exit_code == 0 and done.output == f"hotspan {hotspan.__version__}\n"

@@ -49,6 +49,19 @@ def test_options_are_checked_before_anything_starts(url: str, option: str, expec
     assert configured(flags={"ram_gib": 1.0, "l2": "redis://h", "l2_option": {"password": "env:P"}}).cache is not None
 
 
+def test_a_log_has_a_password_of_its_own() -> None:
+    """log_password goes to the log's client alone, as a reference; without a log it is refused."""
+    flags = {"ram_gib": 1.0, "l2": "sagemaker-hyperpod://h", "l2_option": ["log_password=env:P", "timeout_ms=500"]}
+    done = configured(flags=flags | {"l2_log": "rediss://log"})
+    assert done.cache is not None and done.cache.l2 is not None
+    assert done.cache.l2.store_options == {"timeout_ms": "500"}
+    assert done.cache.l2.log_options == {"password": "env:P"}
+    with pytest.raises(ConfigError, match="belongs to a log of its own"):
+        configured(flags=flags)
+    with pytest.raises(ConfigError, match="--l2-option log_password=file"):
+        configured(flags=flags | {"l2_log": "redis://:pw@log"})
+
+
 def test_secrets_are_fetched(tmp_path: Path) -> None:
     """A password is read from its file or variable; written out, or where nothing is, it is refused unrepeated."""
     path = tmp_path / "password"

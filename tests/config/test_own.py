@@ -1,5 +1,7 @@
 """hotspan's own YAML, variables and flags; typos everywhere."""
 
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -14,9 +16,15 @@ from hotspan.config.lmcache import _TARGETS
 from hotspan.config.lmcache_names import ACCEPTED
 from hotspan.config.lmi import lmi_names
 from hotspan.config.own import CommandLine, read_command_line
-from hotspan.config.reference import key_table
+from hotspan.config.reference import key_table, store_table
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
+from hotspan.tiers.stores import options
+from hotspan.tiers.stores.file import FileStore
+from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
+from hotspan.tiers.stores.open import _SETTINGS, SEGMENT_NAME
+from hotspan.tiers.stores.redis import RedisStore
+from hotspan.tiers.stores.s3_settings import S3Settings
 from tests.config.rig import configured, value
 
 ENGINE = dict.fromkeys((key.name for key in KEYS if not key.is_own), None) | {"seed": 0, "enable_prefix_caching": None}
@@ -235,5 +243,43 @@ def test_examples() -> None:
 
 
 def test_documented() -> None:
-    """docs/configuration.md has the table of keys as it is."""
-    assert key_table() in PAGE, "write what `hotspan config keys` prints into docs/configuration.md"
+    """docs/configuration.md has the tables of keys and of an L2's options as they are."""
+    for table in (key_table(), store_table()):
+        assert table in PAGE, "write what `hotspan config keys` prints into docs/configuration.md"
+
+
+def test_the_options_of_an_l2_are_all_documented() -> None:
+    """What each kind of L2 takes is what the page says of it, with the same defaults."""
+    s3 = {field.name: field.default for field in dataclasses.fields(S3Settings) if field.name != "client"}
+    hyperpod = {field.name: field.default for field in dataclasses.fields(HyperpodSettings)}
+    redis, file = (inspect.signature(kind.__init__).parameters for kind in (RedisStore, FileStore))
+    assert {option.name: option.default for option in options.S3} == s3
+    assert {option.name: option.default for option in options.HYPERPOD} == hyperpod | {
+        "shared_memory_name": SEGMENT_NAME
+    }
+    for option in (*options.REDIS[1:], *options.FILE):
+        assert (redis if option in options.REDIS else file)[option.name].default == option.default
+
+
+@pytest.mark.parametrize(
+    ("url", "known"),
+    [
+        ("redis://h", options.REDIS),
+        ("rediss://h", options.REDIS),
+        ("file:///d", options.FILE),
+        ("s3://b/p", options.S3),
+        ("sagemaker-hyperpod://h", options.HYPERPOD),
+    ],
+)
+def test_each_option_of_an_l2_acts(url: str, known: tuple[options.StoreOption, ...]) -> None:
+    """Each is taken by the kind of L2 that has it and changes its settings; another name is refused."""
+    samples = {str: "env:X", int: "1024", float: "7.5", bool: "false"}
+    scheme = url.partition(":")[0]
+    for option in known:
+        text = "true" if option.default is False else samples[option.kind]
+        done = configured(flags={"ram_gib": 1.0, "l2": url, "l2_option": {option.name: text}})
+        assert done.cache is not None and done.cache.l2 is not None and done.cache.l2.options == {option.name: text}
+        if option.name != "password":
+            assert _SETTINGS[scheme]({option.name: text}) != _SETTINGS[scheme]({})
+    with pytest.raises(ConfigError, match=r"no such option|there is no setting"):
+        configured(flags={"ram_gib": 1.0, "l2": url, "l2_option": {"nobodys_option": "1"}})

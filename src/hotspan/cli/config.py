@@ -35,7 +35,8 @@ def explain(context: typer.Context, model: str | None, as_json: Json = False, **
         typer.echo(json.dumps({"settings": rows, "notes": notes}, indent=2, default=str))
         return
     for name, setting in settings:
-        typer.echo("\n".join(_lines(name, setting)))
+        is_open = name == "ram_gib" and configuration.extent is not None and _is_default(setting)
+        typer.echo("ram_gib = chosen at the start  (default)" if is_open else "\n".join(_lines(name, setting)))
     if configuration.cache is not None and not configuration.cache.ram_bytes:
         typer.echo("note: the tiers that nobody named are chosen at the start: `hotspan plan MODEL` shows which")
     for note in configuration.notes:
@@ -64,10 +65,10 @@ def check(context: typer.Context, model: str | None, **_flags: Any) -> None:
 
 @config.command("keys")
 def keys() -> None:
-    """Print every key with its names in each format, as a Markdown table."""
-    from hotspan.config.reference import key_table
+    """Print every key with its names in each format, and every option of an L2, as Markdown tables."""
+    from hotspan.config.reference import key_table, store_table
 
-    typer.echo(key_table())
+    typer.echo(f"{key_table()}\n\n{store_table()}")
 
 
 def _is_default(setting: "Setting") -> bool:

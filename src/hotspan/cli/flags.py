@@ -115,7 +115,7 @@ def _parameter(key: Key) -> inspect.Parameter:
     elif key.kind is PAIRS:
         kind = list[str] | None
     default = key.default if key.default is None or key.kind is BOOLEAN else str(key.default)
-    option = typer.Option(key.flag, help=key.meaning, metavar=metavar)
+    option = typer.Option(key.flag, help=key.meaning, metavar=metavar, show_default=key.chosen or True)
     return inspect.Parameter(
         key.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

@@ -1,7 +1,10 @@
 """The `hotspan` command. Commands import what they need when they run: `hotspan --help` loads no engine."""
 
+from typing import Annotated
+
 import typer
 
+from hotspan import __version__
 from hotspan.cli import bench
 from hotspan.cli.bench_eviction import eviction
 from hotspan.cli.bench_index import index
@@ -47,8 +50,18 @@ app.add_typer(cache, name="cache")
 app.add_typer(config, name="config")
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"hotspan {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def hotspan() -> None:
+def hotspan(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Serve large language models on vLLM and compute a long text once."""
 
 

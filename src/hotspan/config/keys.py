@@ -31,6 +31,7 @@ class Key:
 
     name:      its flag without dashes; of an engine option, vLLM's name.
     default:   None leaves it to vLLM, or off.
+    chosen:    how the default is chosen, where `default` is not all there is to say.
     lmi:       LMI's names in its properties files. OPTION_* and SERVING_* follow from them.
     variables: names of variables that follow from nothing.
     lmcache:   its name in LMCache's configuration, and how it is written there.
@@ -44,6 +45,7 @@ class Key:
     lmi: tuple[Spelling, ...] = ()
     variables: tuple[Spelling, ...] = ()
     lmcache: Spelling | None = None
+    chosen: str = ""
 
     @property
     def flag(self) -> str:
@@ -67,7 +69,14 @@ def _lmi(*names: str) -> tuple[Spelling, ...]:
 
 
 _CACHE = (
-    Key("ram_gib", kinds.GIB, "RAM tier, in GiB of /dev/shm.", 4.0, lmcache=Spelling("max_local_cpu_size")),
+    Key(
+        "ram_gib",
+        kinds.GIB,
+        "RAM tier, in GiB of /dev/shm.",
+        4.0,
+        lmcache=Spelling("max_local_cpu_size"),
+        chosen="what the model can use, at most a quarter of what is free; 4.0 beside other tiers",
+    ),
     Key("disk", kinds.PATH, "Disk tier: a directory of its own, best on NVMe.", lmcache=Spelling("local_disk")),
     Key("disk_gib", kinds.GIB, "Disk tier, in GiB; allocated at the start.", lmcache=Spelling("max_local_disk_size")),
     Key(

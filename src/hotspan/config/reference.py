@@ -1,6 +1,7 @@
-"""The table of keys as the documentation has it."""
+"""The tables of keys and of an L2's options as the documentation has them."""
 
 from hotspan.config.keys import KEYS, Key
+from hotspan.tiers.stores.options import STORE_OPTIONS, StoreOption
 
 
 def key_table() -> str:
@@ -9,9 +10,20 @@ def key_table() -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(_row(key) for key in KEYS)])
 
 
+def store_table() -> str:
+    """Every NAME of --l2-option that hotspan knows, by the kind of L2, in Markdown."""
+    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in options]
+    return "\n".join(["| L2 | NAME of `--l2-option` | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _store_row(kind: str, option: StoreOption) -> str:
+    default = "" if option.default is None else str(option.default).lower()
+    return f"| {kind} | `{option.name}` | {default} | {option.meaning} |"
+
+
 def _row(key: Key) -> str:
     name = "MODEL, `model`" if key.name == "model" else f"`{key.flag}`"
-    default = "" if key.default is None else str(key.default).lower()
+    default = key.chosen or ("" if key.default is None else str(key.default).lower())
     lmi = ", ".join(f"`{spelling.name}`" for spelling in key.lmi or key.spellings)
     variables = [f"`{spelling.name}`" for spelling in key.variables]
     if key.is_own:

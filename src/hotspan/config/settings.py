@@ -13,6 +13,8 @@ ModelDigest = Literal["sampled", "full"]
 Persistence = Literal["tiers", "none"]
 
 _MOST_GIB = 1 << 30
+LOG_PASSWORD = "log_password"
+"""Among the options of an L2: the password of its `log`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class L2Settings:
     """A store that replicas share.
 
     url:     redis://, rediss://, file:///, s3:// or sagemaker-hyperpod://.
-    options: of its client, by the names of its kind (`hotspan serve --help`).
+    options: of its client, by the names of its kind (tiers/stores/options.py), and LOG_PASSWORD.
     log:     url of a store that keeps the log of invalidations, where that of `url` can't.
     """
 
@@ -37,6 +39,16 @@ class L2Settings:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     log: str | None = None
     threads: int = 4
+
+    @property
+    def store_options(self) -> dict[str, str]:
+        """What the client of `url` is told."""
+        return {name: value for name, value in self.options.items() if name != LOG_PASSWORD}
+
+    @property
+    def log_options(self) -> dict[str, str]:
+        """What the client of `log` is told."""
+        return {"password": self.options[LOG_PASSWORD]} if LOG_PASSWORD in self.options else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,8 @@ def cache_settings(
         raise ConfigError("--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out")
     if l2 is None and (l2_options or l2_log is not None):
         raise ConfigError("--l2-option and --l2-log belong to an L2: name it with --l2")
+    if l2_log is None and LOG_PASSWORD in (l2_options or {}):
+        raise ConfigError(f"--l2-option {LOG_PASSWORD} belongs to a log of its own: name that with --l2-log")
     if (kek is None) != (key_store is None):
         missing, given = ("--key-store", "--kek") if key_store is None else ("--kek", "--key-store")
         raise ConfigError(f"{given} is given without {missing}: `hotspan keys init` makes a key store for a KEK")

@@ -8,7 +8,7 @@ from hotspan.config.keys import BY_NAME
 from hotspan.config.origin import Setting, Source, shown
 from hotspan.config.secrets import check_references
 from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings, StoreSettings
-from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.config.settings import CacheSettings, L2Settings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.tiers.stores.open import check_store
@@ -37,7 +37,8 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
     """
     value = {name: setting.value for name, setting in settings.items()}
     try:
-        for name, options in (("l2", value["l2_option"] or {}), ("l2_log", {})):
+        told = L2Settings(value["l2"] or "", value["l2_option"] or {})
+        for name, options in (("l2", told.store_options), ("l2_log", told.log_options)):
             if value[name] is not None:
                 check_references(options)
                 check_store(BY_NAME[name].flag, value[name], options)

@@ -339,7 +339,7 @@ class HotspanConnector(OffloadingConnector):
         self, settings: L2Settings, follower: LogFollower, namespace: bytes, spec: HotspanSpec, *, is_isolated: bool
     ) -> Callable[[bool], RemoteTier]:
         """What opens the L2 tier, and opens it again after trouble."""
-        options = resolved(settings.options, environment())
+        options = resolved(settings.store_options, environment())
         if settings.url.startswith("s3:") and not is_isolated:
             options |= {"is_per_tenant": "false"}
 
@@ -376,9 +376,9 @@ def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
 def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
     """The reader of the L2's log, with a connection of its own."""
     if settings.log is not None:
-        store = open_store("--l2-log", settings.log, {})
+        store = open_store("--l2-log", settings.log, resolved(settings.log_options, environment()))
     else:
-        store = open_store("--l2", settings.url, resolved(settings.options, environment()))
+        store = open_store("--l2", settings.url, resolved(settings.store_options, environment()))
     if store.log is None:
         store.close()
         log = VolatileLog()

@@ -1,10 +1,9 @@
 """Stores by their URL, with what else is said of them as text."""
 
-import dataclasses
 import logging
 import math
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +14,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import is_secret, redacted, redacted_text
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.hyperpod_settings import PREFIX, HyperpodSettings, parse_hyperpod_settings
+from hotspan.tiers.stores.options import FILE, OVER_THE_DOOR, REDIS, S3, StoreOption
 from hotspan.tiers.stores.s3_settings import S3Settings
 
 logger = logging.getLogger(__name__)
@@ -73,13 +73,22 @@ def _refuse_secrets(option: str, parts: SplitResult) -> None:
     if parts.password or (not is_redis and "@" in parts.netloc) or any(map(is_secret, names)):
         raise ConfigError(
             f"{option} holds a password or a key, which other users of the machine and the log would see: leave it out "
-            f"and give {_SECRET_OPTIONS.get(parts.scheme, _NO_SECRET)}"
+            f"and give {_instead(option, parts.scheme)}"
         )
     if (parts.query and not is_redis) or parts.fragment:
         raise ConfigError(
             f"{option} is {redacted_text(parts.geturl())!r}: what stands behind ? or # has no effect there: leave it "
             "out (options of an L2 are given with --l2-option)"
         )
+
+
+def _instead(option: str, scheme: str) -> str:
+    if scheme in ("redis", "rediss"):
+        name = "log_password" if option == "--l2-log" else "password"
+        return f"--l2-option {name}=file:/PATH (or {name}=env:NAME)"
+    if scheme == "s3":
+        return "secret_access_key=file:/PATH (or env:NAME) with --l2-option, or set AWS_SECRET_ACCESS_KEY and the like"
+    return "none: this kind of L2 takes none"
 
 
 def check_store(option: str, url: str, options: Options) -> None:
@@ -115,8 +124,7 @@ def _redis(address: StoreAddress, options: Options) -> ObjectStore:
 
 
 def _redis_settings(options: Options) -> dict[str, Any]:
-    given = {name: value for name, value in options.items() if name != "password"}
-    return _typed(given, {"prefix": str, "timeout_s": float, "ttl_s": float}, also="password")
+    return {name: value for name, value in _typed(options, REDIS).items() if name != "password"}
 
 
 def _file(address: StoreAddress, options: Options) -> ObjectStore:
@@ -126,7 +134,7 @@ def _file(address: StoreAddress, options: Options) -> ObjectStore:
 
 
 def _file_settings(options: Options) -> dict[str, Any]:
-    return _typed(options, {"timeout_s": float, "capacity_gib": float})
+    return _typed(options, FILE)
 
 
 def _s3(address: StoreAddress, options: Options) -> ObjectStore:
@@ -136,18 +144,14 @@ def _s3(address: StoreAddress, options: Options) -> ObjectStore:
 
 
 def _s3_settings(options: Options) -> S3Settings:
-    kinds = {
-        field.name: type(field.default)
-        for field in dataclasses.fields(S3Settings)
-        if field.default is not dataclasses.MISSING
-    }
-    own = _typed({name: value for name, value in options.items() if name in kinds}, kinds)
-    client = {name: value for name, value in options.items() if name not in kinds}
-    _check_client(client, kinds)
+    names = {option.name for option in S3}
+    own = _typed({name: value for name, value in options.items() if name in names}, S3)
+    client = {name: value for name, value in options.items() if name not in names}
+    _check_client(client, sorted(names))
     return S3Settings(client=client, **own)
 
 
-def _check_client(client: Options, known: Iterable[str]) -> None:
+def _check_client(client: Options, known: Sequence[str]) -> None:
     """Raise ConfigError for an option that is neither ours nor obstore's."""
     from obstore.exceptions import BaseError, UnknownConfigurationKeyError
     from obstore.store import S3Store as ObstoreS3
@@ -171,6 +175,9 @@ def _hyperpod(address: StoreAddress, options: Options) -> ObjectStore:
     settings = _hyperpod_settings(options)
     door = SHARED_MEMORY / (settings.shared_memory_name.removeprefix("/") + ".sock")
     if _is_socket(door):
+        unused = sorted({name.removeprefix(PREFIX) for name in options} - OVER_THE_DOOR)
+        if unused:
+            logger.warning("l2_options_without_effect options=%s: hotspan's daemon is at %s", ",".join(unused), door)
         return DaemonStore(door, deadline_s=settings.timeout_s)
     logger.info("l2_over_http host=%s door=%s: no local door there", address.host, door)
     return HyperpodStore(address.host, address.port or DAEMON_PORT, settings)
@@ -189,15 +196,6 @@ _OPENERS: dict[str, Callable[[StoreAddress, Options], ObjectStore]] = {
     "s3": _s3,
 }
 
-_REDIS_PASSWORD = "--l2-option password=file:/PATH (or password=env:NAME)"
-_NO_SECRET = "none: this kind of L2 takes none"
-_SECRET_OPTIONS = {
-    "redis": _REDIS_PASSWORD,
-    "rediss": _REDIS_PASSWORD,
-    "s3": "--l2-option access_key_id=... and secret_access_key=file:/PATH (or env:NAME), or set AWS_ACCESS_KEY_ID and "
-    "the like",
-}
-
 _SETTINGS: dict[str, Callable[[Options], object]] = {
     "sagemaker-hyperpod": _hyperpod_settings,
     "redis": _redis_settings,
@@ -214,14 +212,14 @@ def _is_socket(path: Path) -> bool:
         return False
 
 
-def _typed(options: Options, kinds: Mapping[str, type], also: str = "") -> dict[str, Any]:
+def _typed(options: Options, known: Sequence[StoreOption]) -> dict[str, Any]:
     """Options as the store takes them. Raises: ConfigError for one that it has not, or that is no number."""
+    kinds = {option.name: option.kind for option in known}
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in kinds:
             meant = get_close_matches(name, kinds, 1)
-            known = ", ".join(sorted({*kinds, *filter(None, [also])}))
-            hint = f"did you mean {meant[0]}?" if meant else f"it has {known}"
+            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(sorted(kinds))}"
             raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}")
         values[name] = _value(name, value, kinds[name])
     return values
