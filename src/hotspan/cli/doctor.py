@@ -61,10 +61,11 @@ def doctor(context: typer.Context, model: str | None, as_json: Json = False, **_
 
 def _refusal(options: "ServeOptions", surroundings: Mapping[str, str]) -> str | None:
     from hotspan.core.errors import ConfigError
+    from hotspan.server.events import guarded_events
     from hotspan.server.hardening import check_files, check_tls, hardened
 
     try:
-        hardened(options, surroundings)
+        guarded_events(hardened(options, surroundings))
         check_tls(options.engine_values)
         check_files(options, surroundings)
     except ConfigError as error:

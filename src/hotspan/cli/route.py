@@ -75,6 +75,9 @@ def route(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in without keys here: the replicas check them.")
     ] = False,
+    kv_events_key: Annotated[
+        Path | None, typer.Option(help="File (0600) with the key of the replicas' KV events: no others are believed.")
+    ] = None,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="Where OpenTelemetry's spans go, such as http://localhost:4318.")
     ] = None,
@@ -167,7 +170,10 @@ def route_settings(values: Mapping[str, Any]) -> "RouterSettings":
         is_exposing=values["expose"],
         keys=_keys(values["api_keys_file"], values["tenants"]),
         admin_token=_admin_token(values["admin_token_file"]),
+        events_keys=_events_keys(values["kv_events_key"]),
     )
+    if settings.events_keys is not None and not any(replica.events for replica in settings.replicas):
+        raise ConfigError("--kv-events-key is given, but no replica has events: add events=tcp://... to --replica")
     _check_exposure(settings, is_insecure=values["insecure"])
     return settings
 
@@ -226,6 +232,12 @@ def _digests(file: Path) -> set[bytes]:
     if not digests:
         raise ConfigError(f"{file} has no API key: write one a line")
     return digests
+
+
+def _events_keys(file: Any) -> Any:
+    from hotspan.config.kv_events import read_key
+
+    return None if file is None else read_key(Path(file).expanduser())
 
 
 def _admin_token(file: Any) -> str | None:

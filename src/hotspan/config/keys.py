@@ -121,6 +121,11 @@ _CACHE = (
     Key("kek", kinds.TEXT, "Encrypt what leaves RAM under this key: file:PATH, env:NAME or aws-kms:KEY."),
     Key("key_store", kinds.PATH, "The tenants' wrapped keys: a directory that `hotspan keys init` made."),
     Key(
+        "kv_events_key",
+        kinds.PATH,
+        "File (0600) with the key of KV events, at least 32 characters: only routers that have it can follow them.",
+    ),
+    Key(
         "tenants",
         kinds.PATH,
         "YAML with API keys, shares and times to live by tenant; then every client needs a key.",

@@ -90,6 +90,7 @@ class CacheSettings:
     patience_s:   None lets the cost model decide what is loaded from below RAM, and how long a request waits for it; a
                   number loads all that is there, and lets a request wait so long while nothing lands.
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
+    events_key:   a file with the key of KV events; None publishes them to whoever connects.
     """
 
     ram_bytes: int
@@ -107,10 +108,11 @@ class CacheSettings:
     drain_s: float = 10.0
     patience_s: float | None = None
     error_file: str | None = None
+    events_key: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""
-        return asdict(self)
+        return {**asdict(self), "events_key": None if self.events_key is None else str(self.events_key)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "CacheSettings":
@@ -118,6 +120,8 @@ class CacheSettings:
         fields = dict(data)
         if fields.get("disk") is not None:
             fields["disk"] = DiskSettings(**fields["disk"])
+        if fields.get("events_key") is not None:
+            fields["events_key"] = Path(fields["events_key"])
         if fields.get("l2") is not None:
             fields["l2"] = L2Settings(**fields["l2"])
         if fields.get("encryption") is not None:
@@ -146,6 +150,7 @@ def cache_settings(
     tenants: tuple[TenantShare, ...] = (),
     retention: tuple[RetentionRule, ...] = (),
     error_file: Path | None = None,
+    events_key: Path | None = None,
 ) -> CacheSettings:
     """Settings from what the command line and the file of tenants gave.
 
@@ -198,6 +203,7 @@ def cache_settings(
         tenants=tenants,
         retention=retention,
         error_file=str(error_file) if error_file is not None else None,
+        events_key=None if events_key is None else events_key.expanduser().absolute(),
     )
 
 

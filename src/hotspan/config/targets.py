@@ -43,6 +43,10 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
                 check_references(options)
                 check_store(BY_NAME[name].flag, value[name], options)
         if value["no_cache"]:
+            if value["kv_events_key"] is not None:
+                raise ConfigError(
+                    "--kv-events-key needs hotspan's tiers, and --no-cache leaves them out: give one of them"
+                )
             return None
         return cache_settings(
             ram_gib=None if _is_ram_chosen(settings) else value["ram_gib"],
@@ -57,6 +61,7 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
             persistence=value["persistence"],
             kek=value["kek"],
             key_store=_path(value["key_store"]),
+            events_key=_path(value["kv_events_key"]),
             is_isolated=not value["share_across_tenants"],
             is_strict=tenants.has_keys,
             tenants=tenants.shares,

@@ -49,6 +49,7 @@ from hotspan.engine.identity import namespace_of
 from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
+from hotspan.engine.publisher import offer_publisher
 from hotspan.engine.requests import ChunkGroup
 from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.steps import StepWatch
@@ -271,6 +272,7 @@ class HotspanConnector(OffloadingConnector):
         steps = StepWatch(cost, step_tokens, self._clock) if cost is not None else None
         self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps, self._follower)
         chain = next((group for group in self._groups(spec) if group.is_chain), None)
+        offer_publisher(settings.events_key)  # the scheduler makes its publisher after its connector
         if chain is not None and config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events:
             self.manager.events = ChunkEvents(cache, chain)
         self._administrator = Administrator(

@@ -310,6 +310,8 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         ),
     ),
     Attributes("vllm.config", "KVEventsConfig", ("enable_kv_cache_events",)),
+    Attributes(_EVENTS, "EventPublisherFactory", ("_registry",)),
+    Attributes(_EVENTS, "ZmqEventPublisher", ("_ctx", "_pub", "_replay", "_endpoint", "_replay_endpoint", "_hwm")),
     Attributes(
         "vllm.config",
         "ParallelConfig",

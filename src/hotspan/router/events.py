@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks, Join, RootOf
@@ -38,6 +39,7 @@ _QUIET_S = 30.0
 _BATCH = 32
 """Messages that are applied before others of the event loop have their turn."""
 
+_REFUSED = (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEARTBEAT_S = 5.0
 _MOST_QUEUED = 100_000
@@ -74,6 +76,7 @@ class EventFeed:
     join:     the bytes of tokens (TokenTable.join). root_of: see Roots.of_engine.
     on_state: is told, in the event loop, whether all is known, and why not.
     topic:    of the replica's messages.
+    keys:     None follows a publisher without keys; with some, no other than one that has them is believed.
 
     One engine, which is one data-parallel rank, has one feed.
     """
@@ -93,12 +96,13 @@ class EventFeed:
         rng: random.Random | None = None,
         quiet_s: float = _QUIET_S,
         replay_wait_s: float = _REPLAY_WAIT_S,
+        keys: CurveKeys | None = None,
     ) -> None:
         """Raises: ConfigError for an address that can't be connected to."""
         for address in (events, replay):
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
-        self._events, self._replay_at, self._topic = events, replay, topic.encode()
+        self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
         self._follower = Follower(replica, Blocks(join, root_of, cap_blocks), index, on_state)
         self._rng = rng or random.Random()
         self._quiet_s, self._replay_wait_s = quiet_s, replay_wait_s
@@ -147,8 +151,9 @@ class EventFeed:
     async def _follow(self, context: zmq.asyncio.Context) -> None:
         """One connection, until it ends."""
         async with self._subscribed(context) as (subscriber, monitor):
-            while not _says(await monitor.recv_multipart(), zmq.EVENT_HANDSHAKE_SUCCEEDED):
-                pass
+            while (told := _told(await monitor.recv_multipart())) != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if told in _REFUSED:
+                    raise zmq.ZMQError(msg="it hung up in the handshake: give replica and router one --kv-events-key")
             self._pause_s = _FIRST_PAUSE_S
             await self._catch_up(context, self._follower.connected())
             while await self._listen(context, subscriber, monitor):
@@ -173,7 +178,7 @@ class EventFeed:
             except zmq.Again:
                 frames = []
             # Only now: a message of the next life can't be read before the end of this one has been said.
-            if ended.poll(0) and _says(ended.recv_multipart(), zmq.EVENT_DISCONNECTED):
+            if ended.poll(0) and _told(ended.recv_multipart()) == zmq.EVENT_DISCONNECTED:
                 return False
             if not frames:
                 break
@@ -200,6 +205,8 @@ class EventFeed:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.setsockopt(zmq.RCVHWM, 0)
             dealer.setsockopt(zmq.IPV6, 1)
+            if self._keys is not None:
+                self._keys.follow(dealer)
             dealer.connect(self._replay_at)
             await dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
             waiting: zmq.Socket[bytes] = zmq.Socket.shadow(dealer)
@@ -236,10 +243,12 @@ class EventFeed:
             zmq.RECONNECT_IVL: round(1000 * _FIRST_PAUSE_S),
             zmq.RECONNECT_IVL_MAX: round(1000 * _LONGEST_PAUSE_S),
         }
-        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        monitor = subscriber.get_monitor_socket(sum((zmq.EVENT_HANDSHAKE_SUCCEEDED, *_REFUSED)))
         try:
             for option, value in options.items():
                 subscriber.setsockopt(option, value)
+            if self._keys is not None:
+                self._keys.follow(subscriber)
             subscriber.setsockopt(zmq.SUBSCRIBE, self._topic)
             subscriber.connect(self._events)
             yield subscriber, monitor
@@ -249,5 +258,6 @@ class EventFeed:
             subscriber.close(0)
 
 
-def _says(message: list[bytes], event: int) -> bool:
-    return bool(parse_monitor_message(message)["event"] == event)
+def _told(message: list[bytes]) -> int:
+    """The event of a message of a socket's monitor."""
+    return int(parse_monitor_message(message)["event"])

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.router.events import EventFeed
 from hotspan.router.fleet import Fleet
@@ -36,7 +37,7 @@ _COUNTED = {
 class Feeds:
     """The feeds of those replicas that have events. One event loop's.
 
-    slots: of the replicas in the index.
+    slots: of the replicas in the index. keys: of their events.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Feeds:
         prompts: Prompts,
         table: TokenTable | None,
         rng: random.Random,
+        keys: CurveKeys | None = None,
     ) -> None:
         """Raises: ConfigError where events can't be read without a model's tokens."""
         self._fleet = fleet
@@ -68,6 +70,7 @@ class Feeds:
                 prompts.roots.of_engine,
                 functools.partial(self.heard, replica.url),
                 rng=rng,
+                keys=keys,
             )
 
     def begin(self) -> None:

@@ -96,7 +96,7 @@ def _assembled(
         weights=Weights(threshold=settings.threshold),
     )
     slots = {name: fleet.add(name) for name in replicas}
-    feeds = Feeds(settings.replicas, slots, fleet, prompts, table, rng)
+    feeds = Feeds(settings.replicas, slots, fleet, prompts, table, rng, settings.events_keys)
     vitals = {name: Vitals(settings.health, clock, rng) for name in replicas}
     counts, sessions = Counts(), StatefulSessions(clock)
     places = Places(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
@@ -50,6 +51,7 @@ class RouterSettings:
                        none lets in everybody.
     admin_token:       for /router/... and, where there is one or keys are, /metrics; None: this machine only.
     otlp_endpoint:     where spans go; None makes none.
+    events_keys:       of the replicas' KV events; None follows events that are not encrypted.
     """
 
     replicas: tuple[Replica, ...]
@@ -79,6 +81,7 @@ class RouterSettings:
     keys: Mapping[bytes, str] = field(default_factory=dict, repr=False)
     admin_token: str | None = field(default=None, repr=False)
     otlp_endpoint: str | None = None
+    events_keys: CurveKeys | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for replicas and shares that do not fit together."""

@@ -1,13 +1,15 @@
 """Who gets at what on a server that would be started so: findings, each with what to do. facts.py looks."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hotspan.config.admin_token import VARIABLE
+from hotspan.config.kv_events import FLAG, published
 from hotspan.config.settings import L2Settings
+from hotspan.server.events import secrets_of
 from hotspan.server.facts import DOOR, SEGMENT, Facts
 from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options
 from hotspan.server.options import ServeOptions, is_loopback
@@ -42,7 +44,7 @@ def posture(options: ServeOptions, facts: Facts) -> list[Finding]:
 def files_of(options: ServeOptions) -> list[Path]:
     """The files and directories whose permissions `posture` looks at."""
     cache = options.cache
-    found = [options.admin_token_file, _script(options)]
+    found = [options.admin_token_file, _script(options), None if cache is None else cache.events_key]
     if cache is not None and cache.disk is not None:
         found.append(Path(cache.disk.directory))
     if cache is not None and cache.encryption is not None:
@@ -134,6 +136,36 @@ def _admin(options: ServeOptions, facts: Facts) -> Findings:
             "admin address",
             "where the clients are: whoever reaches them may try tokens",
             "give administration a port of its own with --admin-port, at 127.0.0.1 unless --admin-host says else",
+        )
+
+
+def _events(options: ServeOptions, facts: Facts) -> Findings:
+    what, events = "KV events", published(options.engine_values)
+    key = None if options.cache is None else options.cache.events_key
+    if events is None:
+        yield _ok(what, "not published")
+        return
+    if events.endpoint is None and options.cache is None:
+        events = replace(events, endpoint="every address of this machine")
+    where = ", ".join(events.open_addresses) or "this machine only"
+    if key is not None:
+        fact = facts.files.get(key)
+        if fact is not None and not fact.is_private:
+            yield _bad(what, f"{key} is open to others", f"chmod 600 {key}, and write another key into it")
+        else:
+            yield _ok(what, f"{where}, encrypted, for routers with the key of {key}")
+    elif not events.open_addresses:
+        yield _warning(
+            what,
+            "every user of this machine can follow them: they hold all tenants' tokens and salts",
+            f"give {FLAG} FILE here and to `hotspan route`",
+        )
+    else:
+        finding = _bad if secrets_of(options) else _warning
+        yield finding(
+            what,
+            f"{where}, to whoever connects: they hold all tenants' tokens and salts",
+            f"give {FLAG} FILE here and to `hotspan route`, or publish on 127.0.0.1",
         )
 
 
@@ -337,7 +369,7 @@ def _start(options: ServeOptions, facts: Facts) -> Findings:
 
 
 _CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
-    *(_exposure, _tls, _keys, _admin, _metrics, _isolation, _encryption, _disk, _l2, _daemon, _memory, _media),
+    *(_exposure, _tls, _keys, _admin, _metrics, _events, _isolation, _encryption, _disk, _l2, _daemon, _memory, _media),
     *(_code, _secure, _start),
 )
 

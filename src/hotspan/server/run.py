@@ -39,6 +39,7 @@ from hotspan.server.admin_token import admin_token
 from hotspan.server.checks import check_engine_adapters, check_engine_keys
 from hotspan.server.connections import connection_class
 from hotspan.server.cors import with_cors
+from hotspan.server.events import guarded_events
 from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
 from hotspan.server.lmi.plugs import Forget
@@ -78,7 +79,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
     show_log()
     raise_file_limit()
     surroundings = environment()
-    options = hardened(options, surroundings)
+    options = guarded_events(hardened(options, surroundings))
     check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
         bound = bind(options.host, options.port) if link is None else link.bind()
