@@ -114,7 +114,7 @@ def test_a_failed_request_is_status_1_and_in_the_csv(serve: StartServer, tmp_pat
     done = engine(server.url, tmp_path)
     assert done.exit_code == 1, done.output
     bad = [row for row in rows(tmp_path) if row["successful"] == "False"]
-    assert [row["request_id"] for row in bad] == ["doc1_q0", "doc1_q1"] or len(bad) == 2
+    assert sorted(row["request_id"] for row in bad) == ["doc1_q0", "doc1_q1"]
     assert all("HTTP 500" in row["error"] and row["num_output_tokens"] == "0" for row in bad)
     assert "HTTP 500" in done.output
 

@@ -48,6 +48,13 @@ def passed(proof: Proof) -> dict[str, Any]:
     return proof.figures
 
 
+def test_kill_is_right(tmp_path: Path) -> None:
+    """R1: 30 kills: no wrong byte, no failed opening, nothing back."""
+    found = kill.run(kill.Options(cycles=30, table_chunks=2_000, directory=tmp_path), silent).figures
+    assert found["cycles"] == 30 and found["stores_acknowledged"] > 0
+    assert found["wrong_bytes"] == found["failed_opens"] == found["resurrected"] == 0
+
+
 @pytest.mark.timing
 def test_kill(tmp_path: Path) -> None:
     """R1: 200 kills: no wrong byte, no failed opening, 99 % of what was acknowledged 1 s before, nothing back."""

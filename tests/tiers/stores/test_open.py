@@ -1,5 +1,6 @@
 """Stores by URL: what is taken, and what is refused in words that help."""
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -86,4 +87,6 @@ def test_options_that_can_not_work_are_refused(url: str, options: dict[str, str]
 def test_hyperpods_own_names_are_taken() -> None:
     """The configuration keys that users of managed tiered storage have work as they are."""
     options = {"sagemaker_hyperpod_shared_memory_name": "none", "sagemaker_hyperpod_timeout_ms": "900"}
-    open_store("--l2", "sagemaker-hyperpod://127.0.0.1", options).close()
+    with contextlib.closing(open_store("--l2", "sagemaker-hyperpod://127.0.0.1", options)) as store:
+        assert isinstance(store, HyperpodStore)
+        assert (store._settings.shared_memory_name, store._settings.timeout_ms) == ("none", 900)
