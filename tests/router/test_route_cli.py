@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
+from hotspan.cli.route import option_kinds
 from hotspan.core.errors import ConfigError
 from hotspan.router.routes import Route, route_of
 from hotspan.router.settings import Replica, RouterSettings, parse_replica, parse_shares
@@ -43,6 +44,55 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.replicas == (Replica(URL), Replica("http://10.0.0.2:8080", "new", "tcp://10.0.0.2:5557"))
     assert got.shares == {"new": 0.05} and got.strategy is Strategy.PREFIXAWARE
     assert got.max_in_flight == 7 and got.is_exposing and got.threshold == 3
+
+
+SAMPLES: dict[str, str] = {
+    "host": "127.0.0.2",
+    "replica": "10.0.0.9:8080",
+    "strategy": "session",
+    "split": "new=5%",
+    "tenants": "FILE",
+    "api_keys_file": "KEYS",
+    "admin_token_file": "TOKEN",
+    "health_path": "/health",
+}
+
+
+@pytest.mark.parametrize("name", option_kinds())
+def test_each_option_acts_or_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Every option of the file changes what the router is started with; --insecure lets it start at all."""
+    texts = {"FILE": 'tenants: {acme: {keys: ["key-of-acme"]}}', "KEYS": "key-of-acme", "TOKEN": "0123456789abcdef"}
+    text = SAMPLES.get(name, "7")
+    if text in texts:
+        path = tmp_path / text
+        path.write_text(texts[text])
+        path.chmod(0o600)
+        text = str(path)
+    is_switch = option_kinds()[name].name == "true or false"
+    word = ("--" + name.replace("_", "-"), *(() if is_switch else (text,)))
+    base = ("--replica", URL, "--replica", "new=10.0.0.2:8080")
+    if name == "insecure":
+        base = (*base, "--host", "0.0.0.0")
+    before, _ = settings_of(monkeypatch, *base)
+    after, said = settings_of(monkeypatch, *base, *word)
+    assert after is not None and after != before, said
+    assert said == (
+        "" if name != "threshold" else "hotspan: --threshold has no effect: --strategy auto has no threshold\n"
+    )
+
+
+def test_options_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Retries of a router that makes none are named, from the file as well; nothing is said where they act."""
+    file = tmp_path / "route.yaml"
+    file.write_text(f"replica: {URL}\nattempts: 1\nretry-share: 0.5\n")
+    _, said = settings_of(monkeypatch, "--config", str(file), "--retry-reserve", "9")
+    assert all(
+        f"--{name} has no effect: --attempts 1 disables retries" in said for name in ("retry-share", "retry-reserve")
+    )
+    _, said = settings_of(
+        monkeypatch, "--replica", URL, "--retry-share", "0.5", "--strategy", "kvaware", "--threshold", "3"
+    )
+    assert said == ""
 
 
 def test_the_file_is_below_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

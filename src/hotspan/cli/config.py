@@ -11,7 +11,7 @@ from hotspan.cli.flags import ENGINE_OPTIONS, check_engine, load, show_warnings,
 if TYPE_CHECKING:
     from hotspan.config.origin import Given, Setting
 
-config = typer.Typer(help="Look at a configuration before it is served.", no_args_is_help=True)
+config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -19,9 +19,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @config.command("explain", context_settings=ENGINE_OPTIONS)
 @takes_configuration
 def explain(context: typer.Context, model: str | None, as_json: Json = False, **_flags: Any) -> None:
-    """Show every value, where it comes from and what it overrode, for the words that `hotspan serve` would get.
+    """Show every value, its origin and what it overrides, for the given options of `hotspan serve`.
 
-    Options of the engine are shown as they are written; `hotspan config check` asks the engine about them.
+    Engine options are shown as written; `hotspan config check` validates them.
     """
     with explained():
         configuration = load(context, model)
@@ -46,10 +46,10 @@ def explain(context: typer.Context, model: str | None, as_json: Json = False, **
 @config.command("check", context_settings=ENGINE_OPTIONS)
 @takes_configuration
 def check(context: typer.Context, model: str | None, **_flags: Any) -> None:
-    """Validate the words that `hotspan serve` would get, and all they lead to, without starting. Exit status 2: wrong.
+    """Validate the options of `hotspan serve` and the files they name, without starting. Exit status 2: invalid.
 
-    What only the machine that serves can tell, such as room on its disks, is not looked at, and model.py is not
-    executed.
+    Values that do not act are named on stderr. The free space of disks and memory is not checked, and model.py is
+    not executed.
     """
     with explained():
         from hotspan.cli.serve import serve_options

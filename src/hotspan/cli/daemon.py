@@ -9,25 +9,25 @@ from hotspan.cli.errors import explained
 
 
 def daemon(
-    size_gib: Annotated[float, typer.Option(help="Shared memory for the cache, in GiB of /dev/shm.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; the protocol has no authentication.")] = "127.0.0.1",
+    size_gib: Annotated[float, typer.Option(help="Size of the cache, in GiB of /dev/shm.")],
+    host: Annotated[str, typer.Option(help="Address to listen on. The protocol has no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 9200,
     shared_memory_name: Annotated[
-        str, typer.Option(help="Name of the shared memory, as its clients are told it.")
+        str, typer.Option(help="Name of the shared memory; clients need the same one.")
     ] = "ai_toolkit_cache",
-    mode: Annotated[
-        str, typer.Option(help="Who may map the memory and use the local door: file permissions, in octal.")
-    ] = "600",
-    max_lease_s: Annotated[float, typer.Option(help="No lease pins memory for longer.")] = 600.0,
+    mode: Annotated[str, typer.Option(help="Permissions of the shared memory and the local socket, in octal.")] = "600",
+    max_lease_s: Annotated[
+        float, typer.Option(help="Maximum duration of a lease, in seconds; longer ones are refused.")
+    ] = 600.0,
     disk: Annotated[
-        Path | None, typer.Option(help="Directory for copies of what is in memory, which outlive it and the daemon.")
+        Path | None, typer.Option(help="Directory for copies of the objects, which survive a restart.")
     ] = None,
-    disk_gib: Annotated[float, typer.Option(help="How much of that disk to take, in GiB.")] = 0.0,
+    disk_gib: Annotated[float, typer.Option(help="Size of --disk, in GiB.")] = 0.0,
 ) -> None:
-    """Serve one L2 for all replicas of this node, and for clients of HyperPod's managed tiered storage.
+    """Serve one L2 cache to all replicas of this node, and to clients of HyperPod's managed tiered storage.
 
-    Objects and the log of invalidations are in memory: when the daemon ends, both are gone together. With --disk both
-    are there again when it is back.
+    Objects and the log of invalidations are in memory and are lost together when the daemon ends. With --disk, both
+    survive a restart.
     """
     with explained():
         from hotspan.core.errors import ConfigError

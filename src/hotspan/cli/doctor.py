@@ -27,7 +27,7 @@ _LEAST_FILES = 8192
 
 @takes_configuration
 def doctor(context: typer.Context, model: str | None, as_json: Json = False, **_flags: Any) -> None:
-    """Judge the words that `hotspan serve` would get, and this machine. Exit status 1: something is bad.
+    """Check configuration and host for security problems before serving. Exit status 1: problems found.
 
     Who reaches what, with which key; what is encrypted; what is fetched and executed; who else reads the files.
     Nothing is started.

@@ -21,78 +21,109 @@ def route(
     context: typer.Context,
     replica: Annotated[
         list[str] | None,
-        typer.Option(help="A server: URL, or GROUP=URL; ,events=tcp://HOST:PORT adds its KV events. May be repeated."),
+        typer.Option(
+            help="Replica: URL or GROUP=URL; append ,events=tcp://HOST:PORT for its KV events. May be repeated."
+        ),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="auto, prefixaware, kvaware, session or roundrobin.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="Routing strategy: auto, prefixaware, kvaware, session or roundrobin.")
+    ] = "auto",
     threshold: Annotated[
-        int, typer.Option(help="Requests at one replica from which on prefixaware and kvaware go elsewhere.")
+        int,
+        typer.Option(help="prefixaware, kvaware: requests in flight at a replica above which another one is chosen."),
     ] = 16,
-    config: Annotated[Path | None, typer.Option(help="YAML with any of these names.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with any of these options.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     model: Annotated[
         Path | None, typer.Option(help="Directory with the model's tokenizer and chat template: needed for KV events.")
     ] = None,
     model_name: Annotated[
-        list[str] | None, typer.Option(help="What requests call the model; other names are adapters. May be repeated.")
+        list[str] | None, typer.Option(help="Name of the model in requests; other names are adapters. May be repeated.")
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="GROUP=10%: so many of the sessions go to that group. May be repeated.")
+        list[str] | None, typer.Option(help="GROUP=10%: share of the sessions for that group. May be repeated.")
     ] = None,
     session_key: Annotated[
-        str | None, typer.Option(help="Header or field of the body that names a session, before all others.")
+        str | None,
+        typer.Option(help="Request header or body field with the session id; takes precedence over the built-in ones."),
     ] = None,
     tenant_header: Annotated[
-        str | None, typer.Option(help="Header that says whose a request is; else its API key does.")
+        str | None,
+        typer.Option(help="Request header with the tenant's name. Default: the API key identifies the tenant."),
     ] = None,
-    max_in_flight: Annotated[int, typer.Option(help="Requests at one replica at a time; more wait.")] = 256,
-    queue_size: Annotated[int, typer.Option(help="Requests that wait at a time; more are refused with 429.")] = 1024,
-    queue_timeout_s: Annotated[float, typer.Option(help="Seconds that one waits, then it is refused with 503.")] = 30.0,
-    retry_share: Annotated[float, typer.Option(help="Retries for each request, on average.")] = 0.1,
-    retry_reserve: Annotated[int, typer.Option(help="Retries at once besides: what one replica dies with.")] = 256,
-    attempts: Annotated[int, typer.Option(help="Attempts at one request; 1 never tries again.")] = 3,
-    connect_timeout_s: Annotated[float, typer.Option(help="Seconds to reach a replica.")] = 2.0,
-    read_timeout_s: Annotated[float, typer.Option(help="Seconds without a byte of a replica's answer.")] = 300.0,
-    health_path: Annotated[str, typer.Option(help="What replicas are asked: 200 is well.")] = "/ping",
-    health_interval_s: Annotated[float, typer.Option(help="Seconds between two such questions.")] = 2.0,
-    index_mib: Annotated[int, typer.Option(help="Memory for what replicas hold, in MiB.")] = 256,
-    max_request_bytes: Annotated[int, typer.Option(help="The largest body of a request, in bytes.")] = 64 << 20,
-    drain_s: Annotated[float, typer.Option(help="Seconds that requests may go on after a signal to stop.")] = 30.0,
+    max_in_flight: Annotated[
+        int, typer.Option(help="Maximum number of requests in flight per replica; further requests are queued.")
+    ] = 256,
+    queue_size: Annotated[
+        int, typer.Option(help="Maximum number of queued requests; further requests are refused with 429.")
+    ] = 1024,
+    queue_timeout_s: Annotated[
+        float, typer.Option(help="Maximum time in the queue, in seconds; then a request is refused with 503.")
+    ] = 30.0,
+    retry_share: Annotated[float, typer.Option(help="Retry budget: retries per request, on average.")] = 0.1,
+    retry_reserve: Annotated[
+        int, typer.Option(help="Retry budget: additional retries at once, for the requests of a replica that fails.")
+    ] = 256,
+    attempts: Annotated[int, typer.Option(help="Maximum number of attempts per request; 1 disables retries.")] = 3,
+    connect_timeout_s: Annotated[float, typer.Option(help="Connect timeout, in seconds.")] = 2.0,
+    read_timeout_s: Annotated[
+        float, typer.Option(help="Read timeout, in seconds without a byte from the replica.")
+    ] = 300.0,
+    health_path: Annotated[str, typer.Option(help="Health-check path; 200 means healthy.")] = "/ping",
+    health_interval_s: Annotated[float, typer.Option(help="Seconds between health checks.")] = 2.0,
+    index_mib: Annotated[int, typer.Option(help="Memory for the index of cached texts, in MiB.")] = 256,
+    max_request_bytes: Annotated[int, typer.Option(help="Maximum size of a request body, in bytes.")] = 64 << 20,
+    drain_s: Annotated[
+        float, typer.Option(help="Time for requests in flight after a signal to stop, in seconds.")
+    ] = 30.0,
     expose: Annotated[
-        bool, typer.Option("--expose", help="Answers name their replica, and what was expected in its cache.")
+        bool, typer.Option("--expose", help="Add response headers with the chosen replica and the expected cache hit.")
     ] = False,
     api_keys_file: Annotated[
         Path | None,
-        typer.Option(help="File (0600), an API key or sha256:HEX a line: every client needs one."),
+        typer.Option(
+            help="File (mode 0600) with one API key or sha256:HEX per line. With it, every client needs a key."
+        ),
     ] = None,
     tenants: Annotated[
-        Path | None, typer.Option(help="The replicas' file of --tenants: its keys are let in, its names are known.")
+        Path | None,
+        typer.Option(help="The --tenants file of the replicas. With it, every client needs one of its keys."),
     ] = None,
     admin_token_file: Annotated[
         Path | None,
-        typer.Option(help="File (0600) with the admin token; else /router/... is for this machine only."),
+        typer.Option(
+            help="File (mode 0600) with the admin token. Without one, only this machine can reach /router/..."
+        ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines in without keys here: the replicas check them.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow a --host other than 127.0.0.1 without API keys here, as where replicas check them.",
+        ),
     ] = False,
     kv_events_key: Annotated[
         Path | None, typer.Option(help="File (0600) with the key of the replicas' KV events: no others are believed.")
     ] = None,
     otlp_endpoint: Annotated[
-        str | None, typer.Option(help="Where OpenTelemetry's spans go, such as http://localhost:4318.")
+        str | None, typer.Option(help="OTLP endpoint for OpenTelemetry spans, such as http://localhost:4318.")
     ] = None,
 ) -> None:
-    """Serve several replicas at one address: each request goes to the one where it costs least.
+    """Route requests to several replicas, each to the replica with the least estimated time.
 
-    Costs are seconds: what of the prompt has to be computed, and the queue before it. Answers are handed on as they
-    come. docs/routing.md says what happens when a replica fails.
+    The estimate is in seconds: the queue, and the part of the prompt that the replica has to compute. Answers are
+    streamed. docs/routing.md describes strategies, retries and failures.
     """
     with explained():
         from hotspan.router.run import run_router
         from hotspan.server.connections import connection_class
         from hotspan.server.settings import HttpSettings
 
-        settings = route_settings(given(context, config))
+        values = given(context, config)
+        settings = route_settings(values)
+        for line in without_effect(values):
+            typer.secho(f"hotspan: {line}", fg=typer.colors.YELLOW, err=True)
         run_router(settings, connection_class(HttpSettings()))
 
 
@@ -106,6 +137,22 @@ def given(context: typer.Context, config: Path | None) -> dict[str, Any]:
         if source is None or source.name != "COMMANDLINE":
             values[name] = value
     return values
+
+
+def without_effect(values: Mapping[str, Any]) -> list[str]:
+    """What somebody gave that has no effect beside the rest, and why."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(route).parameters.items()}
+    strategy = str(values["strategy"]).lower()
+    rules = (
+        (("threshold",), strategy not in ("prefixaware", "kvaware"), f"--strategy {strategy} has no threshold"),
+        (("retry_share", "retry_reserve"), values["attempts"] == 1, "--attempts 1 disables retries"),
+    )
+    return [
+        f"--{name.replace('_', '-')} has no effect: {why}"
+        for names, holds, why in rules
+        for name in names
+        if holds and values[name] != defaults[name]
+    ]
 
 
 def read_file(path: Path, kinds: Mapping[str, "Kind"]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @takes_configuration
 def serve(context: typer.Context, model: str | None, **_flags: Any) -> None:
-    """Serve MODEL with an OpenAI API; long texts are computed once. A directory of models serves all of them.
+    """Serve MODEL with an OpenAI-compatible API and compute each long text once. A directory of models serves all.
 
-    Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size. What is not
-    given here comes from serving.properties, variables and files: `hotspan config explain` shows from where.
+    Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size. Other values
+    come from serving.properties, environment variables and files: `hotspan config explain` shows the origins.
     """
     with explained():
         from hotspan.config.configuration import Places
