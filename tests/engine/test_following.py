@@ -178,6 +178,32 @@ def test_many_scopes_cost_what_they_may_concern() -> None:
     assert len(held) == 2
 
 
+def test_replicas_that_are_asked_for_the_same_write_one_entry(
+    engine: Core, server: MemoryServer, tiny_model: Path
+) -> None:
+    """The second replica is told where the first one's entry is: it forgets on every tier as the first does, reads the
+    log that far, and writes none. For another model's entry, or another log's, it writes its own."""
+    gone, kept = engine.text(40, LENGTH), engine.text(41, LENGTH)
+    with core(tiny_model, l2=server) as second:
+        for replica in (engine, second):
+            replica.stored(gone, **as_("acme", "asked"))
+            replica.stored(kept, **as_("acme"))
+        asked = {"do": "invalidate", "tenant": "acme", "tags": ["asked"]}
+        first = engine.administer(**asked)
+        written = len(server.entries)
+        receipt = second.administer(**asked, logged=first["log"])
+        assert receipt["is_durable"] and receipt["removed"]["ram_chunks"] == LENGTH // CHUNK
+        assert len(server.entries) == written and receipt["log"] == first["log"]
+        leaves_nothing = {"hotspan": {"tenant": "acme", "no_store": True}}
+        for replica in (second, engine):
+            assert (replica.ask(gone, **leaves_nothing), replica.ask(kept, **leaves_nothing)) == (0, OWN)
+        second.settle()
+        for other in ({"namespace": "00" * 32}, {"epoch": "ff" * 16}):
+            second.administer(**asked, logged=first["log"] | other)
+        assert len(server.entries) == written + 2
+        second.check()
+
+
 def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_path: Path) -> None:
     """The start fails, and the next one finds the disk's directory free and the log without a reader."""
     server = MemoryServer()

@@ -7,7 +7,7 @@ import pytest
 
 from hotspan.engine.receipts import Receipts
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.follower import WITNESS_S
+from hotspan.tiers.follower import WITNESS_S, LogPosition
 
 
 class FakeFollower:
@@ -18,6 +18,8 @@ class FakeFollower:
         self.read: dict[str, int] = {}
         self.asked = 0
         self.fails = False
+        self.is_shared = True
+        self.position = LogPosition(b"\xab" * 8, 0)
 
     def readers(self) -> dict[str, int]:
         self.asked += 1
@@ -43,6 +45,12 @@ class Rig:
         self.receipts.step(self.follower)  # type: ignore[arg-type]
 
 
+def said(generation: int, replicas: list[str], missing: list[str] | None = None) -> dict[str, Any]:
+    """What a receipt has of the log."""
+    log = {"epoch": "ab" * 8, "generation": generation}
+    return {"is_durable": True, "replicas": replicas, "replicas_missing": missing or [], "log": log}
+
+
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
@@ -58,7 +66,7 @@ def test_many_receipts_are_one_question(rig: Rig) -> None:
     rig.follower.read = {"other": 100}
     rig.step()
     assert rig.follower.asked == 2 and len(rig.told) == 100
-    assert rig.told[1] == {"is_durable": True, "replicas": ["other", "own"], "replicas_missing": []}
+    assert rig.told[1] == said(1, ["other", "own"])
 
 
 def test_each_is_answered_when_its_own_entry_was_read(rig: Rig) -> None:
@@ -79,7 +87,18 @@ def test_who_does_not_read_is_named_after_a_while(rig: Rig) -> None:
     assert not rig.told
     rig.clock.advance(0.2)
     rig.step()
-    assert rig.told[7] == {"is_durable": True, "replicas": ["own", "third"], "replicas_missing": ["other"]}
+    assert rig.told[7] == said(7, ["own", "third"], ["other"])
+
+
+def test_an_entry_that_another_replica_wrote_is_waited_for(rig: Rig) -> None:
+    """Who was told of an entry in the log has read it, too, when the receipt comes."""
+    told: list[dict[str, Any]] = []
+    rig.receipts.ended(True, told.append, logged=4)
+    rig.step()
+    assert not told
+    rig.follower.generation = 4
+    rig.step()
+    assert told == [said(4, ["own"])]
 
 
 def test_a_log_that_does_not_answer_holds_nobody_up(rig: Rig) -> None:
@@ -87,7 +106,7 @@ def test_a_log_that_does_not_answer_holds_nobody_up(rig: Rig) -> None:
     rig.ends(3)
     rig.follower.fails = True
     rig.step()
-    assert rig.told[3] == {"is_durable": True, "replicas": ["own"], "replicas_missing": []}
+    assert rig.told[3]["replicas"] == ["own"] and rig.told[3]["replicas_missing"] == []
 
 
 def test_what_is_not_durable_is_told_at_once(rig: Rig) -> None:

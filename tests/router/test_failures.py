@@ -267,6 +267,30 @@ async def test_what_all_must_hear_reaches_all(method: str, path: str) -> None:
             assert (got, sent["authorization"], body) == (method, "Bearer admin", b'{"tenant": "a"}')
 
 
+async def test_replicas_that_share_a_log_write_one_entry() -> None:
+    """The first replica's receipt says where its entry is, and the others are told; what a client says of it is not
+    passed on, and nothing is said where the first did not do it or shares no log."""
+    log = {"epoch": "ab" * 8, "generation": 7, "namespace": "cd" * 32}
+
+    async def receipt(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({"is_durable": True, "log": log})
+
+    told = f"{log['epoch']}:7:{log['namespace']}"
+    lie = {"X-Hotspan-Logged": "00:99999:00"}
+    for path, first, said in (
+        ("/hotspan/cache/invalidate", receipt, told),
+        ("/hotspan/cache/clear", receipt, told),
+        ("/hotspan/cache/invalidate", say(503, "not durable"), None),
+        ("/hotspan/cache/invalidate", say_ok, None),
+        ("/hotspan/keys/shred", receipt, None),
+    ):
+        async with replicas(first, receipt, receipt) as fakes, routed(fakes) as at:
+            async with at.client.post(at.url + path, json={"tenant": "a"}, headers=lie) as answer:
+                await answer.read()
+            heads = [fake.asked[0][2].get("x-hotspan-logged") for fake in fakes]
+            assert heads == [None, said, said], path
+
+
 async def test_a_fan_out_that_missed_one_says_so() -> None:
     """If one replica fails or is down, the answer is no 2xx, names it, and still says what the others did."""
     async with replicas(say_ok, say(500, "broken"), die) as fakes, routed(fakes) as at:

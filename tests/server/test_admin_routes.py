@@ -74,6 +74,7 @@ def ask(
     keyed: bool = True,
     cached: bool = True,
     encrypted: bool = True,
+    said: dict[str, str] | None = None,
 ) -> Reply:
     tenants = known(acme="key-a", globex="key-b") if keyed else Tenants()
     settings = cache_settings(ram_gib=1)
@@ -82,7 +83,7 @@ def ask(
     app = FastAPI()
     app.include_router(admin_router(CacheAdmin(engine, settings if cached else None, tenants)))
     table = access_table(has_keys=keyed, has_given_token=False)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = ({"authorization": f"Bearer {key}"} if key else {}) | (said or {})
     return call(Gate(app, table, Credentials(tenants, ADMIN_TOKEN)), method, path, headers, body)
 
 
@@ -176,6 +177,17 @@ def test_a_batch_reaches_nobody_else(engine: FakeEngine) -> None:
     many = {"batch": [{"tags": ["a"]}] * 1001}
     assert ask(engine, "POST", "/hotspan/cache/invalidate", many, key="key-a").status == 422
     assert not engine.asked
+
+
+def test_an_entry_that_is_in_the_log_is_named_to_the_engine(engine: FakeEngine) -> None:
+    """The router says where the entry is; a header that says anything else is as none."""
+    place = f"{'ab' * 8}:7:{'cd' * 32}"
+    for path, body in (("/hotspan/cache/invalidate", {"tags": ["x"]}), ("/hotspan/cache/clear", None)):
+        assert ask(engine, "POST", path, body, said={"x-hotspan-logged": place}).status == 200
+        logged = {"epoch": "ab" * 8, "generation": "7", "namespace": "cd" * 32}
+        assert engine.asked[-1]["logged"] == logged
+        assert ask(engine, "POST", path, body, said={"x-hotspan-logged": "7"}).status == 200
+        assert "logged" not in engine.asked[-1]
 
 
 def test_what_the_engine_refuses_is_the_caller_s_mistake() -> None:

@@ -158,7 +158,7 @@ class Administrator:
                     scope = self._named(scope, text.result())
                     widened += [one["tenant"]] if scope.keys is None else []
                 scopes.append(scope)
-            _pass_on(self._forget(scopes, widened), answer)
+            _pass_on(self._forget(scopes, widened, self._logged(command)), answer)
 
         if hashed:
             ready = AllDurable(len(hashed), lambda done: self._later(named, answer))
@@ -186,12 +186,31 @@ class Administrator:
             )
         return replace(scope, keys=keys)
 
-    def _forget(self, scopes: Sequence[Scope], widened: Sequence[str] = ()) -> "Future[Answer]":
-        """Forget at once; the answer comes when that is durable, or when it turns out that it can't be."""
+    def _logged(self, command: Mapping[str, Any]) -> int | None:
+        """The generation under which another replica of this model wrote the same to the log that both read."""
+        said, position = command.get("logged"), self._follower.position if self._follower is not None else None
+        if said is None or position is None or self._follower is None or not self._follower.is_shared:
+            return None
+        is_same = said["epoch"] == position.epoch.hex() and said["namespace"] == self._manager.namespace.hex()
+        return int(said["generation"]) if is_same else None
+
+    def _forget(
+        self, scopes: Sequence[Scope], widened: Sequence[str] = (), logged: int | None = None
+    ) -> "Future[Answer]":
+        """Forget at once; the answer comes when that is durable, or when it turns out that it can't be.
+
+        logged: the generation of its entry in the L2's log, which needs no other then.
+        """
         answer: Future[Answer] = Future()
         receipt: Answer = {"receipt": uuid.uuid4().hex, "at": time.time()}
-        ready = AllDurable(2, lambda done: self._receipts.ended(done, lambda told: answer.set_result(receipt | told)))
-        removed, stopped = self._take(scopes, ready)
+
+        def told(said: Answer) -> None:
+            if "log" in said:
+                said["log"]["namespace"] = self._manager.namespace.hex()
+            answer.set_result(receipt | said)
+
+        ready = AllDurable(2, lambda done: self._receipts.ended(done, told, logged))
+        removed, stopped = self._take(scopes, ready, is_foreign=logged is not None)
         receipt |= {"removed": removed, "requests_in_flight": stopped, "widened": sorted(set(widened))}
         logger.info("cache_invalidated receipt=%s scopes=%d removed=%s", receipt["receipt"], len(scopes), removed)
         ready(True)

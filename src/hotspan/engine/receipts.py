@@ -41,13 +41,17 @@ class Receipts:
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def ended(self, is_durable: bool, tell: Tell) -> None:
-        """An invalidation is durable, or can't be: `tell` is called with what its receipt says of that."""
+    def ended(self, is_durable: bool, tell: Tell, logged: int | None = None) -> None:
+        """An invalidation is durable, or can't be: `tell` is called with what its receipt says of that.
+
+        logged: the generation of its entry in the log, if another replica wrote it.
+        """
         if self._follower is None or not is_durable:
             tell({"is_durable": is_durable, "replicas": [self._replica]})
             return
+        generation = self._follower.appended if logged is None else logged
         with self._changed:
-            self._waiting.append(_Waiting(self._follower.appended, self._clock.monotonic() + WITNESS_S, tell))
+            self._waiting.append(_Waiting(generation, self._clock.monotonic() + WITNESS_S, tell))
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="hotspan-receipts", daemon=True)
                 self._thread.start()
@@ -69,16 +73,17 @@ class Receipts:
             logger.warning("l2_witnesses_unknown error=%s", str(error))
             read = {self._replica: follower.generation}
             waiting = [_Waiting(0, 0.0, each.tell) for each in waiting]
-        now, ended = self._clock.monotonic(), 0
+        now = self._clock.monotonic()
         for each in waiting:
             missing = sorted(name for name, generation in read.items() if generation < each.generation)
             if missing and now < each.until_s:
-                break  # those behind it are newer
-            ended += 1
-            told = {"replicas": sorted(read.keys() - set(missing)), "replicas_missing": missing}
+                continue
+            with self._changed:
+                self._waiting = [other for other in self._waiting if other.tell is not each.tell]
+            told: dict[str, Any] = {"replicas": sorted(read.keys() - set(missing)), "replicas_missing": missing}
+            if follower.is_shared and follower.position is not None:
+                told["log"] = {"epoch": follower.position.epoch.hex(), "generation": each.generation}
             each.tell({"is_durable": True} | told)
-        with self._changed:
-            del self._waiting[:ended]
 
     def _run(self) -> None:
         while True:

@@ -67,6 +67,7 @@ class Spans:
             self._by_tenant[span.terms.tenant].add(span.name)
             self._index(span)
         elif span.terms is not known.terms or span.keys != known.keys:
+            self._unindex(known)
             known.terms = known.terms.joined(span.terms)
             both_known = known.keys is not None and span.keys is not None
             known.keys = (known.keys or frozenset()) | (span.keys or frozenset()) if both_known else None
@@ -80,12 +81,7 @@ class Spans:
         if span.parent is not None:
             _discard(self._children, span.parent, name)
         _discard(self._by_tenant, span.terms.tenant, name)
-        _discard(self._keyless, span.terms.tenant, name)
-        for label in span.terms.labels:
-            _discard(self._by_label, label, name)
-        for key in span.keys or ():
-            _discard(self._by_key, key, name)
-        self._wild.discard(name)
+        self._unindex(span)
         return span
 
     def taken(self, scopes: Iterable[Scope], namespace: bytes) -> set[Name]:
@@ -145,6 +141,14 @@ class Spans:
             self._by_key[key].add(span.name)
         if span.keys is None:
             self._keyless[span.terms.tenant].add(span.name)
+
+    def _unindex(self, span: Span) -> None:
+        for label in span.terms.labels:
+            _discard(self._by_label, label, span.name)
+        for key in span.keys or ():
+            _discard(self._by_key, key, span.name)
+        _discard(self._keyless, span.terms.tenant, span.name)
+        self._wild.discard(span.name)
 
     def _candidates(self, scope: Scope) -> set[Name]:
         """All that a scope may take, and not much else."""

@@ -1,4 +1,8 @@
-"""What every replica has to hear: invalidations, adapters, keys. The answer says what became of it at each one."""
+"""What every replica is sent: invalidations, adapters, keys. The answer has each replica's own.
+
+Replicas that share an L2 share its log, which needs one entry of an invalidation. So one replica is sent it first; the
+others are sent it with the place of that entry, and write none if they read the same log.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,6 +15,10 @@ from hotspan.router.upstream import BrokenError, UnreachedError, Upstream, forwa
 
 _MOST_BYTES = 4 << 20
 _SHOWN = 4096
+_INVALIDATIONS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear")
+_LOGGED = "x-hotspan-logged"
+_FIRST_S = 15.0
+"""How long the first replica may take, which answers within 10 s; then the others are asked without it."""
 
 
 async def ask_everybody(upstream: Upstream, names: Sequence[str], exchange: Exchange, body: bytes) -> bool:
@@ -19,8 +27,13 @@ async def ask_everybody(upstream: Upstream, names: Sequence[str], exchange: Exch
     200 if all said 2xx; what they said if all said the same; else 502: it holds at some only, and should be repeated.
     Returns whether all said 2xx.
     """
-    headers = forwarded(exchange)
-    answers = await asyncio.gather(*(_ask(upstream, name, exchange, headers, body) for name in names))
+    headers = [(name, value) for name, value in forwarded(exchange) if name != _LOGGED]
+    answers: list[dict[str, Any]] = []
+    if exchange.path.rstrip("/") in _INVALIDATIONS and len(names) > 1:
+        answers = [await _ask(upstream, names[0], exchange, headers, body, within_s=_FIRST_S)]
+        headers += _entry(answers[0])
+    asked = names[len(answers) :]
+    answers += await asyncio.gather(*(_ask(upstream, name, exchange, headers, body) for name in asked))
     statuses = {answer["status"] for answer in answers}
     is_complete = all(200 <= status < 300 for status in statuses)
     status = 200 if is_complete else statuses.pop() if len(statuses) == 1 else 502
@@ -35,13 +48,28 @@ async def ask_everybody(upstream: Upstream, names: Sequence[str], exchange: Exch
     return is_complete
 
 
+def _entry(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """The header that says where a replica wrote an invalidation; none if it shares no log, or did not do it."""
+    body = answer["body"]
+    log = body.get("log") if answer["status"] == 200 and isinstance(body, dict) else None
+    if not isinstance(log, dict):
+        return []
+    return [(_LOGGED, f"{log.get('epoch')}:{log.get('generation')}:{log.get('namespace')}")]
+
+
 async def _ask(
-    upstream: Upstream, name: str, exchange: Exchange, headers: list[tuple[str, str]], body: bytes
+    upstream: Upstream,
+    name: str,
+    exchange: Exchange,
+    headers: list[tuple[str, str]],
+    body: bytes,
+    *,
+    within_s: float | None = None,
 ) -> dict[str, Any]:
     """What one said; status 503 if it said nothing."""
     answer = None
     try:
-        answer = await upstream.ask(name, exchange.method, exchange.target, headers, body)
+        answer = await upstream.ask(name, exchange.method, exchange.target, headers, body, within_s=within_s)
         content = await answer.whole(_MOST_BYTES)
         return {"replica": name, "status": answer.status, "body": _shown(content)}
     except (UnreachedError, BrokenError) as error:

@@ -159,7 +159,9 @@ class Gateway:
         owner = self._owner(exchange)
         body = await self._bodies.read(exchange, owner)
         try:
-            is_complete = await ask_everybody(self._upstream, self._names, exchange, body)
+            # Those that are up come first: the first is asked before the others.
+            names = sorted(self._names, key=lambda name: name not in self._places.up)
+            is_complete = await ask_everybody(self._upstream, names, exchange, body)
         finally:
             self._bodies.let_go(body, owner)
         outcome = "complete" if is_complete else "incomplete"

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, Header, HTTPException
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +37,12 @@ _TEXTS_AT_ONCE = 4
 Answer = dict[str, Any]
 TokenId = Annotated[int, Field(ge=0, lt=_MOST_ID)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schema=False)]
+"""Where another replica wrote the same to the log of an L2 that both use; the router says so (router/everybody.py)."""
+
+_LOGGED = re.compile(r"(?P<epoch>[0-9a-f]{2,64}):(?P<generation>[0-9]{1,19}):(?P<namespace>[0-9a-f]{64})")
 
 
 class AdministeredEngine(Protocol):
@@ -140,15 +147,16 @@ class CacheAdmin:
         self._need_cache()
         return {"replicas": await self._ask({"do": "check"}, None)}
 
-    async def clear(self) -> JSONResponse:
+    async def clear(self, logged: Logged = None) -> JSONResponse:
         """Forget everything, of everybody."""
         self._need_cache()
-        return await self._forget({"do": "invalidate"}, {"everything": True})
+        return await self._forget({"do": "invalidate"} | _logged(logged), {"everything": True})
 
-    async def invalidate(self, asked: Invalidations) -> JSONResponse:
+    async def invalidate(self, asked: Invalidations, logged: Logged = None) -> JSONResponse:
         """Forget what matches all that is given. An API key reaches its own tenant's only."""
         self._need_cache()
         _check_batch(asked)
+        do = {"do": "invalidate"} | _logged(logged)
         commands, scopes = [], []
         async with contextlib.AsyncExitStack() as stack:
             if any(each.names_text for each in asked.each):
@@ -159,8 +167,8 @@ class CacheAdmin:
                 scopes.append(scope)
             self._check_length(scopes)
             if not asked.batch:
-                return await self._forget({"do": "invalidate"} | commands[0], scopes[0])
-            return await self._forget({"do": "invalidate", "batch": commands}, {"batch": scopes})
+                return await self._forget(do | commands[0], scopes[0])
+            return await self._forget(do | {"batch": commands}, {"batch": scopes})
 
     async def shred(self, asked: WhichTenant) -> JSONResponse:
         """Forget all of a tenant and destroy its keys: no copy of what is stored can ever be read again."""
@@ -319,6 +327,12 @@ def merged(answers: Sequence[Answer]) -> Answer:
 def _unfinished(message: str, receipt: Answer) -> JSONResponse:
     error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
     return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
+
+
+def _logged(header: str | None) -> Answer:
+    """What the engine is told of an entry that is in the log already; nothing for a header that says nothing."""
+    found = _LOGGED.fullmatch(header or "")
+    return {} if found is None else {"logged": found.groupdict()}
 
 
 def _check_batch(asked: Invalidations) -> None:

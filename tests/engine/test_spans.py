@@ -1,0 +1,109 @@
+"""Texts in the engine's prefix cache are found by what an invalidation names, as a search through all finds them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotspan.core.scopes import ScopeSet
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import ChunkKey
+from hotspan.engine.spans import Span, Spans
+
+NAMESPACE = bytes(32)
+
+
+def key(n: int) -> ChunkKey:
+    return ChunkKey(n.to_bytes(32))
+
+
+LABELS = st.frozensets(st.integers(1, 4), max_size=3)
+TERMS = st.builds(Terms, st.integers(1, 2), st.integers(0, 1), LABELS, is_wild=st.booleans())
+KEYS = st.none() | st.frozensets(st.integers(0, 9).map(key), max_size=2)
+USES = st.lists(st.tuples(st.integers(0, 9), TERMS, KEYS), max_size=25)
+SCOPES = st.lists(
+    st.builds(
+        Scope,
+        st.none() | st.integers(1, 3),
+        st.none() | st.integers(0, 1),
+        LABELS,
+        st.none() | st.frozensets(st.integers(0, 9).map(key), max_size=3),
+        st.sampled_from([None, NAMESPACE, bytes([1] * 32)]),
+    ),
+    max_size=4,
+)
+
+
+def parent_of(n: int) -> int | None:
+    """A tree: 0 is a root, and so is every third."""
+    return None if n % 3 == 0 else n - 1
+
+
+def kept(uses: list[tuple[int, Terms, frozenset[ChunkKey] | None]]) -> Spans:
+    spans = Spans()
+    for n, terms, keys in uses:
+        parent = parent_of(n)
+        name = bytes([n])
+        spans.keep(Span(name, [name], None if parent is None else bytes([parent]), terms, keys))
+        spans.check()
+    return spans
+
+
+@given(USES, SCOPES)
+def test_what_is_taken_is_what_a_search_finds(
+    uses: list[tuple[int, Terms, frozenset[ChunkKey] | None]], scopes: list[Scope]
+) -> None:
+    """By tenant, adapter, labels, keys and model, in any mix; spans whose keys are not known go with any key of their
+    tenant's; what stands on what is taken goes too; afterwards nothing of it is left in any book."""
+    spans = kept(uses)
+    before = dict(spans._spans)
+
+    def is_taken(span: Span) -> bool:
+        narrow = [Scope(s.tenant, s.adapter, s.labels, None, s.namespace) for s in scopes]
+        return any(
+            each.takes(key(99), NAMESPACE, span.terms)
+            and (scope.keys is None or span.keys is None or bool(scope.keys & span.keys))
+            for scope, each in zip(scopes, narrow, strict=True)
+        )
+
+    expected = {name for name, span in before.items() if is_taken(span)}
+    while more := {name for name, span in before.items() if span.parent in expected} - expected:
+        expected |= more
+    assert spans.taken(scopes, NAMESPACE) == expected
+    for name in expected:
+        spans.pop(name)
+    spans.check()
+    assert not spans.taken(scopes, NAMESPACE)
+
+
+@given(USES, SCOPES)
+def test_several_scopes_take_what_any_takes(
+    uses: list[tuple[int, Terms, frozenset[ChunkKey] | None]], scopes: list[Scope]
+) -> None:
+    """A set of scopes says of each chunk what its scopes say one by one."""
+    together = ScopeSet(scopes)
+    for n, terms, _ in uses:
+        assert together.takes(key(n), NAMESPACE, terms) == any(each.takes(key(n), NAMESPACE, terms) for each in scopes)
+        may = [
+            s
+            for s in scopes
+            if s.keys is not None
+            and Scope(s.tenant, s.adapter, s.labels, None, s.namespace).takes(key(99), NAMESPACE, terms)
+        ]
+        assert together.may_name(NAMESPACE, terms) == bool(may)
+
+
+def test_what_is_looked_at_is_what_may_be_meant() -> None:
+    """Of ten thousand spans an invalidation looks at those with its label, its key or its tenant only."""
+    spans = Spans()
+    for n in range(10_000):
+        name = n.to_bytes(4)
+        terms = Terms(tenant=n % 100, labels=frozenset([n]))
+        spans.keep(Span(name, [name], None, terms, frozenset([key(n)])))
+    for scope, count in (
+        (Scope(labels=frozenset([5])), 1),
+        (Scope(tenant=5, keys=frozenset([key(5), key(7), key(20_000)])), 2),
+        (Scope(tenant=5), 100),
+        (Scope(tenant=500), 0),
+    ):
+        looked_at = spans.looked_at
+        spans.taken([scope], NAMESPACE)
+        assert spans.looked_at - looked_at == count
