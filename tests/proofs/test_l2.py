@@ -41,6 +41,7 @@ def publish_as_it_is_written(
     self: SharedFiles, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False
 ) -> bool:
     """A file has its name and its size before it has its bytes."""
+    path = self.root / path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -6,6 +6,7 @@ The tests of the node share its replicas, and the last of them kills one.
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -142,14 +143,16 @@ class Router:
 
 
 @contextmanager
-def routing(model: Path, replicas: Sequence[str], log: Path) -> Iterator[Router]:
+def routing(model: Path, replicas: Sequence[str], log: Path, *more: str) -> Iterator[Router]:
     """`hotspan route` before replicas that it reads the events of."""
     port = free_port()
     words = [word for replica in replicas for word in ("--replica", replica)]
     command = [sys.executable, "-m", "hotspan", "route", *words, "--port", str(port), "--expose"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--model", str(model), "--model-name", str(model)], stdout=output, stderr=subprocess.STDOUT
+            [*command, "--model", str(model), "--model-name", str(model), *more],
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     router = Router(f"http://127.0.0.1:{port}", str(model))
     try:
@@ -214,6 +217,10 @@ def node(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     daemon.start()
     url = f"sagemaker-hyperpod://127.0.0.1:{daemon.port}"
     options = ("--ram-gib", "0.1", "--l2", url, "--l2-option", f"shared_memory_name={daemon.name}")
+    key = path / "events.key"
+    key.touch(0o600)
+    key.write_text(secrets.token_hex(32))
+    keyed = ("--kv-events-key", str(key))
 
     def start(name: str, *more: str) -> AbstractContextManager[Server]:
         return serving(tiny_model, path / name, *options, *more, ready=False)
@@ -222,7 +229,7 @@ def node(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with ExitStack() as stack:
             ends = [(f"ipc://{path}/{name}.events", f"ipc://{path}/{name}.replay") for name in ("one", "two")]
             one, two = (
-                stack.enter_context(start(name, "--kv-events-config", events(*end)))
+                stack.enter_context(start(name, "--kv-events-config", events(*end), *keyed))
                 for name, end in zip(("one", "two"), ends, strict=True)
             )
             one.wait_until_ready()
@@ -231,7 +238,7 @@ def node(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 f"{server.url},events={endpoint},replay={replay}"
                 for server, (endpoint, replay) in zip((one, two), ends, strict=True)
             ]
-            yield Node(one, two, stack.enter_context(routing(tiny_model, replicas, path / "router")), start)
+            yield Node(one, two, stack.enter_context(routing(tiny_model, replicas, path / "router", *keyed)), start)
     finally:
         daemon.close()
 

@@ -28,7 +28,7 @@ def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
     swept = 0
     for path in directory.glob(_PREFIX + "*"):
         try:
-            fd = os.open(path, os.O_RDWR)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue
         try:

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +32,10 @@ from hotspan.testing.stores import (
     put,
     read,
 )
-from hotspan.tiers.stores import file_room
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, SharedInvalidation, StoreUsage, marks_of
 from hotspan.tiers.stores.file import FileStore
+from hotspan.tiers.stores.file_room import OBJECTS
+from hotspan.tiers.stores.shared_files import SharedFiles
 from tests.tiers.mounts import mounted
 from tests.tiers.stores.servers import PATIENCE_S, at_last
 from tests.tiers.stores.test_shared_files import no_links
@@ -86,16 +89,18 @@ def test_what_is_put_during_a_look_is_counted_once(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, is_listed: bool
 ) -> None:
     """Whether the look came by before or after it."""
-    room, names = store._room, file_room.listed
+    room, names = store._room, SharedFiles.listed
 
-    def put_meanwhile(path: Path) -> list[str]:
-        monkeypatch.setattr(file_room, "listed", names)
-        found = [] if is_listed else names(path)  # the look's first: nothing is there yet
+    def put_meanwhile(files: SharedFiles, path: Path) -> list[str]:
+        if path.parts[0] != OBJECTS:
+            return names(files, path)
+        monkeypatch.setattr(SharedFiles, "listed", names)
+        found = [] if is_listed else names(files, path)  # the look's first: nothing is there yet
         assert put(store, B, SIZE)
-        return names(path) if is_listed else found
+        return names(files, path) if is_listed else found
 
     store._calls.run(room.look)
-    monkeypatch.setattr(file_room, "listed", put_meanwhile)
+    monkeypatch.setattr(SharedFiles, "listed", put_meanwhile)
     assert store._calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0)
     assert put(store, A, SIZE)
     assert store.usage() == StoreUsage(2, 2 * STORED, 0) == store._calls.run(room.look)
@@ -181,22 +186,36 @@ def test_what_was_put_anew_is_not_what_was_found(root: Path, store: FileStore) -
 # -- a place that fails --------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore) -> None:
+def test_a_pipe_is_no_object(root: Path, store: FileStore) -> None:
+    """A pipe in the place of an object is a miss, and nobody waits for its writer."""
+    put(store, A, SIZE)
+    one, (path,) = found(store, A), objects_in(root)
+    path.unlink()
+    os.mkfifo(path)
+    assert one is not None and not store.get(one, [aligned(HEADER_BYTES + SIZE)]) and found(store, A) is None
+
+
+def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A find and a get that the file system never answers raise TimeoutError in time; others go on meanwhile."""
     quick = FileStore(root, timeout_s=0.3)
     put(store, A, SIZE)
     put(store, B, SIZE)
-    one, (path, *_) = found(store, A), [path for path in objects_in(root) if path.parent.name == A.key.hex()]
-    path.unlink()
-    os.mkfifo(path)  # opening it waits for somebody who writes
+    one = found(store, A)
+    answered, opens = threading.Event(), os.open
+
+    def hang(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "object" and os.readlink(f"/proc/self/fd/{dir_fd}").endswith(A.key.hex()):
+            answered.wait(PATIENCE_S)
+        return opens(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", hang)
     into = aligned(HEADER_BYTES + SIZE)
     assert one is not None
     for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [into])):
         with pytest.raises(TimeoutError):
             call()
         assert at_last(lambda: read(quick, found(quick, B))) == frame_of(B.key, SIZE)
-    with path.open("wb"):
-        pass
+    answered.set()
     assert not any(into)
     quick.close()
 
@@ -334,10 +353,10 @@ def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, mon
     before = store.log.append([Scope()], "me")
     ended: list[int] = []
 
-    def end_first(source: Path, target: Path) -> None:
-        if target.parent.parent.name == "log" and not ended:
+    def end_first(source: str, target: str, *, dst_dir_fd: int, **options: Any) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{dst_dir_fd}")).parent.name == "log" and not ended:
             ended.append(other.log.read(before + 1000).floor)
-        link(source, target)
+        link(source, target, dst_dir_fd=dst_dir_fd, **options)
 
     monkeypatch.setattr(os, "link", end_first)
     generation = store.log.append([Scope(tenant=1)], "me")

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,7 +213,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def publish(files: SharedFiles, calls: Calls, path: Path, *data: bytes) -> bool:
-    return calls.run(lambda turn: files.publish(path, data, turn))
+    return calls.run(lambda turn: files.publish(path.relative_to(files.root), data, turn))
 
 
 @pytest.mark.usefixtures("way")
@@ -251,9 +252,9 @@ def test_a_link_that_meets_itself_is_ours(
     """Where the answer to a link was lost and the request was sent again, the file is still this writer's."""
     link = os.link
 
-    def twice(source: Path, target: Path) -> None:
-        link(source, target)
-        link(source, target)
+    def twice(source: str, target: str, **directories: Any) -> None:
+        link(source, target, **directories)
+        link(source, target, **directories)
 
     monkeypatch.setattr(os, "link", twice)
     assert publish(files, patient, tmp_path / "file", b"ours")
@@ -296,7 +297,7 @@ def test_a_failed_publication_leaves_nothing(
 ) -> None:
     """Whatever fails while a file is published is an OSError, and no file is left, whole or in parts."""
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise OSError(errno.EIO, "injected")
 
     monkeypatch.setattr(os, name, fail)
@@ -353,5 +354,5 @@ def test_a_directory_goes_at_once(files: SharedFiles, patient: Calls, tmp_path: 
     for name in "abc":
         (tmp_path / "d" / name).touch()
     for _ in range(2):
-        patient.run(lambda turn: files.remove(tmp_path / "d", turn))
+        patient.run(lambda turn: files.remove(Path("d"), turn))
     assert os.listdir(tmp_path) == ["tmp"] and os.listdir(tmp_path / "tmp") == []

@@ -1,0 +1,154 @@
+"""A directory that others may write, entered without following a link.
+
+Each part of a path is opened in the part before it, and what is read, made or deleted is named relative to an open
+directory. So nothing outside of the root is touched, whatever links somebody puts there, and at whatever moment. What
+is no directory where one belongs is NotADirectoryError.
+"""
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an open of a pipe must not wait
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_DEPTH = 16
+
+
+class Tree:
+    """Files under `root`, by their paths from there. Methods raise OSError."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @contextlib.contextmanager
+    def entered(self, directory: Path, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of a directory, to be given as `dir_fd`. make: it is made, with all above it, if need be."""
+        if directory.is_absolute() or ".." in directory.parts:
+            raise ValueError(f"{directory} is no path from the root on")
+        fd = self._open_root(make=make)
+        try:
+            for name in directory.parts:
+                inner = _open_in(fd, name, make=make)
+                os.close(fd)
+                fd = inner
+            yield fd
+        except NotADirectoryError as error:
+            raise NotADirectoryError(errno.ENOTDIR, "is a link, or no directory", str(self.root / directory)) from error
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, flags: int = READ) -> Iterator[int]:
+        """A descriptor of a file."""
+        with self.entered(path.parent) as parent:
+            fd = os.open(path.name, flags, dir_fd=parent)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def listed(self, directory: Path) -> list[str]:
+        """The names in a directory; none if there is no directory."""
+        try:
+            with self.opened(directory, _LIST) as fd:
+                return os.listdir(fd)
+        except FileNotFoundError:
+            return []
+
+    def read(self, path: Path) -> bytes:
+        """All of a file."""
+        with (
+            self.entered(path.parent) as parent,
+            # By this name of `open` faults are injected (proofs/l2_files.py).
+            io.open(path.name, "rb", opener=lambda name, _: os.open(name, READ, dir_fd=parent)) as file,  # noqa: UP020
+        ):
+            data: bytes = file.read()
+            return data
+
+    def facts(self, path: Path) -> os.stat_result:
+        """What the file system says of a file, or of a link itself."""
+        with self.entered(path.parent) as parent:
+            return os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+
+    def is_there(self, path: Path) -> bool:
+        """Raises: OSError if nobody can tell, where `os.path.lexists` would say no."""
+        try:
+            self.facts(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def unlink(self, path: Path) -> None:
+        """Delete a file, or a link itself, if it is there."""
+        with contextlib.suppress(FileNotFoundError), self.entered(path.parent) as parent:
+            os.unlink(path.name, dir_fd=parent)
+
+    def delete(self, path: Path, step: Callable[[], None]) -> None:
+        """Delete a file or a directory with all that is in it, if it is there. step: called before each."""
+        with contextlib.suppress(FileNotFoundError), self.entered(path.parent) as parent:
+            delete_in(parent, path.name, step)
+
+    def check_place(self, directory: Path, fd: int) -> None:
+        """Raise FileNotFoundError if a directory that was entered is no longer there: it was renamed away."""
+        with self.entered(directory) as found:
+            if not os.path.samestat(os.fstat(found), os.fstat(fd)):
+                raise FileNotFoundError(errno.ENOENT, "is another directory now", str(self.root / directory))
+
+    def _open_root(self, *, make: bool) -> int:
+        try:
+            return os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not make:
+                raise
+        self.root.mkdir(0o700, parents=True, exist_ok=True)
+        return os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MOST_DEPTH) -> None:
+    """Delete what has this name in an open directory: of a link the link, of a directory all that is in it."""
+    step()
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        try:
+            fd = os.open(name, _LIST, dir_fd=parent)
+        except (FileNotFoundError, NotADirectoryError):  # another sweep was faster
+            return
+        try:
+            for each in os.listdir(fd) if depth else ():
+                delete_in(fd, each, step, depth - 1)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(OSError):  # something is still open (NFS keeps it), or another sweep is at it, too
+            os.rmdir(name, dir_fd=parent)
+
+
+def sync_directory(fd: int) -> None:
+    """The names in an entered directory outlast a loss of power."""
+    listed = os.open(".", _LIST, dir_fd=fd)
+    try:
+        os.fsync(listed)
+    finally:
+        os.close(listed)
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether it says that a file is not there, any more (ESTALE: on NFS), or that something else has its name."""
+    return error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESPIPE)
+
+
+def _open_in(parent: int, name: str, *, make: bool) -> int:
+    try:
+        return os.open(name, _ENTER, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, _ENTER, dir_fd=parent)
