@@ -1,14 +1,17 @@
 """`hotspan daemon`: how it begins, what it says when it can't, and that it leaves nothing."""
 
+import http.client
 import signal
 import socket
 import subprocess
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
 from tests.daemon.rig import PATIENCE_S, DaemonProcess
+from tests.server.conftest import free_port
 
 
 @pytest.fixture
@@ -95,3 +98,30 @@ def test_other_machines_are_warned_of() -> None:
     with_errors.terminate()
     _, said = with_errors.communicate(timeout=PATIENCE_S)
     assert "no authentication" in said
+
+
+def test_monitors_have_a_port_of_their_own() -> None:
+    """At --metrics-port are figures and health, and nothing of what is cached can be read, written or deleted."""
+    port = free_port()
+    with closing(DaemonProcess(options=("--metrics-port", str(port)))) as daemon:
+        daemon.start()
+        assert daemon.request("PUT", "/v1/kv/b/k", b"value")[0] == 200
+        monitor = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+        def ask(method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
+            monitor.request(method, target, body)
+            answer = monitor.getresponse()
+            return answer.status, answer.read()
+
+        assert ask("GET", "/metrics")[0] == ask("GET", "/health")[0] == 200
+        assert b"hotspan_daemon_" in ask("GET", "/metrics?x")[1]
+        for method, target in (
+            ("PUT", "/v1/kv/b/other"),
+            ("POST", "/v1/kv/b/k/leases"),
+            ("DELETE", "/v1/kv/b/k"),
+            ("GET", "/v1/stats"),
+            ("POST", "/metrics"),
+        ):
+            assert ask(method, target, b"" if method == "PUT" else None)[0] == 404, (method, target)
+        assert daemon.stats()["objects"] == 1
+        monitor.close()

@@ -1,5 +1,6 @@
 """The Helm chart: rendered by Helm itself, and taken by Kubernetes' own schemas and by hotspan's own command lines."""
 
+import base64
 import json
 import os
 import shutil
@@ -228,7 +229,7 @@ def test_every_value_is_described() -> None:
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_nobody_is_root(name: str) -> None:
-    """Containers run without root, privileges and a writable root; but one makes a directory on the node as root."""
+    """Containers run without root, privileges and a writable root; but one makes directories on the node as root."""
     for manifest in rendered(COMBINATIONS[name]):
         if "template" not in manifest.get("spec", {}):
             continue
@@ -238,16 +239,21 @@ def test_nobody_is_root(name: str) -> None:
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"] is True and context["allowPrivilegeEscalation"] is False
             assert context["capabilities"]["drop"] == ["ALL"]
-            is_exempt = (manifest["kind"], container["name"]) == ("DaemonSet", "disk")
+            is_exempt = (manifest["kind"], container["name"]) == ("DaemonSet", "directories")
             assert ("runAsUser" in context) == is_exempt
             assert "limits" in container["resources"]
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_secrets_are_references(name: str) -> None:
-    """No manifest is a Secret, and what sounds like one is taken from one."""
+    """What sounds like a secret is taken from one; a Secret holds nothing but what was made by chance."""
+    again = rendered(COMBINATIONS[name])
     for manifest in rendered(COMBINATIONS[name]):
-        assert manifest["kind"] != "Secret"
+        if manifest["kind"] == "Secret":
+            [(key, value)] = manifest["data"].items()
+            assert len(base64.b64decode(value)) == 48
+            assert one(again, "Secret", manifest["metadata"]["name"])["data"][key] != value
+            continue
         if "template" not in manifest.get("spec", {}):
             continue
         for container in pod(manifest)["containers"]:
@@ -304,8 +310,126 @@ def test_events_are_where_the_router_looks() -> None:
         url, events, replay = replica.split(",")
         host = url.removeprefix("http://").removesuffix(":8080")
         assert (events, replay) == (f"events=tcp://{host}:5557", f"replay=tcp://{host}:5558")
+    ports = {"port": 5557, "endPort": 5558}
     rules = one(manifests, "NetworkPolicy", "kv-hotspan-replica")["spec"]["ingress"]
-    assert {"port": 5557, "endPort": 5558} in [port for rule in rules for port in rule["ports"]]
+    assert ports in [port for rule in rules for port in rule["ports"]]
+    rules = one(manifests, "NetworkPolicy", "kv-hotspan-router")["spec"]["egress"]
+    assert ports in [port for rule in rules for port in rule["ports"]]
+
+
+@pytest.mark.parametrize("given", [{}, {"name": "mine", "key": "k"}])
+def test_events_have_a_key(given: Values) -> None:
+    """Replicas and router read the key of KV events from one Secret, as a file that they alone can read."""
+    values = LEAST | {
+        "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}},
+        "router": {"kvEvents": True} | ({"kvEventsSecret": given} if given else {}),
+    }
+    manifests = rendered(values)
+    made = [each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"]
+    assert made == ([] if given else ["kv-hotspan-kv-events"])
+    for kind, name in (("StatefulSet", "kv-hotspan-replica"), ("Deployment", "kv-hotspan-router")):
+        manifest = one(manifests, kind, name)
+        assert "--kv-events-key=/etc/hotspan/own/events.key" in words(manifest)
+        [volume] = [volume for volume in pod(manifest)["volumes"] if volume["name"] == "given"]
+        [source] = volume["projected"]["sources"]
+        assert source["secret"]["name"] == (given.get("name") or made[0])
+        [init] = pod(manifest)["initContainers"]
+        assert init["command"] == ["install", "-m", "0600", "/etc/hotspan/given/events.key", "/etc/hotspan/own/"]
+
+
+def test_files_of_secrets_become_private(tmp_path: Path) -> None:
+    """The init container's command, run as it is, leaves each file of a secret to its user alone."""
+    manifest = one(rendered(COMBINATIONS["keys, disk, metrics"]), "Deployment", "kv-hotspan-router")
+    [init] = pod(manifest)["initContainers"]
+    for name in ("given", "own"):
+        (tmp_path / name).mkdir()
+    files = ("tenants.yaml", "events.key")
+    for name in files:
+        (tmp_path / "given" / name).write_text(name)
+        (tmp_path / "given" / name).chmod(0o440)
+    subprocess.run([word.replace("/etc/hotspan", str(tmp_path)) for word in init["command"]], check=True)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "own").iterdir()}
+    assert found == dict.fromkeys(files, 0o600)
+
+
+OUTSIDE: list[tuple[Values, list[int]]] = [
+    ({"model": "/opt/ml/model"}, []),
+    ({"model": "org/name"}, [443]),
+    ({"model": "s3://bucket/model"}, [443]),
+    ({"model": "/m", "l2": {"kind": "external", "url": "redis://r:7000", "log": "rediss://r/0?a=b"}}, [7000, 6379]),
+    ({"model": "/m", "l2": {"kind": "external", "url": "sagemaker-hyperpod://$(NODE_IP):9200"}}, [9200]),
+    ({"model": "/m", "l2": {"kind": "external", "url": "s3://bucket/kv", "log": "file:///shared"}}, [443]),
+    ({"model": "/m", "encryption": {"kek": "aws-kms:k", "keyStoreClaim": "c"}}, [443]),
+]
+
+
+@pytest.mark.parametrize(("values", "ports"), OUTSIDE)
+def test_pods_reach_what_they_need_and_nothing_else(values: Values, ports: list[int]) -> None:
+    """The router reaches replicas, replicas the L2 and what values name, never a node's metadata; nobody else asks."""
+    manifests = rendered(values | {"auth": {"insecure": True}})
+    policies = {
+        each["metadata"]["name"].removeprefix("kv-hotspan-"): each["spec"]
+        for each in manifests
+        if each["kind"] == "NetworkPolicy"
+    }
+    for policy in policies.values():
+        assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    names, *others = policies["router"]["egress"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    [rule] = others
+    assert rule["ports"] == [{"port": 8080}]
+    assert rule["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "replica"
+    names, *others = policies["replica"]["egress"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    assert [port["port"] for rule in others for port in rule["ports"]] == ports
+    for rule in others:
+        blocks = {each["ipBlock"]["cidr"]: each["ipBlock"]["except"] for each in rule["to"]}
+        assert "169.254.0.0/16" in blocks["0.0.0.0/0"] and blocks.keys() == {"0.0.0.0/0", "::/0"}
+
+
+@pytest.mark.parametrize(("kind", "port"), [("daemon", 9200), ("valkey", 6379)])
+def test_monitors_reach_no_port_of_the_cache(kind: str, port: int) -> None:
+    """Only replicas reach the shared cache, which asks nobody; monitors read the daemon's figures at their own port."""
+    monitors = [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
+    more = {"ports": [{"port": 4318}], "to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}
+    values = {"l2": {"kind": kind}, "networkPolicy": {"monitors": monitors, "egress": {"replicas": [more]}}}
+    manifests = rendered(LEAST | values | {"serviceMonitor": {"enabled": True}})
+    policy = one(manifests, "NetworkPolicy", f"kv-hotspan-{kind}")["spec"]
+    [rule] = [rule for rule in policy["ingress"] if {"port": port} in rule["ports"]]
+    [peer] = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "replica"
+    assert policy["egress"] == []
+    others = [rule for rule in policy["ingress"] if {"port": port} not in rule["ports"]]
+    assert others == ([{"ports": [{"port": 9201}], "from": monitors}] if kind == "daemon" else [])
+    rules = one(manifests, "NetworkPolicy", "kv-hotspan-replica")["spec"]["egress"]
+    assert [port] in [[each["port"] for each in rule["ports"]] for rule in rules] and more in rules
+    if kind == "daemon":
+        daemon = one(manifests, "DaemonSet", "kv-hotspan-daemon")
+        assert "--metrics-port=9201" in words(daemon)
+        [endpoint] = one(manifests, "ServiceMonitor", "kv-hotspan-daemon")["spec"]["endpoints"]
+        ports = {each["name"]: each["port"] for each in one(manifests, "Service", "kv-hotspan-daemon")["spec"]["ports"]}
+        assert ports[endpoint["port"]] == 9201
+
+
+def test_valkey_has_a_password_by_default() -> None:
+    """One is made where none is given, and server and replicas take it from the same Secret."""
+    manifests = rendered(LEAST | {"l2": {"kind": "valkey"}})
+    [secret] = [each for each in manifests if each["kind"] == "Secret"]
+    assert secret["metadata"]["name"] == "kv-hotspan-valkey"
+    replica, server = (one(manifests, "StatefulSet", f"kv-hotspan-{part}") for part in ("replica", "valkey"))
+    assert "--l2-option=password=env:L2_PASSWORD" in words(replica)
+    [script] = words(server)
+    assert 'requirepass "$PASSWORD"' in script and "protected-mode" not in script
+    for manifest, variable in ((replica, "L2_PASSWORD"), (server, "PASSWORD")):
+        [found] = [each for each in pod(manifest)["containers"][0]["env"] if each["name"] == variable]
+        assert found["valueFrom"]["secretKeyRef"] == {"name": "kv-hotspan-valkey", "key": "password"}
+
+
+def test_passwords_that_were_made_are_kept() -> None:
+    """The template takes what the cluster has before it makes another: an upgrade changes no password."""
+    template = (CHART / "templates" / "secrets.yaml").read_text()
+    assert 'lookup "v1" "Secret" $.Release.Namespace $secret' in template
+    assert "get $there $key | default (randAlphaNum" in template
 
 
 def test_selectors_find_their_pods() -> None:
@@ -328,18 +452,40 @@ def test_selectors_find_their_pods() -> None:
 
 
 def test_the_daemon_shares_the_nodes_memory() -> None:
-    """Daemon and replicas see the same /dev/shm as the same user, and a replica asks the daemon of its own node."""
+    """Daemon and replicas share a directory of the node's memory, as the same user, and no other release sees it."""
     manifests = rendered(COMBINATIONS["daemon"])
+    paths = {path for release in ("kv", "other") for path in _on_node(rendered(COMBINATIONS["daemon"], release))}
+    assert paths == {
+        *("/dev/shm/llm-kv-hotspan", "/dev/shm/llm-other-hotspan"),
+        *("/var/lib/hotspan-daemon/llm-kv-hotspan", "/var/lib/hotspan-daemon/llm-other-hotspan"),
+    }
     daemon = one(manifests, "DaemonSet", "kv-hotspan-daemon")
     replica = one(manifests, "StatefulSet", "kv-hotspan-replica")
     for each in (daemon, replica):
         [volume] = [volume for volume in pod(each)["volumes"] if volume["name"] == "shm"]
-        assert volume["hostPath"] == {"path": "/dev/shm", "type": "Directory"}
+        assert volume["hostPath"] == {"path": "/dev/shm/llm-kv-hotspan", "type": "DirectoryOrCreate"}
         assert {"name": "shm", "mountPath": "/dev/shm"} in pod(each)["containers"][0]["volumeMounts"]
     assert pod(daemon)["securityContext"]["runAsUser"] == pod(replica)["securityContext"]["runAsUser"]
     service = one(manifests, "Service", "kv-hotspan-daemon")
     assert service["spec"]["internalTrafficPolicy"] == "Local"
     assert f"--l2=sagemaker-hyperpod://{service['metadata']['name']}:9200" in words(replica)
+
+
+def _on_node(manifests: list[Manifest]) -> set[str]:
+    """The paths of the node that pods use."""
+    volumes = [volume for each in manifests if "template" in each.get("spec", {}) for volume in pod(each)["volumes"]]
+    return {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
+
+
+def test_a_replica_waits_for_its_directory_on_the_node() -> None:
+    """It starts once the daemon's pod has made the directory in the node's memory, and made it this user's."""
+    manifests = rendered(COMBINATIONS["daemon"])
+    [wait] = pod(one(manifests, "StatefulSet", "kv-hotspan-replica"))["initContainers"]
+    assert wait["command"][-1] == "until [ -w /dev/shm ]; do sleep 1; done"
+    subprocess.run(wait["command"], check=True, timeout=60)
+    [make] = pod(one(manifests, "DaemonSet", "kv-hotspan-daemon"))["initContainers"]
+    assert make["command"][-2:] == ["/node/shm", "/node/disk/daemon"]
+    assert {"name": "shm", "mountPath": "/node/shm"} in make["volumeMounts"]
 
 
 def test_metrics_are_read_once_and_with_the_token() -> None:

@@ -23,6 +23,9 @@ def daemon(
         Path | None, typer.Option(help="Directory for copies of the objects, which survive a restart.")
     ] = None,
     disk_gib: Annotated[float, typer.Option(help="Size of --disk, in GiB.")] = 0.0,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Additional port that serves /metrics and /health only, for monitoring.")
+    ] = None,
 ) -> None:
     """Serve one L2 cache to all replicas of this node, and to clients of HyperPod's managed tiered storage.
 
@@ -39,6 +42,14 @@ def daemon(
             raise ConfigError(f"--mode {mode!r} is not octal: give one like 600 or 660") from error
         run_daemon(
             DaemonOptions(
-                host, port, shared_memory_name, size_gib, permissions, max_lease_s, disk=disk, disk_gib=disk_gib
+                host,
+                port,
+                shared_memory_name,
+                size_gib,
+                permissions,
+                max_lease_s,
+                disk=disk,
+                disk_gib=disk_gib,
+                metrics_port=metrics_port,
             )
         )

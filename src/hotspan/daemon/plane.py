@@ -122,6 +122,13 @@ class ControlPlane:
                 return _refused(request, 405, "this path has no such method")
         return _refused(request, 404, "there is no such path")
 
+    def monitor(self, request: Request) -> Body:
+        """The same on a port for monitors: figures and health, and nothing of what is cached."""
+        path = request.target.partition(b"?")[0]
+        if request.method == "GET" and path in (b"/metrics", b"/health"):
+            return self.answer(request)
+        return _refused(request, 404, "this port has /metrics and /health")
+
     # -- what the protocol names ---------------------------------------------------------------------------------------
 
     def _put(self, request: Request, bucket: str, name: str) -> Body:

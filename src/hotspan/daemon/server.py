@@ -51,6 +51,7 @@ class DaemonOptions:
     size_gib:    of shared memory. mode: of its file, and of the door.
     max_lease_s: no lease lasts longer, whatever a client asks for.
     disk:        a directory for `disk_gib` of copies, or None. files: how it is reached.
+    metrics_port: where /metrics is besides, and nothing of what is cached; None has it at `port` alone.
     """
 
     host: str
@@ -64,6 +65,7 @@ class DaemonOptions:
     disk: Path | None = None
     disk_gib: float = 0.0
     files: Files = field(default_factory=Files)
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for what can't work."""
@@ -90,8 +92,12 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
     with (
         _signals() as stopping,
         contextlib.closing(bind(options.host, options.port)) as listener,
+        contextlib.ExitStack() as monitored,
         contextlib.ExitStack() as opened,
     ):
+        monitors = None
+        if options.metrics_port is not None:
+            monitors = monitored.enter_context(contextlib.closing(bind(options.host, options.metrics_port, "metrics-")))
         host, port = listener.getsockname()[:2]
         if _is_exposed(listener):
             logger.warning(
@@ -128,9 +134,11 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
 
             with address_errors(options.host, port):  # another daemon may have begun at the same time
                 listener.listen(_BACKLOG)
+            if monitors is not None:
+                monitors.listen(_BACKLOG)
             _raise_file_limit()
             opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
-            asyncio.run(_serve(options, listener, segment, directory, clock or SystemClock(), ready))
+            asyncio.run(_serve(options, listener, monitors, segment, directory, clock or SystemClock(), ready))
 
 
 class Daemon:
@@ -177,6 +185,10 @@ class Daemon:
     def connection(self) -> HttpConnection:
         """A new connection of the control plane."""
         return HttpConnection(self._plane.answer, self._options.http, self._clock, self._connections)
+
+    def monitor(self) -> HttpConnection:
+        """A new connection at the port for monitors."""
+        return HttpConnection(self._plane.monitor, self._options.http, self._clock, self._connections)
 
     async def serve(self, ending: asyncio.Event) -> None:
         """Let time pass: leases expire, clients that take too long are hung up on, a disk that hangs is left alone."""
@@ -231,6 +243,7 @@ class Daemon:
 async def _serve(
     options: DaemonOptions,
     listener: socket.socket,
+    monitors: socket.socket | None,
     segment: SharedSegment,
     directory: SlabDirectory | None,
     clock: Clock,
@@ -242,6 +255,8 @@ async def _serve(
     daemon = Daemon(options, segment, directory, clock, is_exposed=_is_exposed(listener))
     try:
         server = await loop.create_server(daemon.connection, sock=listener, backlog=_BACKLOG)
+        if monitors is not None:
+            await loop.create_server(daemon.monitor, sock=monitors, backlog=_BACKLOG)
         ready()
         with _watched(segment, loop):
             await daemon.serve(ending)

@@ -74,12 +74,47 @@ redis://{{ include "hotspan.name" . }}-valkey:6379
 {{- end -}}
 {{- end -}}
 
-{{/* The secret with the L2's password, as YAML; nothing without one. */}}
+{{/* The secret with the L2's password, as YAML; nothing without one. Valkey always has one: see secrets.yaml. */}}
 {{- define "hotspan.l2Password" -}}
-{{- $secret := ternary .Values.valkey.passwordSecret .Values.l2.passwordSecret (eq .Values.l2.kind "valkey") -}}
-{{- if and $secret.name (ne .Values.l2.kind "none") -}}
-{{- toYaml $secret -}}
+{{- $isOurs := eq .Values.l2.kind "valkey" -}}
+{{- $secret := ternary .Values.valkey.passwordSecret .Values.l2.passwordSecret $isOurs -}}
+{{- if $secret.name -}}
+{{- if ne .Values.l2.kind "none" -}}{{- toYaml $secret -}}{{- end -}}
+{{- else if $isOurs -}}
+{{- dict "name" (printf "%s-valkey" (include "hotspan.name" .)) "key" $secret.key | toYaml -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The secret with the key of KV events, as YAML; nothing without events. */}}
+{{- define "hotspan.eventsKey" -}}
+{{- if .Values.router.kvEvents -}}
+{{- $secret := .Values.router.kvEventsSecret -}}
+{{- dict "name" ($secret.name | default (printf "%s-kv-events" (include "hotspan.name" .))) "key" $secret.key | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The release's own directory in one that pods of a node share; takes {root, path}. */}}
+{{- define "hotspan.onNode" -}}
+{{- printf "%s/%s-%s" .path .root.Release.Namespace (include "hotspan.name" .root) -}}
+{{- end -}}
+
+{{/* The ports that replicas reach outside of the release, as a JSON list of numbers. */}}
+{{- define "hotspan.outside" -}}
+{{- $ports := list -}}
+{{- if or (not (hasPrefix "/" .Values.model)) .Values.encryption.kek (hasPrefix "s3:" .Values.l2.url) -}}
+{{- $ports = append $ports 443 -}}
+{{- end -}}
+{{- range list .Values.l2.url .Values.l2.log -}}
+{{- with include "hotspan.portOf" . -}}{{- $ports = append $ports (int .) -}}{{- end -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end -}}
+
+{{/* The port of a URL: its own, or that of its scheme; empty for a directory. */}}
+{{- define "hotspan.portOf" -}}
+{{- $own := regexFind ":[0-9]+([/?]|$)" . | trimPrefix ":" | trimSuffix "/" | trimSuffix "?" -}}
+{{- $usual := get (dict "redis" "6379" "rediss" "6379" "s3" "443" "sagemaker-hyperpod" "9200" "file" "") (regexFind "^[a-z0-9+-]+" .) -}}
+{{- $own | default $usual -}}
 {{- end -}}
 
 {{- define "hotspan.isEncrypted" -}}
@@ -114,33 +149,46 @@ redis://{{ include "hotspan.name" . }}-valkey:6379
 {{- end -}}
 {{- end -}}
 
-{{/* The init container that makes the tenants' file one that hotspan takes; nothing without tenants. */}}
+{{/* The files of secrets that router and replicas read, as {NAME: {name, key}}. */}}
+{{- define "hotspan.secretFiles" -}}
+{{- $files := dict -}}
+{{- if .Values.auth.tenantsSecret.name -}}{{- $_ := set $files "tenants.yaml" .Values.auth.tenantsSecret -}}{{- end -}}
+{{- with include "hotspan.eventsKey" . | fromYaml -}}{{- $_ := set $files "events.key" . -}}{{- end -}}
+{{- toYaml $files -}}
+{{- end -}}
+
+{{/* The init container that makes files of secrets such as hotspan takes; nothing without any. */}}
 {{- define "hotspan.initSecrets" -}}
-{{- if .Values.auth.tenantsSecret.name -}}
-initContainers:
-  # Kubernetes gives files of secrets to a group; hotspan takes secrets only from files that it alone can read.
-  - name: secrets
-    command: [install, -m, "0600", /etc/hotspan/given/tenants.yaml, /etc/hotspan/own/tenants.yaml]
-    {{- include "hotspan.ours" . | nindent 4 }}
-    resources:
-      requests: {cpu: 10m, memory: 16Mi}
-      limits: {memory: 64Mi}
-    volumeMounts:
-      - {name: tenants, mountPath: /etc/hotspan/given, readOnly: true}
-      - {name: own, mountPath: /etc/hotspan/own}
+{{- with include "hotspan.secretFiles" . | fromYaml -}}
+# Kubernetes gives files of secrets to a group; hotspan takes secrets only from files that it alone can read.
+- name: secrets
+  command: [install, -m, "0600"{{ range $file, $_ := . }}, /etc/hotspan/given/{{ $file }}{{ end }}, /etc/hotspan/own/]
+  {{- include "hotspan.ours" $ | nindent 2 }}
+  resources:
+    requests: {cpu: 10m, memory: 16Mi}
+    limits: {memory: 64Mi}
+  volumeMounts:
+    - {name: given, mountPath: /etc/hotspan/given, readOnly: true}
+    - {name: own, mountPath: /etc/hotspan/own}
 {{- end -}}
 {{- end -}}
 
 {{- define "hotspan.secretVolumes" -}}
-{{- with .Values.auth.tenantsSecret -}}
-{{- if .name -}}
-- name: tenants
-  secret:
-    secretName: {{ .name }}
+{{- with include "hotspan.secretFiles" . | fromYaml -}}
+- name: given
+  projected:
     defaultMode: 0440
-    items: [{key: {{ .key }}, path: tenants.yaml}]
+    sources:
+      {{- range $file, $secret := . }}
+      - secret: {name: {{ $secret.name }}, items: [{key: {{ $secret.key }}, path: {{ $file }}}]}
+      {{- end }}
 - {name: own, emptyDir: {medium: Memory, sizeLimit: 8Mi}}
 {{- end -}}
+{{- end -}}
+
+{{- define "hotspan.secretMounts" -}}
+{{- if include "hotspan.secretFiles" . | fromYaml -}}
+- {name: own, mountPath: /etc/hotspan/own, readOnly: true}
 {{- end -}}
 {{- end -}}
 
