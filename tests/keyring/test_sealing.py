@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.keyring.sealing import FrameKeys, NonceCounter, Root, frame_key
+from hotspan.keyring.sealing import NonceCounter, Root, frame_key
 from tests.keyring.rig import NONCE, PATIENCE_S, opened
 
 ROOT = Root(bytes(range(16)), bytes(range(32, 64)))
@@ -77,8 +77,26 @@ def test_a_key_fetched_again_goes_on_counting(store: Path, kek: str) -> None:
         assert keyring.prepare(["a"], PATIENCE_S) == ()
         second = keyring.sealing("a")
         assert first is not None and second is not None
-        assert (first.key_id, first.writer) == (second.key_id, second.writer)
+        assert first.key_id == second.key_id and first.writer != second.writer
         assert first.next_nonce() != second.next_nonce()
+
+
+@pytest.mark.parametrize("is_random", [True, False])
+def test_a_copy_of_the_machine_repeats_no_key(
+    store: Path, kek: str, monkeypatch: pytest.MonkeyPatch, is_random: bool
+) -> None:
+    """A process that goes on twice from one state, be the kernel's random bytes the same, too, has another key."""
+    with opened(store, kek, "a") as keyring:
+        if not is_random:
+            monkeypatch.setattr(os, "urandom", bytes)
+        snapshot, sealed = keyring._nonces._next, []
+        for _ in range(2):
+            keyring._nonces._next = snapshot
+            sealing = keyring.sealing("a")
+            assert sealing is not None
+            sealed.append((sealing.next_nonce(), sealing.aead.encrypt(NONCE, bytes(64), None)))
+    (first, second) = sealed
+    assert first[0] == second[0] and first[1] != second[1]
 
 
 def test_a_forked_child_gets_no_nonce() -> None:
@@ -94,18 +112,6 @@ def test_a_forked_child_gets_no_nonce() -> None:
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     counter.take()
-
-
-def test_derived_keys_are_bounded_and_the_oldest_goes() -> None:
-    """The cache of derived keys holds what was used last, and forgets a root at once."""
-    keys, key = FrameKeys(3), AESGCM(bytes(32))
-    for name in (b"a", b"b", b"c"):
-        keys.put(name, WRITER, key)
-    assert keys.get(b"a", WRITER) is key
-    keys.put(b"d", WRITER, key)
-    assert keys.get(b"b", WRITER) is None and len(keys) == 3
-    keys.forget({b"a", b"d"})
-    assert keys.roots() == {b"c"}
 
 
 def test_secrets_are_not_shown(store: Path, kek: str) -> None:

@@ -1,16 +1,17 @@
 """The keys under which frames are written and read, derived from a tenant's root.
 
-    write key = HKDF-SHA256(root, salt = writer, info = "hotspan-frame-2" | key id), 32 bytes
-    nonce     = 8 bytes that a writer counts up | 4 bytes of segment index
+    frame key = HKDF-SHA256(root, salt = writer, info = "hotspan-frame-2" | key id), 32 bytes
+    nonce     = 8 bytes that the process counts up | 4 bytes of segment index
 
-`key id` names the root (16 random bytes), `writer` the process that wrote (16 random bytes); a frame says both. So no
-two writers share a key, and one writer never uses a nonce twice.
+`key id` names the root (16 random bytes), `writer` is made anew for each frame (16 bytes); a frame says both. So each
+frame has a key of its own. That holds in copies of a process, too: a virtual machine that is cloned, or resumed twice
+from one snapshot, goes on with the same counter in every copy.
 """
 
+import hashlib
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Set
+import time
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -53,7 +54,7 @@ class NonceCounter:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """What seals one tenant's frames now. Any thread may use it; ask the keyring again for each frame."""
+    """What seals one frame of a tenant's. Any thread may use it; ask the keyring again for the next frame."""
 
     key_id: bytes
     writer: bytes
@@ -65,40 +66,16 @@ class Sealing:
         return self._nonces.take()
 
 
+def fresh_writer() -> bytes:
+    """16 bytes that no other frame has, in this process or in a copy of it.
+
+    The clock is for copies on a kernel that does not know it was copied (no VMGENID): until it reseeds, both get the
+    same random bytes.
+    """
+    return hashlib.blake2b(os.urandom(32) + time.time_ns().to_bytes(8, "big"), digest_size=WRITER_BYTES).digest()
+
+
 def frame_key(root: Root, writer: bytes) -> AESGCM:
-    """The key of what `writer` wrote under `root`. About 10 us."""
+    """The key of the frame that names `root` and `writer`. About 10 us."""
     kdf = HKDF(algorithm=SHA256(), length=32, salt=writer, info=_PURPOSE + root.id)
     return AESGCM(kdf.derive(root.secret))
-
-
-class FrameKeys:
-    """Frame keys derived lately, by root and writer; the least recently used goes. Not for two threads at once."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._keys: OrderedDict[tuple[bytes, bytes], AESGCM] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def get(self, key_id: bytes, writer: bytes) -> AESGCM | None:
-        """The key, if it was derived lately."""
-        key = self._keys.get((key_id, writer))
-        if key is not None:
-            self._keys.move_to_end((key_id, writer))
-        return key
-
-    def put(self, key_id: bytes, writer: bytes, key: AESGCM) -> None:
-        """Remember `key`, forget the least recently used one beyond the most."""
-        self._keys[key_id, writer] = key
-        while len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-
-    def forget(self, key_ids: Set[bytes]) -> None:
-        """Drop every key derived from these roots."""
-        for name in [name for name in self._keys if name[0] in key_ids]:
-            del self._keys[name]
-
-    def roots(self) -> set[bytes]:
-        """The ids of the roots that keys are remembered of."""
-        return {key_id for key_id, _ in self._keys}
