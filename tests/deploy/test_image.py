@@ -82,13 +82,14 @@ def test_no_secret_is_baked_in() -> None:
 def entrypoint(tmp_path: Path) -> Path:
     """A directory for PATH with a `hotspan` that says how it was called, and by which process."""
     fake = tmp_path / "hotspan"
-    fake.write_text('#!/bin/sh\necho "$$|${HOTSPAN_HOST-}|${HOTSPAN_INSECURE-}|$*"\n')
+    fake.write_text('#!/bin/sh\necho "$$|${HOTSPAN_HOST-}|${HOTSPAN_INSECURE-}|${HOTSPAN_CLIENT_ADAPTERS-}|$*"\n')
     fake.chmod(0o755)
     return tmp_path
 
 
 def called(path: Path, *words: str, **variables: str) -> tuple[bool, list[str]]:
-    """Whether hotspan took the place of the entrypoint's process; its host, whether it needs no keys, and its words."""
+    """Whether hotspan took the place of the entrypoint's process; its host, whether keys are needed, where adapters are
+    that clients register, and its words."""
     environment = {"PATH": f"{path}:{os.environ['PATH']}", **variables}
     process = subprocess.Popen([DEPLOY / "entrypoint", *words], env=environment, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
@@ -98,13 +99,13 @@ def called(path: Path, *words: str, **variables: str) -> tuple[bool, list[str]]:
 
 def test_serve_listens_for_the_container(entrypoint: Path) -> None:
     """`serve` listens on all of the container's addresses without keys, in the entrypoint's own process."""
-    assert called(entrypoint, "serve") == (True, ["0.0.0.0", "true", "serve"])
-    assert called(entrypoint, "serve", "org/name", "--dtype", "a b")[1][2] == "serve org/name --dtype a b"
+    assert called(entrypoint, "serve") == (True, ["0.0.0.0", "true", "/opt/ml", "serve"])
+    assert called(entrypoint, "serve", "org/name", "--dtype", "a b")[1][3] == "serve org/name --dtype a b"
 
 
 def test_what_is_set_stays(entrypoint: Path) -> None:
     """Whoever runs the container may say otherwise, and other commands are left alone."""
-    said = {"HOTSPAN_HOST": "127.0.0.1", "HOTSPAN_INSECURE": "false"}
-    assert called(entrypoint, "serve", **said)[1] == ["127.0.0.1", "false", "serve"]
-    assert called(entrypoint, "daemon", "--size-gib", "4")[1] == ["", "", "daemon --size-gib 4"]
-    assert called(entrypoint)[1] == ["", "", ""]
+    said = {"HOTSPAN_HOST": "127.0.0.1", "HOTSPAN_INSECURE": "false", "HOTSPAN_CLIENT_ADAPTERS": ""}
+    assert called(entrypoint, "serve", **said)[1] == ["127.0.0.1", "false", "", "serve"]
+    assert called(entrypoint, "daemon", "--size-gib", "4")[1] == ["", "", "", "daemon --size-gib 4"]
+    assert called(entrypoint)[1] == ["", "", "", ""]

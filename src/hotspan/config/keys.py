@@ -284,6 +284,12 @@ _SERVER = (
         part="server",
     ),
     Key(
+        "client_adapters",
+        kinds.PATH,
+        "Let clients register adapters without the admin token, from this directory too (SageMaker).",
+        part="server",
+    ),
+    Key(
         "formatters",
         kinds.PATH,
         "Directory with model.py or formatter.yaml. Default: the model's directory, in LMI's configuration only.",

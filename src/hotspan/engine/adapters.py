@@ -23,6 +23,7 @@ from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.request import LoRARequest
 
 from hotspan.core.errors import EngineError
+from hotspan.core.terms import tenant_label
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
+_ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}(-[0-9a-f]{16})?")
 _GONE = "adapter {!r} was updated or deleted while this request was on its way: send it again"
 _LOADING_FAILED = re.compile(r"^Call to \w+ method failed: ")
 
 
-def engine_name(name: str, digest: str) -> str:
-    """What the engine calls an adapter: two contents never share a name, in a batch or in the names of KV."""
-    return f"{name}@{digest[:12]}"
+def engine_name(name: str, digest: str, owner: str = "") -> str:
+    """What the engine calls an adapter: two contents, or two tenants' adapters, never share a name."""
+    return f"{name}@{digest[:12]}" + (f"-{tenant_label(owner):016x}" if owner else "")
 
 
 def registered_name(engine_name: str) -> str:
@@ -150,9 +151,9 @@ class EngineAdapters:
         is_adapter = name in self._models.lora_requests and name not in self._held
         return self._models.is_base_model(name) or is_adapter
 
-    def name_of(self, name: str, digest: str) -> str:
-        """What the engine calls an adapter of this name and content."""
-        return engine_name(name, digest)
+    def name_of(self, name: str, digest: str, owner: str) -> str:
+        """What the engine calls an adapter of this name, content and owner."""
+        return engine_name(name, digest, owner)
 
     async def load(self, engine_name: str, path: Path) -> None:
         """Load an adapter, and let requests name it. Blocks: the engine, while it reads. Raises: EngineError."""

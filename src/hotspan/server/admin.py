@@ -247,7 +247,7 @@ class CacheAdmin:
         if tenant is None and self._has_keys:
             raise HTTPException(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
-        adapter = None if asked.adapter is None else self._adapter(asked.adapter)
+        adapter = None if asked.adapter is None else self._adapter(asked.adapter, owner)
         tokens = asked.tokens
         if tokens is None:
             try:
@@ -263,9 +263,9 @@ class CacheAdmin:
             "adapter_path": None if adapter is None else adapter.path,
         }
 
-    def _adapter(self, name: str) -> EngineAdapter:
+    def _adapter(self, name: str, owner: str) -> EngineAdapter:
         """What the names of an adapter's KV are made of."""
-        found = None if self._adapters is None else self._adapters.engine_adapter(name)
+        found = None if self._adapters is None else self._adapters.engine_adapter(name, owner)
         if found is None and (path := self._engine.adapter_path(name)) is not None:
             found = EngineAdapter(name, path)  # one that the server was started with
         if found is None:

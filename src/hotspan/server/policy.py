@@ -135,7 +135,7 @@ UNLESS_SHARED = (
 )
 """The client's on a server without keys, the administrator's where tenants share it."""
 
-SHARED = (*CLIENT_READS, "/hotspan/cache/invalidate")
+SHARED = (*CLIENT_READS, *WRITES, "/hotspan/cache/invalidate")
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")
@@ -146,13 +146,17 @@ METRICS = "/metrics"
 administrator's: counts tell one tenant what the others do."""
 
 
-def access_table(*, has_keys: bool, has_given_token: bool) -> Mapping[str, Access]:
-    """Who may call each route, by its path in the app. What is missing is the administrator's."""
+def access_table(*, has_keys: bool, has_given_token: bool, has_client_adapters: bool = False) -> Mapping[str, Access]:
+    """Who may call each route, by its path in the app. What is missing is the administrator's.
+
+    has_client_adapters: clients register adapters, as a platform in front does that has no token.
+    """
     shared = Access.ADMIN if has_keys else Access.CLIENT
     return {
         **dict.fromkeys(PUBLIC, Access.PUBLIC),
         **dict.fromkeys(CLIENT, Access.CLIENT),
         **dict.fromkeys(ADMIN, Access.ADMIN),
+        **dict.fromkeys(WRITES, Access.CLIENT if has_client_adapters else Access.ADMIN),
         **dict.fromkeys(CLIENT_READS, Access.CLIENT),
         **dict.fromkeys(UNLESS_SHARED, shared),
         METRICS: Access.ADMIN if has_keys or has_given_token else Access.PUBLIC,

@@ -28,6 +28,9 @@ class Principal:
 
 ANYBODY = Principal()
 
+SERVER = ""
+"""The owner of adapters that are nobody's in particular."""
+
 _asking: ContextVar[Principal] = ContextVar("hotspan_principal", default=ANYBODY)
 
 
@@ -39,6 +42,12 @@ def current_principal() -> Principal:
 def current_tenant() -> str:
     """The tenant whose request this task works for."""
     return _asking.get().tenant
+
+
+def current_owner() -> str:
+    """Whose adapters this task's request may name besides the server's; "" where it has shown no tenant's key."""
+    principal = _asking.get()
+    return principal.tenant if principal.has_key and not principal.is_admin else SERVER
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ from hotspan.server.options import (
     http_settings,
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
-from hotspan.server.principal import Credentials, current_tenant
+from hotspan.server.principal import Credentials, current_owner, current_tenant
 from hotspan.server.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -133,7 +133,10 @@ class _Policy:
 
 def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[str, Access]:
     has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
-    return access_table(has_keys=options.has_keys, has_given_token=has_given_token)
+    has_client_adapters = options.server.client_adapters is not None
+    return access_table(
+        has_keys=options.has_keys, has_given_token=has_given_token, has_client_adapters=has_client_adapters
+    )
 
 
 async def _serve(
@@ -165,7 +168,8 @@ async def _serve(
             with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
                 engine = await stack.enter_async_context(launch(arguments, door))
                 registry = await _adapters(engine, options, formatters)
-                engine.app.include_router(adapter_router(registry, engine.names))
+                is_open = options.server.client_adapters is not None
+                engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
                 engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
                 if not engine.is_embedding:
                     loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
@@ -256,16 +260,16 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     adapters = engine.adapters()
     if adapters is None:
         return None
-    directory = options.server.adapters or Path(options.model) / "adapters"
+    directory, own = options.server.adapters or Path(options.model) / "adapters", options.server.client_adapters
     registry = AdapterRegistry(
         adapters,
-        Sources([directory]),
+        Sources([directory] if own is None else [directory, own]),
         SnapshotStore(_copies(options.server)),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
     )
-    adapters.publish(registry.names)
-    await registry.autoload(directory)
+    adapters.publish(lambda: registry.names(current_owner()))
+    await registry.autoload(directory, tenants=options.tenants.names)
     return registry
 
 

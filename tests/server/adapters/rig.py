@@ -58,8 +58,8 @@ class FakeEngine:
     def has(self, name: str) -> bool:
         return name in ("base", "static")
 
-    def name_of(self, name: str, digest: str) -> str:
-        return f"{name}@{digest[:12]}"
+    def name_of(self, name: str, digest: str, owner: str) -> str:
+        return f"{name}@{digest[:12]}" + (f"-{owner}" if owner else "")
 
     async def load(self, engine_name: str, path: Path) -> None:
         self.loads.append(engine_name)

@@ -23,7 +23,7 @@ async def rig(tmp_path: Path) -> Rig:
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    app.include_router(adapter_router(rig.registry, {"lmi", "model"}))
+    app.include_router(adapter_router(rig.registry, {"lmi", "model"}, is_open=True))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         yield client
 

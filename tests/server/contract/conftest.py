@@ -13,5 +13,6 @@ from .rig import container as serving
 def container(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     scratch = tmp_path_factory.mktemp("container")
     model = make_model_directory(scratch / "model", tiny_model, scratch)
-    with serving(scratch, {"HF_MODEL_ID": str(model), **SAGEMAKER}) as running:
+    variables = {"HF_MODEL_ID": str(model), "HOTSPAN_CLIENT_ADAPTERS": str(scratch / "artifacts"), **SAGEMAKER}
+    with serving(scratch, variables) as running:
         yield running

@@ -134,10 +134,14 @@ def make_model_directory(directory: Path, weights: Path, scratch: Path) -> Path:
 
 @dataclass
 class Container:
-    """A running server of the model in `model`. early: what it answered before it was loaded, path by path."""
+    """A running server of the model in `model`.
+
+    artifacts: where the platform leaves adapters. early: what it answered before it was loaded, path by path.
+    """
 
     server: Server
     model: Path
+    artifacts: Path
     early: dict[str, httpx.Response] = field(default_factory=dict)
     pings: list[tuple[int, str]] = field(default_factory=list)
 
@@ -215,7 +219,8 @@ def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str]
             start_new_session=True,
             preexec_fn=_begin_with_few_files,
         )
-    running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]))
+    artifacts = Path(variables.get("HOTSPAN_CLIENT_ADAPTERS", scratch))
+    running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]), artifacts)
     try:
         _watch_start(running)
         yield running

@@ -117,15 +117,6 @@ def test_pages_of_adapters(container: Container) -> None:
     assert names == ["legal", "poet"] and "nextPageToken" not in second
 
 
-def test_only_the_administrator_changes_adapters(container: Container, name: str) -> None:
-    """Without the token nothing is registered, updated or deleted."""
-    arguments = {"name": name, "src": "poet"}
-    the_error(container.http.post("/adapters", json=arguments), 401)
-    the_error(container.http.post("/adapters/poet/update", json={}), 401)
-    the_error(container.http.delete("/adapters/poet"), 401)
-    assert container.generate(PROMPT, headers={ADAPTER: "poet"})
-
-
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [

@@ -1,7 +1,9 @@
 """`boto3.client("sagemaker-runtime")` against a real server, with SageMaker's part between them played here."""
 
 import json
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -18,16 +20,25 @@ BODY = json.dumps({"inputs": PROMPT, "parameters": GREEDY})
 
 
 @pytest.fixture(scope="module")
-def runtime(container: Container) -> Iterator[Any]:
-    with platform(container.server.url) as url:
-        yield boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=url,
-            region_name="eu-north-1",
-            aws_access_key_id="none",
-            aws_secret_access_key="none",
-            config=botocore.config.Config(retries={"max_attempts": 1}, proxies={}),
-        )
+def address(container: Container) -> Iterator[str]:
+    with platform(container.server.url, container.artifacts) as url:
+        yield url
+
+
+def client(service: str, url: str) -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="eu-north-1",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",
+        config=botocore.config.Config(retries={"max_attempts": 1}, proxies={}),
+    )
+
+
+@pytest.fixture(scope="module")
+def runtime(address: str) -> Any:
+    return client("sagemaker-runtime", address)
 
 
 def test_invoke_endpoint(container: Container, runtime: Any) -> None:
@@ -46,6 +57,34 @@ def test_an_inference_component_is_an_adapter(container: Container, runtime: Any
     )
     said = json.load(reply["Body"])["generated_text"]
     assert said == container.generate(PROMPT, adapters="poet") != container.generate(PROMPT)
+
+
+def test_the_life_of_an_adapters_component(container: Container, address: str, runtime: Any, tmp_path: Path) -> None:
+    """The platform registers, invokes, lists, updates and unregisters an adapter, and shows no token at any time."""
+    control, asked = client("sagemaker", address), {"InferenceComponentName": "component-7"}
+
+    def specification(adapter: str) -> dict[str, Any]:
+        archive = tmp_path / f"{adapter}.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                tar.add(container.model / "adapters" / adapter / name, arcname=name)
+        return {"BaseInferenceComponentName": "base", "Container": {"ArtifactUrl": f"s3://bucket{archive}"}}
+
+    def said() -> str:
+        reply = runtime.invoke_endpoint(EndpointName="e", ContentType="application/json", Body=BODY, **asked)
+        return str(json.load(reply["Body"])["generated_text"])
+
+    control.create_inference_component(EndpointName="e", Specification=specification("legal"), **asked)
+    assert said() == container.generate(PROMPT, adapters="legal")
+    listed = control.list_inference_components()["InferenceComponents"]
+    assert "component-7" in [one["InferenceComponentName"] for one in listed]
+    with pytest.raises(control.exceptions.ClientError, match="there is an adapter 'component-7' already"):
+        control.create_inference_component(EndpointName="e", Specification=specification("legal"), **asked)
+    control.update_inference_component(Specification=specification("poet"), **asked)
+    assert said() == container.generate(PROMPT, adapters="poet")
+    control.delete_inference_component(**asked)
+    with pytest.raises(runtime.exceptions.ModelError, match="component-7"):
+        said()
 
 
 def test_sessions(runtime: Any) -> None:

@@ -30,6 +30,9 @@ class FakeAdapters:
     def __init__(self, *names: str) -> None:
         self.names = names
 
+    def key_of(self, name: str, owner: str) -> str:
+        return name
+
     async def resolve(self, name: str) -> str:
         if name not in self.names:
             raise HttpError(404, f"there is no adapter {name!r}", param="model")

@@ -20,8 +20,8 @@ class AdapterEngine(Protocol):
         """Whether a name is the base model's, or that of an adapter that is none of the registry's."""
         ...
 
-    def name_of(self, name: str, digest: str) -> str:
-        """What the engine calls an adapter of this name and content."""
+    def name_of(self, name: str, digest: str, owner: str) -> str:
+        """What the engine calls an adapter of this name, content and owner."""
         ...
 
     async def load(self, engine_name: str, path: Path) -> None:
@@ -53,9 +53,10 @@ class AdapterFormatters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter as its operator sees it."""
+    """An adapter as its operator sees it. owner: the tenant whose it is; "" is the server, whose are everybody's."""
 
     name: str
+    owner: str
     src: str
     preload: bool
     pin: bool

@@ -11,7 +11,7 @@ Everything here runs on one event loop; files are touched in threads.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,8 @@ from hotspan.server.adapters.base import Adapter, AdapterEngine, AdapterFormatte
 from hotspan.server.adapters.check import AdapterLimits, check_adapter
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
-from hotspan.server.adapters.source import Sources
+from hotspan.server.adapters.source import CONFIG, Sources
+from hotspan.server.principal import SERVER
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Hosted:
-    """One adapter of one content."""
+    """One adapter of one content. owner: the tenant whose it is, or SERVER."""
 
     name: str
+    owner: str
     src: str
     preload: bool
     pin: bool
@@ -44,14 +46,27 @@ class _Hosted:
     loading: "asyncio.Task[AdapterError | None] | None" = None
 
     def view(self) -> Adapter:
-        return Adapter(self.name, self.src, self.preload, self.pin, self.is_loaded, self.snapshot.digest)
+        return Adapter(self.name, self.owner, self.src, self.preload, self.pin, self.is_loaded, self.snapshot.digest)
+
+    @property
+    def key(self) -> str:
+        return _key(self.name, self.owner)
+
+
+def _key(name: str, owner: str) -> str:
+    """What the registry calls an adapter. Names have no @, so that nobody can name another one's."""
+    return f"{name}@{owner}" if owner else name
 
 
 LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
 
 
 class AdapterRegistry:
-    """The adapters of one server."""
+    """The adapters of one server.
+
+    An adapter belongs to the tenant that registered it, who alone sees, uses and changes it; or to the server, then
+    every tenant may use it. A tenant's own comes before the server's of the same name.
+    """
 
     def __init__(
         self,
@@ -71,66 +86,91 @@ class AdapterRegistry:
         self._changes = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def resolve(self, name: str) -> str:
+    def key_of(self, name: str, owner: str) -> str:
+        """What the registry calls the adapter that a request of `owner` names; the name itself if it has none."""
+        if _NAME.fullmatch(name) is None and not self._engine.has(name):
+            raise self._unknown(name)
+        own = _key(name, owner)
+        return own if own in self._hosted else name
+
+    async def resolve(self, key: str) -> str:
         """The engine's model name for an adapter; the first to ask loads it, the others wait for that.
 
+        key:     of `key_of`.
         Blocks:  while it loads; about a microsecond once it has.
         Raises:  AdapterError, for all who wait; the next to ask tries again.
         """
-        hosted = self._hosted.get(name)
+        hosted = self._hosted.get(key)
         if hosted is None:
-            if self._engine.has(name):
-                return name
-            raise self._unknown(name)
+            if self._engine.has(key):
+                return key
+            raise self._unknown(key)
         if not hosted.is_loaded:
             await self._load(hosted)
         return hosted.engine_name
 
-    def describe(self, name: str) -> Adapter:
-        """One adapter. Raises: AdapterError."""
-        return self._find(name).view()
+    def describe(self, name: str, owner: str = SERVER) -> Adapter:
+        """The adapter that `owner` has of this name. Raises: AdapterError."""
+        hosted = self._hosted.get(self.key_of(name, owner))
+        if hosted is None:
+            raise self._unknown(name)
+        return hosted.view()
 
-    def page(self, limit: int = 100, next_page_token: int = 0) -> Page:
-        """Adapters in the order of their names, from the `next_page_token` that the page before gave."""
+    def page(self, limit: int = 100, next_page_token: int = 0, *, owner: str | None = SERVER) -> Page:
+        """Adapters in the order of their names, from the `next_page_token` that the page before gave.
+
+        owner: who sees its own and the server's; None sees all.
+        """
         end = next_page_token + limit
-        names = sorted(self._hosted)
-        views = tuple(self._hosted[name].view() for name in names[next_page_token:end])
-        return Page(views, end if end < len(names) else None)
+        found = self._seen_by(owner)
+        views = tuple(hosted.view() for hosted in found[next_page_token:end])
+        return Page(views, end if end < len(found) else None)
 
-    def engine_adapter(self, name: str) -> EngineAdapter | None:
+    def engine_adapter(self, name: str, owner: str = SERVER) -> EngineAdapter | None:
         """What the names of an adapter's KV are made of, loaded or not; None if there is no such adapter."""
-        hosted = self._hosted.get(name)
+        hosted = self._hosted.get(_key(name, owner)) or self._hosted.get(name)
         return None if hosted is None else EngineAdapter(hosted.engine_name, str(hosted.snapshot.path))
 
-    def names(self) -> Iterable[str]:
-        """All adapters by name."""
-        return sorted(self._hosted)
+    def names(self, owner: str = SERVER) -> Iterable[str]:
+        """The adapters that `owner` can use, by name."""
+        return [hosted.name for hosted in self._seen_by(owner)]
 
-    async def register(self, name: str, src: str, *, preload: bool = True, pin: bool = False) -> Adapter:
+    async def register(
+        self, name: str, src: str, *, preload: bool = True, pin: bool = False, owner: str = SERVER
+    ) -> Adapter:
         """Add an adapter; `preload` loads it before this returns, and it is registered only if that works.
 
         Raises: AdapterError; nothing has changed then.
         """
-        return await self._alone(lambda: self._register(name, src, preload=preload, pin=pin))
+        return await self._alone(lambda: self._register(name, src, preload=preload, pin=pin, owner=owner))
 
     async def update(
-        self, name: str, *, src: str | None = None, preload: bool | None = None, pin: bool | None = None
+        self,
+        name: str,
+        *,
+        src: str | None = None,
+        preload: bool | None = None,
+        pin: bool | None = None,
+        owner: str = SERVER,
     ) -> Adapter:
         """Read an adapter's files again, or others; requests in flight end with what they began with.
 
         What is None stays as it was. Raises: AdapterError; nothing has changed then, but for a pin that got no slot
         again in time.
         """
-        return await self._alone(lambda: self._update(name, src=src, preload=preload, pin=pin))
+        return await self._alone(lambda: self._update(name, src=src, preload=preload, pin=pin, owner=owner))
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, owner: str = SERVER) -> None:
         """Take an adapter away; its requests in flight end. Raises: AdapterError."""
-        await self._alone(lambda: self._delete(name))
+        await self._alone(lambda: self._delete(name, owner))
 
-    async def autoload(self, directory: Path, *, preload: bool = False) -> None:
-        """Register every `directory`/NAME; one that is refused is logged, and its callers are told why."""
+    async def autoload(self, directory: Path, *, preload: bool = False, tenants: Collection[str] = ()) -> None:
+        """Register every `directory`/NAME; one that is refused is logged, and its callers are told why.
+
+        tenants: whose adapters may stand in a directory of their name, which is none itself.
+        """
         for path in sorted(directory.glob("[!.]*")):
-            if not path.is_dir():
+            if not path.is_dir() or (path.name in tenants and not (path / CONFIG).exists()):
                 continue
             try:
                 await self.register(path.name, str(path), preload=preload)
@@ -158,19 +198,19 @@ class AdapterRegistry:
 
         return await asyncio.shield(self._start(change()))
 
-    async def _register(self, name: str, src: str, *, preload: bool, pin: bool) -> Adapter:
+    async def _register(self, name: str, src: str, *, preload: bool, pin: bool, owner: str) -> Adapter:
         if not _NAME.fullmatch(name):
             raise AdapterError(
                 400,
                 f"name is {name!r:.140}: give letters, digits and any of . _ : + -, at most 128, of which the first is "
                 "a letter or a digit",
             )
-        if name in self._hosted:
+        if _key(name, owner) in self._hosted:
             raise AdapterError(409, f"there is an adapter {name!r} already: update it, or delete it first")
         if self._engine.has(name):
             raise AdapterError(409, f"{name!r} is what the server calls a model of its own: give another name")
-        self._check_pin(name, preload=preload, pin=pin)
-        hosted = await self._take(name, src, preload=preload, pin=pin)
+        self._check_pin(name, preload=preload, pin=pin, owner=owner)
+        hosted = await self._take(name, src, preload=preload, pin=pin, owner=owner)
         try:
             if preload:
                 await self._load(hosted, status=400)
@@ -178,20 +218,22 @@ class AdapterRegistry:
             if pin:
                 await self._pin(hosted)
         except AdapterError:
-            await self._drop_formatter(name)
+            await self._drop_formatter(hosted.key)
             self._start(self._retire(hosted))
             raise
-        self._hosted[name] = hosted
-        self._refused.pop(name, None)
+        self._hosted[hosted.key] = hosted
+        self._refused.pop(hosted.key, None)
         logger.info("adapter_registered name=%s digest=%s", name, hosted.snapshot.digest)
         return hosted.view()
 
-    async def _update(self, name: str, *, src: str | None, preload: bool | None, pin: bool | None) -> Adapter:
-        old = self._find(name)
+    async def _update(
+        self, name: str, *, src: str | None, preload: bool | None, pin: bool | None, owner: str
+    ) -> Adapter:
+        old = self._owned(name, owner)
         preload = old.preload if preload is None else preload
         pin = old.pin if pin is None else pin
-        self._check_pin(name, preload=preload, pin=pin)
-        new = await self._take(name, old.src if src is None else src, preload=preload, pin=pin)
+        self._check_pin(name, preload=preload, pin=pin, owner=owner)
+        new = await self._take(name, old.src if src is None else src, preload=preload, pin=pin, owner=owner)
         if new.engine_name == old.engine_name:
             return await self._adjust(old, new)
         try:
@@ -205,7 +247,7 @@ class AdapterRegistry:
             await self._restore_formatter(old)
             self._start(self._retire(new))
             raise
-        self._hosted[name] = new
+        self._hosted[new.key] = new
         self._start(self._retire(old))
         logger.info("adapter_updated name=%s digest=%s was=%s", name, new.snapshot.digest, old.snapshot.digest)
         return new.view()
@@ -227,27 +269,27 @@ class AdapterRegistry:
         hosted.src, hosted.directory, hosted.preload, hosted.pin = asked.src, asked.directory, asked.preload, asked.pin
         return hosted.view()
 
-    async def _delete(self, name: str) -> None:
-        hosted = self._find(name)
-        del self._hosted[name]
+    async def _delete(self, name: str, owner: str) -> None:
+        hosted = self._owned(name, owner)
+        del self._hosted[hosted.key]
         await self._unpin(hosted)
-        await self._drop_formatter(name)
+        await self._drop_formatter(hosted.key)
         self._start(self._retire(hosted))
         logger.info("adapter_deleted name=%s digest=%s", name, hosted.snapshot.digest)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    async def _take(self, name: str, src: str, *, preload: bool, pin: bool) -> _Hosted:
+    async def _take(self, name: str, src: str, *, preload: bool, pin: bool, owner: str) -> _Hosted:
         """Check an adapter's files and copy them."""
 
         def take() -> tuple[Path, Snapshot]:
-            directory = self._sources.directory(src)
-            return directory, self._snapshots.take(
-                self._sources, directory, lambda copy: check_adapter(copy, self._limits)
-            )
+            sources = self._sources.of(owner)
+            directory = sources.directory(src)
+            return directory, self._snapshots.take(sources, directory, lambda copy: check_adapter(copy, self._limits))
 
         directory, snapshot = await asyncio.to_thread(take)
-        return _Hosted(name, src, preload, pin, directory, snapshot, self._engine.name_of(name, snapshot.digest))
+        engine_name = self._engine.name_of(name, snapshot.digest, owner)
+        return _Hosted(name, owner, src, preload, pin, directory, snapshot, engine_name)
 
     async def _load(self, hosted: _Hosted, status: int = 500) -> None:
         """Load an adapter unless it is, once for all who want it. Raises: AdapterError, each its own."""
@@ -297,12 +339,14 @@ class AdapterRegistry:
         finally:
             await asyncio.to_thread(hosted.snapshot.close)
 
-    def _check_pin(self, name: str, *, preload: bool, pin: bool) -> None:
+    def _check_pin(self, name: str, *, preload: bool, pin: bool, owner: str) -> None:
         if not pin:
             return
+        if owner:
+            raise AdapterError(403, "pin takes a slot from every tenant: only the administrator's adapters can have it")
         if not preload:
             raise AdapterError(400, "pin keeps an adapter loaded, and preload=false does not load it: leave one out")
-        pinned = sum(hosted.pin for hosted in self._hosted.values() if hosted.name != name)
+        pinned = sum(hosted.pin for hosted in self._hosted.values() if hosted.key != name)
         if pinned + 1 >= self._engine.slots:
             raise AdapterError(
                 507,
@@ -310,10 +354,20 @@ class AdapterRegistry:
                 "one stays for the other adapters; unpin one (update with pin=false), or serve with more",
             )
 
-    def _find(self, name: str) -> _Hosted:
-        hosted = self._hosted.get(name)
+    def _seen_by(self, owner: str | None) -> list[_Hosted]:
+        """By name; of two of one name the owner's own."""
+        found = {hosted.key: hosted for hosted in self._hosted.values() if not hosted.owner or owner is None}
+        if owner:
+            found |= {hosted.name: hosted for hosted in self._hosted.values() if hosted.owner == owner}
+        return [found[key] for key in sorted(found)]
+
+    def _owned(self, name: str, owner: str) -> _Hosted:
+        """An adapter that `owner` may change. Raises: AdapterError."""
+        hosted = self._hosted.get(self.key_of(name, owner))
         if hosted is None:
             raise self._unknown(name)
+        if hosted.owner != owner:
+            raise AdapterError(403, f"adapter {name!r} is the administrator's: register one of your own")
         return hosted
 
     def _unknown(self, name: str) -> AdapterError:
@@ -328,7 +382,7 @@ class AdapterRegistry:
         if self._formatters is None:
             return
         try:
-            await asyncio.to_thread(self._formatters.add, hosted.name, hosted.directory)
+            await asyncio.to_thread(self._formatters.add, hosted.key, hosted.directory)
         except HotspanError as error:
             raise AdapterError(400, f"adapter {hosted.name!r}: {error}") from error
 
@@ -338,9 +392,9 @@ class AdapterRegistry:
         except AdapterError as error:
             logger.warning("adapter_formatter_lost name=%s: %s", hosted.name, error)
 
-    async def _drop_formatter(self, name: str) -> None:
+    async def _drop_formatter(self, key: str) -> None:
         if self._formatters is not None:
-            await asyncio.to_thread(self._formatters.remove, name)
+            await asyncio.to_thread(self._formatters.remove, key)
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         task = asyncio.create_task(work)

@@ -3,7 +3,7 @@
     POST   /adapters  name src [preload] [pin]           POST   /adapters/{a}/update  [src] [preload] [pin]
     GET    /adapters  [limit] [next_page_token]          GET    /adapters/{a}       DELETE /adapters/{a}
 
-Each stands under /models/{model} too. Arguments come in the query or in a JSON body.
+Each stands under /models/{model} too. Arguments come in the query or in a JSON body. `tenant` is the administrator's.
 """
 
 import difflib
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from hotspan.server.adapters.base import Adapter
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.registry import LORA_OFF, AdapterRegistry
+from hotspan.server.principal import SERVER, current_owner, current_principal
 
 MODEL = "/models/{model}"
 ADAPTERS = "/adapters"
@@ -25,7 +26,7 @@ ADAPTER = "/adapters/{adapter_name}"
 UPDATE = "/adapters/{adapter_name}/update"
 
 READS = tuple(prefix + path for prefix in ("", MODEL) for path in (ADAPTERS, ADAPTER))
-"""Paths that any client may GET; every other method is the administrator's."""
+"""Paths that any client may GET; every other method is the administrator's, or with --client-adapters clients', too."""
 
 WRITES = (*READS, *(prefix + UPDATE for prefix in ("", MODEL)))
 
@@ -37,45 +38,67 @@ _Handler = Callable[["AdapterRoutes", Request], Awaitable[dict[str, Any]]]
 
 
 class AdapterRoutes:
-    """What the routes do, on a server that goes by the names of `models`."""
+    """What the routes do, on a server that goes by the names of `models`. is_open: clients register adapters."""
 
-    def __init__(self, registry: AdapterRegistry, models: Collection[str]) -> None:
+    def __init__(self, registry: AdapterRegistry, models: Collection[str], *, is_open: bool = False) -> None:
         self._registry = registry
         self._models = models
+        self._is_open = is_open
 
     async def register(self, request: Request) -> dict[str, Any]:
-        asked = await _asked(request, "name", "src", "preload", "pin")
+        asked = await _asked(request, "name", "src", "preload", "pin", "tenant")
         name = _text(asked, "name")
         preload, pin = _flag(asked, "preload"), _flag(asked, "pin")
         await self._registry.register(
-            name, _text(asked, "src"), preload=True if preload is None else preload, pin=bool(pin)
+            name,
+            _text(asked, "src"),
+            preload=True if preload is None else preload,
+            pin=bool(pin),
+            owner=_owner(asked) or SERVER,
         )
         return {"status": f"Adapter {_shown(request, name)} registered"}
 
     async def update(self, request: Request) -> dict[str, Any]:
         name = request.path_params["adapter_name"]
-        asked = await _asked(request, "name", "src", "preload", "pin")
+        asked = await _asked(request, "name", "src", "preload", "pin", "tenant")
         if asked.get("name", name) != name:
             raise AdapterError(400, f"name is {asked['name']!r} and the path says {name!r}: leave name out")
         src = _text(asked, "src") if "src" in asked else None
-        await self._registry.update(name, src=src, preload=_flag(asked, "preload"), pin=_flag(asked, "pin"))
+        owner = _owner(asked) or SERVER
+        await self._registry.update(
+            name, src=src, preload=_flag(asked, "preload"), pin=_flag(asked, "pin"), owner=owner
+        )
         return {"status": f"Adapter {_shown(request, name)} updated"}
 
     async def delete(self, request: Request) -> dict[str, Any]:
         name = request.path_params["adapter_name"]
-        await self._registry.delete(name)
+        asked = await _asked(request, "tenant")
+        await self._registry.delete(name, _owner(asked) or SERVER)
         return {"status": f"Adapter {_shown(request, name)} unregistered"}
 
     async def describe(self, request: Request) -> dict[str, Any]:
-        return _described(self._registry.describe(request.path_params["adapter_name"]))
+        asked = await _asked(request, "tenant")
+        return self._described(self._registry.describe(request.path_params["adapter_name"], _owner(asked) or SERVER))
 
     async def list(self, request: Request) -> dict[str, Any]:
-        asked = await _asked(request, "limit", "next_page_token")
-        page = self._registry.page(_count(asked, "limit", 1, 100), _count(asked, "next_page_token", 0, 0))
-        listed: dict[str, Any] = {"adapters": [_described(adapter) for adapter in page.adapters]}
+        asked = await _asked(request, "limit", "next_page_token", "tenant")
+        limit, token = _count(asked, "limit", 1, 100), _count(asked, "next_page_token", 0, 0)
+        page = self._registry.page(limit, token, owner=_owner(asked))
+        listed: dict[str, Any] = {"adapters": [self._described(adapter) for adapter in page.adapters]}
         if page.next_page_token is not None:
             listed["nextPageToken"] = str(page.next_page_token)
         return listed
+
+    def _described(self, adapter: Adapter) -> dict[str, Any]:
+        """What the caller may know of an adapter: where it comes from, only if it may change it."""
+        is_admin = current_principal().is_admin
+        said: dict[str, Any] = {"name": adapter.name}
+        if is_admin or (self._is_open and adapter.owner == current_owner()):
+            said["src"] = adapter.src
+        if is_admin and adapter.owner:
+            said["tenant"] = adapter.owner
+        rest = {"preload": adapter.preload, "pin": adapter.pin, "loaded": adapter.is_loaded, "digest": adapter.digest}
+        return said | rest
 
     def check_model(self, request: Request) -> None:
         """Raise AdapterError if the path names another model."""
@@ -85,9 +108,9 @@ class AdapterRoutes:
             raise AdapterError(404, f"there is no model {model!r:.140} here: it is {names}, or leave /models/... out")
 
 
-def adapter_router(registry: AdapterRegistry | None, models: Collection[str]) -> APIRouter:
-    """The routes, in all their spellings; without a registry they say that LoRA is off."""
-    routes = None if registry is None else AdapterRoutes(registry, models)
+def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *, is_open: bool = False) -> APIRouter:
+    """The routes, in all their spellings; without a registry they say that LoRA is off. is_open: as AdapterRoutes."""
+    routes = None if registry is None else AdapterRoutes(registry, models, is_open=is_open)
     router = APIRouter(tags=["adapters"])
     for prefix in ("", MODEL):
         for method, path, handler in (
@@ -172,15 +195,14 @@ def _count(asked: Mapping[str, Any], name: str, least: int, default: int) -> int
     return min(int(text), _MOST_LIMIT) if name == "limit" else int(text)
 
 
-def _described(adapter: Adapter) -> dict[str, Any]:
-    return {
-        "name": adapter.name,
-        "src": adapter.src,
-        "preload": adapter.preload,
-        "pin": adapter.pin,
-        "loaded": adapter.is_loaded,
-        "digest": adapter.digest,
-    }
+def _owner(asked: Mapping[str, Any]) -> str | None:
+    """Whose adapters a request is about; None: the administrator names no tenant. Raises: AdapterError."""
+    tenant = asked.get("tenant")
+    if not current_principal().is_admin:
+        if tenant is not None:
+            raise AdapterError(403, "tenant is the administrator's to give: leave it out")
+        return current_owner()
+    return None if tenant is None else _text(asked, "tenant")
 
 
 def _shown(request: Request, name: str) -> str:

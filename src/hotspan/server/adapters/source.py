@@ -25,6 +25,15 @@ class Sources:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
 
+    def of(self, owner: str) -> "Sources":
+        """Where a tenant's adapters may come from: the directory of its name in each root. Raises: AdapterError."""
+        if not owner:
+            return self
+        if owner in (".", "..") or "/" in owner:
+            raise AdapterError(400, f"tenant {owner!r} has a name that no directory can have: ask the administrator")
+        places = [(root, Path(os.path.realpath(root / owner))) for root in self.roots]
+        return Sources([place for root, place in places if place.is_relative_to(root) and place != root])
+
     def directory(self, src: str) -> Path:
         """The directory that a source names, without links. Raises: AdapterError."""
         if scheme := _SCHEME.match(src):

@@ -9,7 +9,11 @@ Payload = dict[str, Any]
 class Adapters(Protocol):
     """The adapters that requests may name."""
 
-    async def resolve(self, name: str) -> str:
+    def key_of(self, name: str, owner: str) -> str:
+        """What the server calls the adapter that a request of `owner` names. Raises: as `resolve`."""
+        ...
+
+    async def resolve(self, key: str) -> str:
         """The engine's model name of this adapter, ready to be used.
 
         Blocks:  while its weights load.
@@ -21,7 +25,7 @@ class Adapters(Protocol):
 class Formatters(Protocol):
     """The user's own formatters.
 
-    adapter: by the client's name; None for the base model. headers: the request's, `x-request-id` among them.
+    adapter: by the server's name; None for the base model. headers: the request's, `x-request-id` among them.
     """
 
     @property

@@ -19,7 +19,7 @@ from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
 from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
 from hotspan.server.lmi.sse import event, events
-from hotspan.server.principal import current_tenant
+from hotspan.server.principal import current_owner, current_tenant
 
 OPENAI = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
@@ -117,6 +117,8 @@ class Invocations:
         """Adapter, session and input formatter applied to a request; `path` if it is one of the engine's own."""
         plugs = self._plugs
         name = take_adapter(payload, exchange.headers, self._base_names)
+        if name is not None and plugs.adapters is not None:
+            name = plugs.adapters.key_of(name, current_owner())
         if path in _UNFORMATTED and self._is_formatted(name):
             raise _unformatted(path)
         model = name

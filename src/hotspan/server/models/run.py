@@ -98,7 +98,11 @@ def run_store(
         with answering_while_loading(listener, tls_options(options.engine_values)):
             prepared = prepare(store, command_line, common, runtime, words, surroundings)
         has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
-        access = access_table(has_keys=options.has_keys, has_given_token=has_given_token)
+        access = access_table(
+            has_keys=options.has_keys,
+            has_given_token=has_given_token,
+            has_client_adapters=options.server.client_adapters is not None,
+        )
         credentials = Credentials(options.tenants, token)
 
         def gate(front: StoreFront) -> Gate:

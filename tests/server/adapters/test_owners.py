@@ -1,0 +1,174 @@
+"""Whose adapters are: what each principal sees, uses and changes, through the policy of routes and a fake engine."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hotspan.config.tenants import Tenants
+from hotspan.server.adapters.registry import AdapterRegistry
+from hotspan.server.adapters.routes import adapter_router
+from hotspan.server.front import Front
+from hotspan.server.policy import Gate, access_table
+from hotspan.server.principal import Credentials
+from hotspan.server.settings import HttpSettings
+from tests.server.lmi.fake_engine import FakeEngine
+from tests.server.test_principal import ADMIN_TOKEN, known
+
+from .rig import Rig, write_adapter
+
+KEYS = {"acme": "key-a", "globex": "key-b", "admin": ADMIN_TOKEN}
+
+
+class Served:
+    """A server with the adapters of a rig."""
+
+    def __init__(self, registry: AdapterRegistry, *, is_open: bool = True, is_keyed: bool = True) -> None:
+        self.engine = FakeEngine()
+        app = self.engine.app()
+        app.include_router(adapter_router(registry, {"lmi"}, is_open=is_open))
+        front = Front(app, HttpSettings(sessions_path=None), is_alive=lambda: True, adapters=registry)
+        table = access_table(has_keys=is_keyed, has_given_token=False, has_client_adapters=is_open)
+        tenants = known(acme="key-a", globex="key-b") if is_keyed else Tenants()
+        transport = httpx.ASGITransport(Gate(front, table, Credentials(tenants, ADMIN_TOKEN)))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://hotspan")
+
+    async def ask(self, who: str, method: str, path: str, **options: object) -> httpx.Response:
+        headers = {"authorization": f"Bearer {KEYS[who]}"} if who in KEYS else {}
+        return await self.http.request(method, path, headers=headers, **options)  # type: ignore[arg-type]
+
+    async def register(self, who: str, name: str, src: str, **more: object) -> int:
+        body = {"name": name, "src": src, "preload": False, **more}
+        return (await self.ask(who, "POST", "/adapters", json=body)).status_code
+
+    async def names(self, who: str) -> list[str]:
+        return [one["name"] for one in (await self.ask(who, "GET", "/adapters")).json()["adapters"]]
+
+    async def model(self, who: str, adapter: str) -> str | None:
+        """What the engine is asked for when `who` invokes an adapter; None if there is none."""
+        reply = await self.ask(who, "POST", "/invocations", json={"inputs": "Say", "adapters": adapter})
+        assert reply.status_code in (200, 404), reply.text
+        return str(self.engine.seen[-1][1]["model"]) if reply.status_code == 200 else None
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> Rig:
+    rig = Rig(tmp_path)
+    rig.write("shared")
+    for tenant in ("acme", "globex"):  # the same bytes under the same name
+        write_adapter(rig.root / tenant / "mine", 1)
+    return rig
+
+
+@pytest.fixture
+async def served(rig: Rig) -> AsyncIterator[Served]:
+    served = Served(rig.registry)
+    assert await served.register("admin", "shared", "shared") == 200
+    yield served
+    await served.http.aclose()
+
+
+async def test_tenants_have_adapters_of_their_own(rig: Rig, served: Served) -> None:
+    """Two tenants' adapters of one name and content are two: neither sees, uses, updates or removes the other's."""
+    assert await served.register("acme", "legal", "mine") == 200
+    assert await served.names("acme") == ["legal", "shared"] and await served.names("globex") == ["shared"]
+    assert await served.model("acme", "legal") and await served.model("globex", "legal") is None
+    for method, path in (("GET", "/adapters/legal"), ("POST", "/adapters/legal/update"), ("DELETE", "/adapters/legal")):
+        assert (await served.ask("globex", method, path)).status_code == 404
+    assert await served.register("globex", "legal", "mine") == 200
+    models = [await served.model(who, "legal") for who in ("acme", "globex")]
+    assert models[0] != models[1] and set(rig.formats.added) == {"shared", "legal@acme", "legal@globex"}
+    assert (await served.ask("globex", "DELETE", "/adapters/legal")).status_code == 200
+    await rig.settle()
+    assert await served.model("acme", "legal") == models[0] and await served.model("globex", "legal") is None
+    assert models[0] in rig.engine.loaded and models[1] not in rig.engine.loaded
+
+
+@pytest.mark.parametrize("name", ["legal@acme", "legal@0123456789ab", "legal@", "@acme"])
+async def test_no_name_leads_to_anothers(served: Served, name: str) -> None:
+    """What the registry or the engine call an adapter is no name for clients."""
+    assert await served.register("acme", "legal", "mine") == 200
+    own = await served.model("acme", "legal")
+    for asked in (name, str(own)):
+        assert await served.model("globex", asked) is None
+        assert (await served.ask("globex", "GET", f"/adapters/{asked}")).status_code == 404
+        assert (await served.ask("globex", "DELETE", f"/adapters/{asked}")).status_code == 404
+    assert await served.register("globex", name, "mine") == 400
+
+
+async def test_the_servers_adapters_are_for_all_and_change_for_none(served: Served) -> None:
+    """A tenant uses the administrator's adapter, and does not know its source; its own of that name comes first."""
+    common = await served.model("acme", "shared")
+    assert common == await served.model("globex", "shared") is not None
+    for who in ("acme", "globex"):
+        assert "src" not in (await served.ask(who, "GET", "/adapters/shared")).json()
+        assert all("src" not in one for one in (await served.ask(who, "GET", "/adapters")).json()["adapters"])
+        assert (await served.ask(who, "POST", "/adapters/shared/update", json={"src": "mine"})).status_code == 403
+        assert (await served.ask(who, "DELETE", "/adapters/shared")).status_code == 403
+    assert await served.register("acme", "shared", "mine") == 200
+    assert await served.model("acme", "shared") != common == await served.model("globex", "shared")
+    assert await served.names("acme") == ["shared"]
+
+
+async def test_the_administrator_sees_and_changes_all(served: Served) -> None:
+    """With their sources and tenants; a tenant's adapter is changed by naming the tenant, which nobody else may."""
+    assert await served.register("acme", "legal", "mine") == 200
+    listed = (await served.ask("admin", "GET", "/adapters")).json()["adapters"]
+    assert [(one["name"], one.get("tenant"), one["src"]) for one in listed] == [
+        ("legal", "acme", "mine"),
+        ("shared", None, "shared"),
+    ]
+    assert await served.register("admin", "legal", "mine", tenant="globex") == 200
+    assert await served.model("globex", "legal") is not None
+    assert (await served.ask("globex", "DELETE", "/adapters/legal?tenant=acme")).status_code == 403
+    assert (await served.ask("admin", "DELETE", "/adapters/legal?tenant=acme")).status_code == 200
+    assert await served.model("acme", "legal") is None and await served.model("globex", "legal") is not None
+
+
+async def test_tenants_sources_are_their_own(rig: Rig, served: Served, tmp_path: Path) -> None:
+    """A tenant's adapters come from its own directory, and pins are the administrator's."""
+    write_adapter(tmp_path / "outside")
+    (rig.root / "globex" / "link").symlink_to(rig.root / "acme" / "mine")
+    (rig.root / "globex" / "file").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (rig.root / "globex" / "file" / name).symlink_to(rig.root / "acme" / "mine" / name)
+    foreign = ["shared", "../acme/mine", str(rig.root / "acme" / "mine"), str(rig.root / "shared"), "link", "file"]
+    for src in [*foreign, "../../outside", ".."]:
+        assert await served.register("globex", "x", src) == 400
+    assert await served.register("globex", "x", "mine", preload=True, pin=True) == 403
+    assert await served.register("globex", "x", str(rig.root / "globex" / "mine")) == 200
+
+
+async def test_without_the_switch_adapters_are_the_administrators(rig: Rig) -> None:
+    """With keys or without: clients look, see no source, and change nothing."""
+    for is_keyed in (True, False):
+        served = Served(rig.registry, is_open=False, is_keyed=is_keyed)
+        assert await served.register("admin", "a", "shared") == 200
+        for who in ("acme", "nobody"):
+            looks = (await served.ask(who, "GET", "/adapters/a")).status_code
+            assert looks == (401 if is_keyed and who == "nobody" else 200)
+            for method, path in (("POST", "/adapters"), ("POST", "/adapters/a/update"), ("DELETE", "/adapters/a")):
+                assert (await served.ask(who, method, path)).status_code in (401, 403)
+        assert "src" not in (await served.ask("acme", "GET", "/adapters/a")).json()
+        assert (await served.ask("admin", "GET", "/adapters/a")).json()["src"] == "shared"
+        assert (await served.ask("admin", "DELETE", "/adapters/a")).status_code == 200
+        await served.http.aclose()
+
+
+async def test_a_platform_without_a_token(rig: Rig) -> None:
+    """With the switch and without keys, whoever reaches the port registers, sees the source, updates and removes."""
+    served = Served(rig.registry, is_keyed=False)
+    assert await served.register("nobody", "a", "shared") == 200
+    assert (await served.ask("nobody", "GET", "/adapters/a")).json()["src"] == "shared"
+    update = await served.ask("nobody", "POST", "/adapters/a/update", json={"src": "acme/mine"})
+    assert update.status_code == 200 and await served.model("nobody", "a") is not None
+    assert (await served.ask("nobody", "DELETE", "/adapters/a")).status_code == 200
+    await served.http.aclose()
+
+
+async def test_tenants_directories_are_no_adapters(rig: Rig) -> None:
+    """What is loaded at the start is what stands in the root, and not the directories of tenants."""
+    rig.write("globex", 2)  # an adapter of that name, too
+    await rig.registry.autoload(rig.root, tenants=("acme", "globex"))
+    assert list(rig.registry.names()) == ["globex", "shared"] and not rig.registry._refused
