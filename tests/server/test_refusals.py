@@ -7,9 +7,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from hotspan.cli.main import app
 from hotspan.cli.serve import OWN_OPTIONS
@@ -24,16 +26,29 @@ from hotspan.tiers.directory import open_directory
 from .conftest import refusal
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """The launcher may set variables before it refuses."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """Exit status and last line of a `hotspan serve` in this process: the command has no other way out of it."""
+    done = CliRunner().invoke(app, ["serve", *arguments])
+    return done.exit_code, (done.stderr.strip().splitlines() or [""])[-1]
+
+
 def test_missing_model(tmp_path: Path) -> None:
     """A model that is not there: the message says what MODEL may be."""
-    status, said = refusal(str(tmp_path / "nothing"))
+    status, said = refused(str(tmp_path / "nothing"))
     assert status == 2
     assert "no model directory" in said and "hub id" in said
 
 
 def test_directory_without_config(tmp_path: Path) -> None:
     """A directory that holds no model."""
-    status, said = refusal(str(tmp_path))
+    status, said = refused(str(tmp_path))
     assert status == 2 and "config.json" in said
 
 
@@ -91,7 +106,7 @@ def test_typo_on_the_command_line(tiny_model: Path) -> None:
 )
 def test_own_options(tiny_model: Path, options: tuple[str, ...], expected: str) -> None:
     """A value of ours that can't work, or half of a pair."""
-    status, said = refusal(str(tiny_model), *options)
+    status, said = refused(str(tiny_model), *options)
     assert status == 2
     assert expected in said
 
@@ -106,7 +121,7 @@ def test_keys_of_another_store(tiny_model: Path, tmp_path: Path) -> None:
         create_kek(tmp_path / name)
     create_store(tmp_path / "keys", StoreHeader(open_wrapper(f"file:{tmp_path / 'a'}", {}).id, 0.0))
     kek = ("--kek", f"file:{tmp_path / 'b'}", "--key-store", str(tmp_path / "keys"))
-    status, said = refusal(str(tiny_model), "--ram-gib", "0.1", *kek)
+    status, said = refused(str(tiny_model), "--ram-gib", "0.1", *kek)
     assert status == 2 and "was made with" in said
 
 
@@ -127,7 +142,7 @@ def test_keys_open_the_door_to_other_machines(tmp_path: Path) -> None:
 def test_engine_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     """VLLM_API_KEY would put vLLM's guard beside ours: refused like --api-key."""
     monkeypatch.setenv("VLLM_API_KEY", "sk-x")
-    status, said = refusal(str(tiny_model), "--ram-gib", "0.1")
+    status, said = refused(str(tiny_model), "--ram-gib", "0.1")
     assert status == 2 and "VLLM_API_KEY is vLLM's" in said and "sk-x" not in said
 
 
@@ -143,13 +158,13 @@ def test_taken_port(tiny_model: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        status, said = refusal(str(tiny_model), "--port", str(other.getsockname()[1]), "--ram-gib", "0.1")
+        status, said = refused(str(tiny_model), "--port", str(other.getsockname()[1]), "--ram-gib", "0.1")
     assert status == 2
     assert "is taken by another process" in said and "--port" in said
 
 
 def refused_disk(model: Path, directory: Path, gib: str = "0.05") -> str:
-    status, said = refusal(str(model), "--ram-gib", "0.1", "--disk", str(directory), "--disk-gib", gib)
+    status, said = refused(str(model), "--ram-gib", "0.1", "--disk", str(directory), "--disk-gib", gib)
     assert status == 2
     return said
 
