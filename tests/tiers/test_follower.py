@@ -9,7 +9,7 @@ from hotspan.core.terms import Scope
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.memory_store import MemoryLog, MemoryServer
 from hotspan.tiers import follower as followers
-from hotspan.tiers.follower import STALE_S, LogFaults, LogFollower
+from hotspan.tiers.follower import STALE_S, LogFaults, LogFollower, Witnesses
 from hotspan.tiers.stores.base import LogPage, SharedInvalidation
 
 ONE, TWO = Scope(tenant=1, labels=frozenset([5])), Scope(tenant=2, labels=frozenset([6]))
@@ -94,6 +94,22 @@ def test_the_thread_outlives_what_it_reads(server: MemoryServer, monkeypatch: py
     follower.close()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_receipt_waits_for_no_later_invalidation(server: MemoryServer) -> None:
+    """While one goes on invalidating, a receipt is complete when the others have read what it is about."""
+    one, other = (LogFollower(MemoryLog(server), name, server.clock) for name in "ab")
+    assert one.poll() and other.poll()
+    one.append([ONE])
+    assert other.poll()
+
+    def go_on(method: str) -> None:
+        if method == "replicas":
+            server.before = lambda method: None
+            one.append([TWO])
+
+    server.before = go_on
+    assert one.witnesses(0.0) == Witnesses(("a", "b"), ())
 
 
 def test_a_lost_log_is_counted(server: MemoryServer, follower: LogFollower) -> None:

@@ -253,10 +253,10 @@ class LogFollower:
 
         Raises: OSError.
         """
-        deadline = self._clock.monotonic() + timeout_s
+        deadline, wanted = self._clock.monotonic() + timeout_s, self._appended  # what is written later is another's
         while True:
             replicas = self._log.replicas() | {self.replica: self.generation}
-            missing = sorted(name for name, read in replicas.items() if read < self._appended)
+            missing = sorted(name for name, read in replicas.items() if read < wanted)
             if not missing or self._clock.monotonic() >= deadline or self._ending.wait(0.02):
                 return Witnesses(tuple(sorted(replicas.keys() - set(missing))), tuple(missing))
 

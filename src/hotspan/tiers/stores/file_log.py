@@ -133,15 +133,30 @@ class FileLog:
         data = json.dumps(body, separators=(",", ":")).encode()
         while True:
             epoch = self._epochs.current(turn)
-            number = max(_numbers(self._directory(epoch)), default=epoch.floor) + 1
+            number = self._newest(epoch, turn) + 1
             while not self._files.publish(self._directory(epoch) / _named(number), [data], turn, is_durable=True):
-                number += 1
+                number = self._newest(epoch, turn, number) + 1
             if self._epochs.current(turn) == epoch:  # else nobody reads it there
-                self._trim(epoch, turn)
+                self._trim(epoch, number, turn)
                 return number
 
-    def _trim(self, epoch: Epoch, turn: Turn) -> None:
-        for number in sorted(_numbers(self._directory(epoch)))[: -self._entries]:
+    def _newest(self, epoch: Epoch, turn: Turn, least: int = 0) -> int:
+        """The generation of the newest entry, found without a list of them where one is known that is still there."""
+        newest = max(least, self._known.newest)
+        if epoch.name != self._known.epoch or not _is_there(self._directory(epoch) / _named(newest)):
+            return max(_numbers(self._directory(epoch)), default=epoch.floor)
+        while _is_there(self._directory(epoch) / _named(newest + 1)):
+            turn.step()
+            newest += 1
+        return newest
+
+    def _trim(self, epoch: Epoch, newest: int, turn: Turn) -> None:
+        """Delete all but the newest entries, the oldest first: a gap would be a loss."""
+        last = first = newest - self._entries
+        while first > epoch.floor and _is_there(self._directory(epoch) / _named(first)):
+            turn.step()
+            first -= 1
+        for number in range(first + 1, last + 1):
             turn.step()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._directory(epoch) / _named(number))
@@ -149,20 +164,27 @@ class FileLog:
     def _read(self, after: int, turn: Turn) -> LogPage:
         while True:
             epoch = self._epochs.current(turn)
-            page = self._nothing_new(epoch, after) or self._page(epoch, after, turn)
+            page = self._next(epoch, after, turn) or self._page(epoch, after, turn)
             if page is not None:
                 return page
             newest = max(_numbers(self._directory(epoch)), default=epoch.floor)
             self._epochs.end(epoch, max(after, newest), turn)
 
-    def _nothing_new(self, epoch: Epoch, after: int) -> LogPage | None:
+    def _next(self, epoch: Epoch, after: int, turn: Turn) -> LogPage | None:
         """The page after the end as it was known, if it is still there: without listing all entries."""
         known, directory = self._known, self._directory(epoch)
-        if (epoch.name, after) != (known.epoch, known.newest) or _is_there(directory / _named(after + 1)):
+        if (epoch.name, after) != (known.epoch, known.newest):
             return None
         if after != epoch.floor and not _is_there(directory / _named(after)):
             return None
-        return LogPage(epoch.name, after, known.floor, [])
+        entries: list[SharedInvalidation] = []
+        while _is_there(directory / _named(after + len(entries) + 1)):
+            entry = self._entry(epoch, after + len(entries) + 1, turn)
+            if entry is None:
+                return None
+            entries.append(entry)
+        self._known = _Known(epoch.name, after + len(entries), known.floor)
+        return LogPage(epoch.name, self._known.newest, known.floor, entries)
 
     def _page(self, epoch: Epoch, after: int, turn: Turn) -> LogPage | None:
         """None if entries were lost."""
