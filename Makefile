@@ -92,6 +92,10 @@ routing: install  ## The router's policies over traces, simulated (about 3 minut
 router-overhead: install  ## What the router adds to a request (about 5 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.router_overhead --output benchmarks/results/router-overhead.json
 
+.PHONY: invalidation-storm
+invalidation-storm: install  ## What a tenant's thousand updates a minute cost the others, over 8 replicas (about 6 minutes; wants redis-server)
+	@$(BIN)/python -m benchmarks.invalidation_storm --output benchmarks/results/invalidation-storm.json
+
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing

@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotspan.engine.receipts import Receipts
 from tests.tiers.stores.servers import redis_server
 
 from hotspan.bench.machine import machine_facts
@@ -36,6 +35,7 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.engine.receipts import Receipts
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.follower import LogFollower
@@ -174,8 +174,8 @@ class Replica:
                 waiting.append(request)
         self.requests = waiting
 
-    def store(self, text: Text, first: int = 0) -> None:
-        """What an engine computed of a text."""
+    def store(self, text: Text, first: int) -> None:
+        """What an engine computed of a text from a chunk on."""
         placements = self.cache.begin_store(text.chunks[first:], Reader(terms=text.terms))
         for placement in placements:
             self.slab.slot(placement.slot)[:] = content(placement.chunk.key, self.settings.payload_bytes)
@@ -297,7 +297,7 @@ class Fleet:
         for replica in self.replicas:
             replica.invalidate(scopes, receipt, self._lock)
         self._versions[number] += 1
-        at.store(self.document(number))
+        at.ask(self.document(number))
 
     def _settle(self, found: Round | None = None) -> None:
         """Go on until no request waits and nothing is on its way to a tier."""

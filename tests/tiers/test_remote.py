@@ -585,6 +585,24 @@ def test_a_replica_with_unwritten_tags_has_not_read(make: Callable[..., Replica]
     assert make("c").ask([chunk]) == [False]
 
 
+def test_tags_that_come_all_the_time_hold_up_no_receipt(make: Callable[..., Replica]) -> None:
+    """A tag of a hit after an invalidation was applied does not count for it, and need not be written before it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    for number in range(10, 13):  # the one that counts is written, while others keep coming
+        b.tier.join(chain("text", 2)[1].key, Terms(labels=frozenset({number})))
+        b.poll()
+        assert b.follower.marks and a.follower.witnesses(0.0).missing == (("b",) if number == 10 else ())
+        b.tier._submit_marks(at_most=1)
+        b.queues.run()
+        b.tier.finished()
+
+
 def test_the_receipt_names_who_has_read(make: Callable[..., Replica], server: MemoryServer) -> None:
     """Replicas that read the invalidation are named, and those that are alive and did not are missing."""
     a, b, _ = make("a"), make("b"), make("c")

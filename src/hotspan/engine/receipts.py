@@ -11,7 +11,7 @@ from hotspan.tiers.follower import WITNESS_S, LogFollower
 
 logger = logging.getLogger(__name__)
 
-_ASK_EVERY_S = 0.02
+_ASK_EVERY_S = 0.05
 
 Tell = Callable[[dict[str, Any]], None]
 

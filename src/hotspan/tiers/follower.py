@@ -124,7 +124,8 @@ class LogFollower:
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
     on_foreign: called, on the thread that reads, when there is something to take from the queue.
-    marks:      terms that objects are still to be given: until they are, this replica does not say how far it has read.
+    marks:      terms that objects are still to be given. Until they are, this replica does not say that it has read
+                what came after the generation of one of them.
     """
 
     def __init__(
@@ -191,8 +192,7 @@ class LogFollower:
             started_s = self._clock.monotonic()
             try:
                 self._take(self._next_page())
-                if not self.marks:
-                    self._reported = self.generation
+                self._reported = max(self._reported, self._witnessed())
                 self._log.report(self.replica, self._reported, REPORT_TTL_S)
             except OSError as error:
                 if self.is_fresh:
@@ -276,6 +276,11 @@ class LogFollower:
         while not self._ending.is_set():
             self.poll()
             self._ending.wait(READ_EVERY_S)
+
+    def _witnessed(self) -> int:
+        """How far this replica may say that it has read: an invalidation may concern a tag that was hit before it."""
+        hit = [terms.generation for terms in list(self.marks.values())]
+        return min([self.generation, *hit])
 
     def _fault(self, now_s: float) -> None:
         """Count what is no fault of the log's medium; the others learn that this replica has not read on."""

@@ -54,7 +54,7 @@ class FileStore:
         *,
         timeout_s: float = 5.0,
         capacity_gib: float | None = None,
-        log_entries: int = 4096,
+        log_entries: int = 1 << 14,
         clock: Clock | None = None,
     ) -> None:
         if timeout_s <= 0 or (capacity_gib is not None and capacity_gib <= 0):

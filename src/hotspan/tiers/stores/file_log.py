@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,12 +133,17 @@ class FileLog:
         data = json.dumps(body, separators=(",", ":")).encode()
         while True:
             epoch = self._epochs.current(turn)
-            number = self._newest(epoch, turn) + 1
-            while not self._files.publish(self._directory(epoch) / _named(number), [data], turn, is_durable=True):
-                number = self._newest(epoch, turn, number) + 1
-            if self._epochs.current(turn) == epoch:  # else nobody reads it there
-                self._trim(epoch, number, turn)
-                return number
+            path = self._files.publish_one(self._free(epoch, turn), [data], turn, is_durable=True)
+            if path is not None and self._epochs.current(turn) == epoch:  # else nobody reads it there
+                self._trim(epoch, int(path.name), turn)
+                return int(path.name)
+
+    def _free(self, epoch: Epoch, turn: Turn) -> Iterator[Path]:
+        """Names for the next entry, until one of them is free: others append, too."""
+        number = 0
+        while True:
+            number = self._newest(epoch, turn, number) + 1
+            yield self._directory(epoch) / _named(number)
 
     def _newest(self, epoch: Epoch, turn: Turn, least: int = 0) -> int:
         """The generation of the newest entry, found without a list of them where one is known that is still there."""

@@ -117,7 +117,7 @@ class RedisStore:
         prefix: str = "hotspan",
         timeout_s: float = 1.0,
         ttl_s: float | None = None,
-        log_entries: int = 4096,
+        log_entries: int = 1 << 16,
     ) -> None:
         if not prefix or set(prefix) & set("{}"):
             raise ConfigError(f"{prefix!r} can't begin the names of keys: give a word without braces")

@@ -15,7 +15,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,12 +156,20 @@ class SharedFiles:
 
     def publish(self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False) -> bool:
         """Make a file; False if there is one of that name. is_durable: the name, too, outlasts a loss of power."""
+        return self.publish_one([path], buffers, turn, is_durable=is_durable) is not None
+
+    def publish_one(
+        self, paths: Iterable[Path], buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False
+    ) -> Path | None:
+        """The same under the first name that is free, which it returns; it is written once, however many are taken."""
         fresh = self._written(buffers, turn)
         try:
-            is_ours = self._named_somewhere(fresh, path, turn)
-            if is_ours and is_durable:
-                sync_directory(path.parent)
-            return is_ours
+            for path in paths:
+                if self._named_somewhere(fresh, path, turn):
+                    if is_durable:
+                        sync_directory(path.parent)
+                    return path
+            return None
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fresh)
