@@ -1,19 +1,20 @@
 """Keys and the engine: what leaves RAM is sealed, comes back with the key, and never without."""
 
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from hotspan.config.environment import environment
 from hotspan.config.settings import EncryptionSettings
+from hotspan.core.clock import SystemClock
 from hotspan.core.frame import ALGORITHM_AES_256_GCM
+from hotspan.keyring.records import StoreHeader
+from hotspan.keyring.store import create_store
+from hotspan.keyring.wrap import open_wrapper
 
-from .rig import CHUNK, Rig, rig
+from .harness.core import CHUNK, Core, core
 from .test_forgetting import LENGTH, WHOLE, stored
-
-pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
@@ -21,22 +22,12 @@ def keys(tmp_path: Path) -> dict[str, EncryptionSettings]:
     kek = tmp_path / "kek"
     kek.write_bytes(secrets.token_bytes(32))
     kek.chmod(0o600)
-    command = [
-        sys.executable,
-        "-m",
-        "hotspan",
-        "keys",
-        "init",
-        "--store",
-        str(tmp_path / "keys"),
-        "--kek",
-        f"file:{kek}",
-    ]
-    subprocess.run(command, check=True)
+    wrapper = open_wrapper(f"file:{kek}", environment())
+    create_store(tmp_path / "keys", StoreHeader(wrapper.id, SystemClock().unix()))
     return {"encryption": EncryptionSettings(f"file:{kek}", str(tmp_path / "keys"))}
 
 
-def algorithms(engine: Rig) -> set[int]:
+def algorithms(engine: Core) -> set[int]:
     """What the frames on disk say they are made with."""
     directory = engine.cache._below.tiers[0]._current.directory
     slots = directory.table.slots()
@@ -53,28 +44,24 @@ def test_sealed_chunks_come_back_and_are_shredded(
 ) -> None:
     """A new engine with the key hits byte for byte; after the tenant's keys are destroyed nothing of it is found, on no
     tier and by no later engine, and the tenant goes on with fresh keys."""
-    with rig(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
+    with core(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
         prompt = stored(engine, 1)
-        own = engine.ask(prompt, 8).tokens
         assert algorithms(engine) == {ALGORITHM_AES_256_GCM}
-        digests = dict(engine.digests.stored)
-    with rig(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
-        engine.digests.stored.update(digests)
-        hit = engine.ask(prompt, 8)
-        assert (hit.cached, hit.tokens) == (WHOLE, own)
-        assert engine.digests.loaded > 0 and engine.digests.wrong == 0
+    with core(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
+        assert engine.ask(prompt, 8) == WHOLE
+        assert engine.runner.read >= WHOLE and engine.runner.wrong == 0
         engine.settle()
         receipt = engine.administer(do="shred", tenant="default")
         assert receipt["is_durable"] and receipt["shredded"]["roots"]
         assert receipt["removed"]["gpu_blocks"] > 0 and receipt["removed"]["disk_chunks"] >= 3
         engine.ask(prompt, 1)  # the first request after it asks for new keys, and is not cached meanwhile
         engine.settle()
-    with rig(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
+    with core(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
         fresh = engine.text(2, LENGTH)
         engine.ask(fresh, 1)
         engine.settle()
         engine.forget_gpu()
-        assert engine.ask(fresh, 1).cached == WHOLE
+        assert engine.ask(fresh, 1) == WHOLE
         assert engine.administer(do="check")["tiers"]["disk"]["corrupt"] == {}
 
 
@@ -82,10 +69,10 @@ def test_without_keys_nothing_is_found_and_nothing_fails(
     tiny_model: Path, tmp_path: Path, keys: dict[str, EncryptionSettings]
 ) -> None:
     """The disk of an encrypting engine, opened by one without keys: every request is answered, none from it."""
-    with rig(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
+    with core(tiny_model, disk=tmp_path / "kv", cache=keys) as engine:
         prompt = stored(engine, 3)
-    with rig(tiny_model, disk=tmp_path / "kv") as engine:
-        assert engine.ask(prompt, 1).cached == 0
+    with core(tiny_model, disk=tmp_path / "kv") as engine:
+        assert engine.ask(prompt, 1) == 0
         engine.settle()
         engine.forget_gpu()
-        assert engine.ask(prompt, 1).cached == LENGTH // CHUNK * CHUNK
+        assert engine.ask(prompt, 1) == LENGTH // CHUNK * CHUNK

@@ -364,17 +364,23 @@ TABLES = st.dictionaries(st.integers(0, GEOMETRY.slots - 1), FEW_RECORDS)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
-@given(records=TABLES, scope=FEW_SCOPES, before=st.none() | st.integers(0, 4), now_s=st.floats(0, 12))
+@given(
+    records=TABLES,
+    scopes=st.lists(FEW_SCOPES, min_size=1, max_size=4),
+    before=st.none() | st.integers(0, 4),
+    now_s=st.floats(0, 12),
+)
 def test_taken_is_a_filter(
-    table: DiskTable, records: dict[int, Record], scope: Scope, before: int | None, now_s: float
+    table: DiskTable, records: dict[int, Record], scopes: list[Scope], before: int | None, now_s: float
 ) -> None:
-    """`taken` finds the slots whose records the scope takes, one by one; `expired` those whose time is over."""
+    """`taken` finds the slots whose records any of the scopes takes, one by one; `expired` those whose time is over."""
     for slot in range(GEOMETRY.slots):
         table.put(slot, records.get(slot))
-    assert table.taken([scope], before) == sorted(
+    assert table.taken(scopes, before) == sorted(
         slot
         for slot, one in records.items()
-        if scope.takes(one.key, one.namespace, one.terms) and (before is None or one.terms.generation < before)
+        if any(scope.takes(one.key, one.namespace, one.terms) for scope in scopes)
+        and (before is None or one.terms.generation < before)
     )
     assert table.expired(now_s) == sorted(
         slot for slot, one in records.items() if one.terms.expires_s and now_s >= one.terms.expires_s

@@ -27,6 +27,7 @@ _Slots = np.ndarray[Any, Any]
 
 SUPERBLOCK_BYTES = PAGE_BYTES
 _MAGIC = b"HOTSPANT"
+_FEW_LABELS = 4
 _VERSION = 2
 _SUPER = struct.Struct("<8sIIQQ")  # magic, version, record bytes, slot bytes, slots; then xxh3-64 of those
 
@@ -162,14 +163,20 @@ class DiskTable:
 
         slot_of: finds a key's slot, so that keys cost nothing but themselves.
 
-        Costs about 5 ns a slot, and 20 ns for each slot of a tenant and each of its scopes.
+        Costs about 5 ns a slot, and 20 ns for each slot of a tenant and each of its scopes; above a few scopes by label
+        100 ns for each slot of the tenant, and for each scope what it finds.
         """
         live = self._records["magic"] == LIVE
         if before is not None:
             live &= self._records["generation"] < before
         of: dict[int | None, _Slots] = {None: np.flatnonzero(live)}
-        found: set[int] = set()
-        for scope in dict.fromkeys(scopes):
+        scopes, found = list(dict.fromkeys(scopes)), set[int]()
+        labels: dict[int | None, set[int]] = {}  # one of each scope's that names labels, by tenant
+        for scope in scopes:
+            if scope.labels and scope.keys is None:
+                labels.setdefault(scope.tenant, set()).add(min(scope.labels))
+        labelled: dict[int | None, dict[int, _Slots]] = {}
+        for scope in scopes:
             if scope.keys is not None and slot_of is not None:
                 named = [slot for key in scope.keys if (slot := slot_of(key)) is not None]
                 slots = np.array(named, np.intp)
@@ -178,8 +185,28 @@ class DiskTable:
                 if scope.tenant not in of:
                     of[scope.tenant] = np.flatnonzero(live & (self._records["tenant"] == scope.tenant))
                 slots = of[scope.tenant]
+                if scope.labels and scope.keys is None and len(labels[scope.tenant]) > _FEW_LABELS:
+                    if scope.tenant not in labelled:
+                        labelled[scope.tenant] = self._by_label(slots, labels[scope.tenant])
+                    slots = labelled[scope.tenant][min(scope.labels)]
             found.update(self._narrowed(slots, scope))
         return sorted(found)
+
+    def _by_label(self, slots: _Slots, labels: set[int]) -> dict[int, _Slots]:
+        """For each label those of some slots whose chunks have it, or may have it."""
+        records = self._records
+        wild = slots[(records["flags"][slots] & IS_WILD) != 0]
+        rows, columns = np.nonzero(records["labels"][slots])
+        named = records["labels"][slots[rows], columns]
+        is_wanted = np.isin(named, np.array(sorted(labels), np.uint64))
+        rows, named = rows[is_wanted], named[is_wanted]
+        in_order = np.argsort(named, kind="stable")
+        rows, named = rows[in_order], named[in_order]
+        found = {}
+        for label in labels:
+            first, last = (np.searchsorted(named, np.uint64(label), side) for side in ("left", "right"))
+            found[label] = np.concatenate((slots[rows[first:last]], wild))
+        return found
 
     def _narrowed(self, slots: _Slots, scope: Scope) -> list[int]:
         """Those of some slots whose chunks a scope takes."""
