@@ -70,6 +70,7 @@ def test_a_careful_server_is_well() -> None:
 
 
 OPEN = {"host": "0.0.0.0"}
+CLIENT_ADAPTERS = ServerSettings(client_adapters=Path("/opt/ml"))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,10 @@ OPEN = {"host": "0.0.0.0"}
         ("admin token", "bad", {"admin_token_file": TOKEN}, {"files": {TOKEN: FileFact(False, 0o600)}}),
         ("admin address", "warning", OPEN, {}),
         ("admin address", "ok", OPEN | {"admin_port": 8081}, {}),
+        ("adapters", "ok", OPEN, {}),
+        ("adapters", "ok", {"server": CLIENT_ADAPTERS}, {}),
+        ("adapters", "ok", OPEN | {"tenants": KEYS, "server": CLIENT_ADAPTERS}, {}),
+        ("adapters", "warning", OPEN | {"server": CLIENT_ADAPTERS}, {}),
         ("metrics", "warning", OPEN, {}),
         ("metrics", "ok", OPEN, {"environment": {"HOTSPAN_ADMIN_TOKEN": "t"}}),
         ("metrics", "ok", OPEN | {"tenants": KEYS}, {}),

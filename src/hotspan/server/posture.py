@@ -182,6 +182,21 @@ def _metrics(options: ServeOptions, facts: Facts) -> Findings:
 # -- whose is what -------------------------------------------------------------------------------------------------
 
 
+def _adapters(options: ServeOptions, facts: Facts) -> Findings:
+    if (place := options.server.client_adapters) is None:
+        yield _ok("adapters", "registered by the administrator")
+    elif options.has_keys:
+        yield _ok("adapters", f"registered by the administrator, and by each tenant from its directory in {place}")
+    elif is_loopback(options.host):
+        yield _ok("adapters", f"registered by every user of this machine (--client-adapters {place})")
+    else:
+        yield _warning(
+            "adapters",
+            f"registered and deleted by anybody (--client-adapters {place})",
+            "let only SageMaker reach this port, or leave --client-adapters out",
+        )
+
+
 def _isolation(options: ServeOptions, facts: Facts) -> Findings:
     if options.is_isolated:
         yield _ok("tenants", "isolated: nobody hits another's texts")
@@ -369,7 +384,22 @@ def _start(options: ServeOptions, facts: Facts) -> Findings:
 
 
 _CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
-    *(_exposure, _tls, _keys, _admin, _metrics, _events, _isolation, _encryption, _disk, _l2, _daemon, _memory, _media),
+    *(
+        _exposure,
+        _tls,
+        _keys,
+        _admin,
+        _metrics,
+        _events,
+        _adapters,
+        _isolation,
+        _encryption,
+        _disk,
+        _l2,
+        _daemon,
+        _memory,
+        _media,
+    ),
     *(_code, _secure, _start),
 )
 
