@@ -16,7 +16,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.testing.faults import SHORT, FaultyFiles
-from hotspan.tiers.directory import check_directory, open_directory
+from hotspan.tiers.directory import check_directory, open_directory, remove_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
@@ -158,6 +158,32 @@ def test_a_directory_of_others_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DirectoryError, match=r"thesis\.tex.*empty directory"):
         open_directory(tmp_path, SLOT, 8 * SLOT)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_directory_is_removed_with_those_of_its_replicas(tmp_path: Path) -> None:
+    """What a server left is removed, and how much that was is said; one that holds replicas' goes with them."""
+    for path in (tmp_path / "one", tmp_path / "both" / "replica-0", tmp_path / "both" / "replica-1"):
+        open_directory(path, SLOT, 8 * SLOT).close()
+    assert remove_directory(tmp_path / "one") >= 8 * SLOT
+    assert remove_directory(tmp_path / "both") >= 16 * SLOT
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_what_is_ours_and_unused_is_removed(tmp_path: Path) -> None:
+    """A directory in use, one with other files and one that is no tier's are refused, and nothing of them is gone."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "lock").write_text("mine")
+    open_directory(tmp_path / "mixed", SLOT, 8 * SLOT).close()
+    (tmp_path / "mixed" / "thesis.tex").write_text("mine")
+    open_directory(tmp_path / "both" / "idle", SLOT, 8 * SLOT).close()
+    used = open_directory(tmp_path / "both" / "used", SLOT, 8 * SLOT)
+    before = sorted(tmp_path.rglob("*"))
+    refusals = {"mine": "no disk tier's", "no": "no disk", "mixed": r"thesis\.tex", "both": "in use"}
+    for name, why in refusals.items():
+        with pytest.raises(DirectoryError, match=why):
+            remove_directory(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
+    used.close()
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -616,7 +616,7 @@ def test_a_slot_is_not_reused_while_it_is_read(path: Path) -> None:
         assert tier.invalidate([Scope()], (spy := DurableSpy())) == SLOTS and spy.wait(tier)
         newcomers = chain("b", SLOTS)
         deadline = time.monotonic() + 60
-        while len(tier._free) < SLOTS - 1 and time.monotonic() < deadline:
+        while len(tier._room.spare()) < SLOTS - 1 and time.monotonic() < deadline:
             tier.wait(0.01)
             assert tier.finished() == []
         taken = 0

@@ -1,5 +1,6 @@
 """Power losses: whatever of the unsynced writes is lost, reordered or torn, no wrong byte and nothing resurrected."""
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,18 @@ Stored = tuple[ChunkKey, int]
 """One store of a chunk: each has a version, and bytes, of its own."""
 
 
+class TightFiles(RecordingFiles):
+    """On a file system that others fill and empty all the time: a slab of steps grows, and gives slots back."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        super().__init__(directory)
+        self._rng = rng
+
+    def space(self, fd: int) -> os.statvfs_result:
+        free = self._rng.choice((0, 2, 9, 9)) * (SIZE + 4096) // 4096
+        return os.statvfs_result((4096, 4096, 1 << 30, free, free, 0, 0, 0, 0, 255))
+
+
 @dataclass
 class Scenario:
     """A run of a disk tier that is recorded, with a model of what was stored on which terms.
@@ -42,13 +55,15 @@ class Scenario:
     path: Path
     seed: int
     sealed: bool
+    growing: bool = False
     versions: Counter[ChunkKey] = field(default_factory=Counter)
     known: dict[Stored, Terms] = field(default_factory=dict)
     stood_on: dict[Stored, Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.files = RecordingFiles(self.path)
+        self.files = TightFiles(self.path, self.rng) if self.growing else RecordingFiles(self.path)
+        self.clock = SimulatedClock()
         self.acknowledged = 0
         self.open(0)
 
@@ -61,8 +76,10 @@ class Scenario:
             keys=keys,
             files=self.files,
             queue=self.queues.queue,
+            step_bytes=2 * (SIZE + 4096) if self.growing else None,
+            reserve_bytes=SIZE,
         )
-        self.tier = DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
+        self.tier = DiskTier(options, NAMESPACE, SIZE, self.clock)
 
     def run(self, steps: int) -> Recording:
         """Random steps; the recording."""
@@ -87,6 +104,7 @@ class Scenario:
                 self.tier.directory.table.sync()
             else:
                 self.queues.run(self.rng.randrange(1, 4))
+                self.clock.advance(0.4 if self.growing else 0.0)
                 self.tier.finished()
         self.queues.run()
         return self.files.recording
@@ -145,7 +163,9 @@ class Finding:
     faulty: int = 0
 
 
-def look(directory: Path, image: PowerLoss, versions: Counter[ChunkKey], sealed: bool) -> Finding:
+def look(
+    directory: Path, image: PowerLoss, versions: Counter[ChunkKey], sealed: bool, step_bytes: int | None = None
+) -> Finding:
     """Open an image and load all it has. Raises: AssertionError for a wrong byte, or a resurrected chunk."""
     image.restore(directory)
     dead: set[Stored] = set().union(*image.marks)
@@ -155,6 +175,7 @@ def look(directory: Path, image: PowerLoss, versions: Counter[ChunkKey], sealed:
         allow_direct=False,
         keys=FixedKeys(1 << 41) if sealed else None,
         queue=queues.queue,
+        step_bytes=step_bytes,
     )
     tier = DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
     finding = Finding()
@@ -203,6 +224,20 @@ def test_power_losses(fast: Path, seed: int, sealed: bool) -> None:
         total.whole += finding.whole
         total.faulty += finding.faulty
     assert scenario.acknowledged > 3 and total.whole > 40, "the run was too tame to find anything"
+    scenario.tier.close(5.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_losses_of_a_slab_that_grows_and_shrinks(fast: Path, seed: int) -> None:
+    """The same where slots get space and lose it: a chunk whose space went is a miss, whatever of that was written."""
+    scenario = Scenario(fast / "run", seed, False, growing=True)
+    recording = scenario.run(300)
+    total = Finding()
+    for image in power_loss_images(recording, seed, 60):
+        finding = look(fast / "image", image, scenario.versions, False, 2 * (SIZE + 4096))
+        total.whole += finding.whole
+        total.faulty += finding.faulty
+    assert scenario.acknowledged > 3 and total.whole > 20, "the run was too tame to find anything"
     scenario.tier.close(5.0)
 
 

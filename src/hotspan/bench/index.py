@@ -18,6 +18,7 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.namespace import ChunkKeyer
+from hotspan.core.progress import Progress
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup
 from hotspan.tiers.directory import open_directory
@@ -56,8 +57,21 @@ class IndexBench:
 
     def run(self) -> list[Duration]:
         """All durations."""
-        with tempfile.TemporaryDirectory(prefix="hotspan-index-") as scratch:
-            return [*self._disk(Path(scratch) / "disk"), *self._ram(), self._keys()]
+        durations: list[Duration] = []
+        with (
+            Progress("measuring", 3, "parts") as progress,
+            tempfile.TemporaryDirectory(prefix="hotspan-index-") as scratch,
+        ):
+            parts: dict[str, Callable[[], list[Duration]]] = {
+                f"a directory of {self.chunks:,} chunks": lambda: self._disk(Path(scratch) / "disk"),
+                f"RAM of {self.chunks:,} chunks": self._ram,
+                "names of chunks": lambda: [self._keys()],
+            }
+            for name, measured in parts.items():
+                progress.doing(f"measuring {name}")
+                durations += measured()
+                progress.advance()
+        return durations
 
     def _disk(self, path: Path) -> list[Duration]:
         """A directory full of records, opened as a server does."""

@@ -29,6 +29,7 @@ from rich.table import Table
 from hotspan.bench.machine import machine_facts
 from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, FrameSealing
+from hotspan.core.progress import Progress
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import GIB, MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
 from hotspan.tiers.disk import DiskOptions, DiskTier
@@ -89,8 +90,21 @@ class StorageBench:
         if self.require_fio and shutil.which("fio") is None:
             raise ConfigError(INSTALL_FIO)
         self.directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="hotspan-bench-", dir=self.directory) as scratch:
-            return [*copy_figures(self), *seal_figures(self), *disk_figures(self, Path(scratch))]
+        parts: dict[str, Callable[[Path], list[Figure]]] = {
+            "copies, against memcpy": lambda scratch: copy_figures(self),
+            "frames, hashed and encrypted": lambda scratch: seal_figures(self),
+            "the disk tier, against fio": lambda scratch: disk_figures(self, scratch),
+        }
+        figures: list[Figure] = []
+        with (
+            Progress("measuring", len(parts), "parts") as progress,
+            tempfile.TemporaryDirectory(prefix="hotspan-bench-", dir=self.directory) as scratch,
+        ):
+            for name, measured in parts.items():
+                progress.doing(f"measuring {name}")
+                figures += measured(Path(scratch))
+                progress.advance()
+        return figures
 
 
 def rate(moved: int, job: Callable[[], object]) -> float:
@@ -303,7 +317,8 @@ class TierFrames:
     def rewrite(self, moved: int) -> float:
         """GB/s of storing every chunk into slots that were written before; making them free is not counted."""
         self._tier.invalidate([Scope()], lambda done: None)
-        while self._tier.usage().chunks or not self._tier.can_store():
+        first = self._chunks[0].key
+        while self._tier.usage().chunks or not self._tier.can_store() or self._tier.holds_back(first, Terms()):
             self._tier.wait(0.1)
             self._tier.finished()
         return rate(moved, self.write)

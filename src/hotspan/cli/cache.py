@@ -1,4 +1,4 @@
-"""`hotspan cache`: look at a running server's cache, verify it, forget parts of it."""
+"""`hotspan cache`: look at a running server's cache, verify it, forget parts of it; remove a directory."""
 
 import json
 import sys
@@ -12,7 +12,9 @@ from hotspan.cli.errors import explained
 if TYPE_CHECKING:
     from rich.table import Table
 
-cache = typer.Typer(help="Look at a server's cache, verify it, forget parts of it.", no_args_is_help=True)
+cache = typer.Typer(
+    help="Look at a server's cache, verify it, forget parts of it; remove a directory.", no_args_is_help=True
+)
 
 Server = Annotated[str, typer.Option(help="The running server.")]
 Token = Annotated[
@@ -58,6 +60,7 @@ def check(
     """Read and verify everything on disk. Exit status 1 if something was corrupt; it is quarantined, and a miss."""
     from hotspan.cli.admin_client import AdminClient
     from hotspan.core.errors import ConfigError
+    from hotspan.core.progress import Progress
 
     with explained():
         if disk is not None:
@@ -67,7 +70,8 @@ def check(
         elif kek is not None or key_store is not None:
             raise ConfigError("--kek and --key-store go with --disk: a running server has its own")
         else:
-            answer = AdminClient(server, token).post("/hotspan/cache/check", {}, _CHECK_S)
+            with Progress(f"checking what {server} has on disk"):
+                answer = AdminClient(server, token).post("/hotspan/cache/check", {}, _CHECK_S)
     reports: dict[str, dict[str, Any]] = {replica["replica"]: replica["tiers"] for replica in answer["replicas"]}
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
@@ -97,6 +101,25 @@ def clear(
             typer.confirm(f"Forget all that {server} has cached, of everybody?", abort=True)
         receipt = client.post("/hotspan/cache/clear", {})
     _show_receipt(receipt, as_json)
+
+
+@cache.command("remove")
+def remove(
+    directory: Annotated[Path, typer.Argument(help="The directory of a disk tier (--disk).")],
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+) -> None:
+    """Remove a disk tier's directory that no server uses. Only files of hotspan's are removed."""
+    from hotspan.core.errors import ConfigError
+    from hotspan.core.types import GIB
+    from hotspan.tiers.directory import remove_directory
+
+    with explained():
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("removing a directory can't be undone: confirm with --yes")
+            typer.confirm(f"Remove {directory} with all the KV in it?", abort=True)
+        freed = remove_directory(directory.expanduser())
+    typer.echo(f"removed {directory}: {freed / GIB:.2f} GiB freed")
 
 
 @cache.command("invalidate")

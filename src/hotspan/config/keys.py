@@ -78,7 +78,7 @@ _CACHE = (
         chosen="what the model can use, at most a quarter of what is free; 4.0 beside other tiers",
     ),
     Key("disk", kinds.PATH, "Disk tier: a directory of its own, preferably on NVMe.", lmcache=Spelling("local_disk")),
-    Key("disk_gib", kinds.GIB, "Disk tier, in GiB; allocated at the start.", lmcache=Spelling("max_local_disk_size")),
+    Key("disk_gib", kinds.GIB, "Disk tier, in GiB at most; grows with use.", lmcache=Spelling("max_local_disk_size")),
     Key(
         "l2",
         kinds.TEXT,

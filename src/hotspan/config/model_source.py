@@ -26,6 +26,7 @@ from obstore.store import S3Store
 
 from hotspan.config.admin_token import is_private_directory
 from hotspan.core.errors import ConfigError
+from hotspan.core.progress import Progress
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
 
@@ -202,8 +203,10 @@ def _fetch(url: str, store: S3Store, files: Sequence[RemoteFile], target: Path) 
         with ThreadPoolExecutor(_CONNECTIONS, "hotspan-model") as pool:
             jobs = [pool.submit(_fetch_part, url, store, directory, fd, number, parts[number]) for number in missing]
             try:
-                for job in jobs:
-                    job.result()
+                with Progress(f"fetching {url}", needed // MIB, "MiB") as progress:
+                    for number, job in zip(missing, jobs, strict=True):
+                        job.result()
+                        progress.advance((parts[number].stop - parts[number].start) // MIB)
             finally:
                 pool.shutdown(cancel_futures=True)
     finally:

@@ -60,6 +60,7 @@ from hotspan.tiers.follower import LogFollower, VolatileLog
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.position import read_position
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
 from hotspan.tiers.stores.open import open_store
@@ -334,6 +335,8 @@ class HotspanConnector(OffloadingConnector):
             store_depth=max(8, spec.slots // 2),
             keys=self._keys,
             shares=_shares(settings),
+            step_bytes=step_bytes(disk.bytes),
+            reserve_bytes=RESERVE_BYTES,
         )
         return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
+from hotspan.core.types import Tier
 from hotspan.proofs.engine import Broken, Engine, texts
 from hotspan.proofs.world import World, WorldOptions
 from hotspan.testing.chunks import aligned
@@ -118,8 +119,9 @@ class Drive:
         self.actions[name]()
         self.engine.check()
         for tier, usage in self.engine.cache.usage().items():
+            slots = self.world.options.disk_slots if tier is Tier.DISK else usage.capacity_chunks
             for tenant, share in QUOTAS.items():
-                if usage.tenants.get(tenant, 0) > share.quota * usage.capacity_chunks and usage.capacity_chunks:
+                if usage.tenants.get(tenant, 0) > share.quota * slots and usage.capacity_chunks:
                     raise Broken(f"tenant {tenant} is above its quota in {tier.value}")
 
     def end(self) -> None:

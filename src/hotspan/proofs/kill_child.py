@@ -60,6 +60,7 @@ class Worker:
             threads=self.threads,
             store_depth=self.rng.choice((4, 8, 32)),
             keys=FixedKeys(self.writer) if self.book.is_sealed else None,
+            step_bytes=self.rng.choice((None, None, 2 * slot_bytes, 8 * slot_bytes)),
         )
         started = time.perf_counter()
         try:

@@ -152,5 +152,6 @@ def open_tier(
         keys=keys,
         files=files or Files(),
         queue=queues.queue,
+        step_bytes=2 * (SIZE + HEADER_BYTES),
     )
     return DiskTier(options, NAMESPACE, SIZE, SimulatedClock())

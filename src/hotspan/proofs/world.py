@@ -165,6 +165,7 @@ class World:
             shares=self.options.disk_shares,
             files=self.files,
             queue=self.queues.queue,
+            step_bytes=2 * (self.options.payload_bytes + HEADER_BYTES),
         )
         self.disk = DiskTier(options, NAMESPACE, self.options.payload_bytes, self.clock)
         return self.disk

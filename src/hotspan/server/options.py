@@ -18,6 +18,7 @@ from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
 from hotspan.server.settings import HttpSettings
 from hotspan.tiers.directory import check_directory
+from hotspan.tiers.room import RESERVE_BYTES
 from hotspan.tiers.slab import check_room
 
 
@@ -141,7 +142,7 @@ def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None
     if settings.encryption is not None:
         open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment).close()
     if settings.disk is not None:
-        check_directory(Path(settings.disk.directory), settings.disk.bytes)
+        check_directory(Path(settings.disk.directory), settings.disk.bytes, RESERVE_BYTES)
 
 
 def is_loopback(host: str) -> bool:

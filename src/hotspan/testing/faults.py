@@ -66,9 +66,17 @@ class HookedFiles(Files):
         self._count("truncate")
         super().truncate(fd, size)
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, at: int = 0) -> None:
         self._count("allocate")
-        super().allocate(fd, size)
+        super().allocate(fd, size, at)
+
+    def punch(self, fd: int, size: int, at: int) -> None:
+        self._count("punch")
+        super().punch(fd, size, at)
+
+    def space(self, fd: int) -> os.statvfs_result:
+        self._count("space")
+        return super().space(fd)
 
     def sync(self, fd: int) -> None:
         self._count("sync")
@@ -133,6 +141,33 @@ class FaultyFiles(HookedFiles):
     def _disarm(self) -> None:
         self._nth, self._error, self._lasting, self._seen = 0, errno.EIO, False, 0
         self._kinds = None
+
+
+class SmallDisk(FaultyFiles):
+    """A file system of so many bytes, of which others take `others_bytes`: allocations beyond that are ENOSPC.
+
+    What a slab takes is what its real file takes.
+    """
+
+    _BLOCK = 4096
+
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__()
+        self.total_bytes = total_bytes
+        self.others_bytes = 0
+
+    def allocate(self, fd: int, size: int, at: int = 0) -> None:
+        if size > self._free(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, size, at)
+
+    def space(self, fd: int) -> os.statvfs_result:
+        super().space(fd)
+        blocks, free = 1 << 40, max(0, self._free(fd)) // self._BLOCK
+        return os.statvfs_result((self._BLOCK, self._BLOCK, blocks, free, free, 0, 0, 0, 0, 255))
+
+    def _free(self, fd: int) -> int:
+        return self.total_bytes - self.others_bytes - os.fstat(fd).st_blocks * 512
 
 
 class VanishedFiles(HookedFiles):

@@ -125,6 +125,10 @@ class RecordingFiles(Files):
         if fd in self._fds and size != before:
             self._record(_Resize(self._fds[fd], size))
 
+    def punch(self, fd: int, size: int, at: int) -> None:
+        super().punch(fd, size, at)
+        self._write(fd, at, bytes(max(0, min(size, os.fstat(fd).st_size - at))))
+
     def sync(self, fd: int) -> None:
         super().sync(fd)
         if fd in self._fds:

@@ -22,12 +22,14 @@ class Fault(Enum):
 
     IO:      the medium failed. CORRUPT: the bytes are not the chunk's; it was quarantined.
     GONE:    expired, shredded or without a key. DROPPED: the tier was given up while the transfer was queued.
+    FULL:    the medium has no space for it now.
     """
 
     IO = "io"
     CORRUPT = "corrupt"
     GONE = "gone"
     DROPPED = "dropped"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)

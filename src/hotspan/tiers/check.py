@@ -12,6 +12,7 @@ from typing import Any
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import DirectoryError
 from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
+from hotspan.core.progress import Progress
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.tiers.base import FrameKeys
 from hotspan.tiers.directory import WHOSE, OpenDirectory, open_directory
@@ -68,7 +69,7 @@ class FrameCheck:
         self._clock = clock or SystemClock()
         self._frames = FrameFile(directory.files, directory.slab_fd)
 
-    def run(self) -> dict[str, Any]:
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """The report, as JSON types. Blocks: for one read of all that is stored."""
         started = time.monotonic()
         report = CheckReport()
@@ -79,8 +80,13 @@ class FrameCheck:
             memoryview(room) as payload,
             memoryview(pages) as scratch,
         ):
-            for slot in self._directory.table.slots():
+            slots = self._directory.table.slots()
+            if progress is not None:
+                progress.of(len(slots))
+            for slot in slots:
                 self._look(slot, scratch, payload, report)
+                if progress is not None:
+                    progress.advance()
         report.seconds = time.monotonic() - started
         return report.to_json()
 
@@ -152,14 +158,15 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
         files.close(fd)
     if geometry is None:
         raise DirectoryError(f"{path} was made by another version of hotspan or is damaged: a server begins it anew")
-    directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False)
+    directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False, step_bytes=0)
 
     def quarantine(slot: int, key: ChunkKey) -> None:
         directory.table.put(slot, None)
         directory.table.write(slot)
 
     try:
-        report = FrameCheck(directory, keys, lambda slot, key: directory, quarantine).run()
+        with Progress(f"checking {path}", unit="chunks") as progress:
+            report = FrameCheck(directory, keys, lambda slot, key: directory, quarantine).run(progress)
         directory.table.sync()
     finally:
         directory.close()

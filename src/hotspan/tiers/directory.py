@@ -2,7 +2,7 @@
 
     DIR/lock    held by the one process that owns the directory
     DIR/table   one record a slot (tiers/table.py)
-    DIR/slab    equal slots, each one frame; preallocated
+    DIR/slab    equal slots, each one frame; allocated in steps (tiers/room.py), or whole
     DIR/log     what was invalidated (tiers/log.py)
 
 Everything is 0600 in a 0700 directory.
@@ -26,6 +26,7 @@ from hotspan.tiers.owned import (
     open_slab,
     reserve_slab,
 )
+from hotspan.tiers.room import NO_SPACE, SlabSpace
 from hotspan.tiers.table import DiskTable, Geometry, read_geometry
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ _OWN_FILES = ("lock", "table", "slab", "log", "log.new", "lost+found")
 class OpenDirectory:
     """A directory that this process owns until `close`.
 
-    table: what a former owner left, less what was invalidated.
+    table:      what a former owner left, less what was invalidated.
+    free, bare: slots that hold nothing, with and without space on the disk; the lowest last.
     """
 
     path: Path
@@ -49,6 +51,9 @@ class OpenDirectory:
     generation: int
     slab_fd: int
     direct: bool
+    space: SlabSpace
+    free: list[int]
+    bare: list[int]
     _fds: tuple[int, ...]
 
     def close(self) -> None:
@@ -66,11 +71,14 @@ def open_directory(
     allow_direct: bool = True,
     is_new: bool = True,
     files: Files | None = None,
+    step_bytes: int | None = None,
+    reserve_bytes: int = 0,
 ) -> OpenDirectory:
     """Own `path` as a slab of slots that hold at least `slot_bytes`, `disk_bytes` in all; what it holds stays.
 
     A directory made for larger slots is taken as it is; a changed `disk_bytes` grows or shrinks it.
-    is_new:  whether it may have to be made; if not, an empty one is a mount that went away.
+    is_new:     whether it may have to be made; if not, an empty one is a mount that went away.
+    step_bytes: how much space is allocated for what comes; None allocates all of it.
     Blocks:  for the allocation of the files and one read of the table; not for writing the slab.
     Raises:  DirectoryError with what to do: in use, full, read-only, not a directory, made for smaller slots.
     """
@@ -85,7 +93,10 @@ def open_directory(
         table_fd = open_file(files, path / "table")
         fds.append(table_fd)
         geometry = _geometry(path, read_geometry(files, table_fd), slot_bytes, disk_bytes)
-        reserve_slab(files, path, geometry.slab_bytes, WHOSE, besides=geometry.table_bytes)
+        if step_bytes is None:
+            reserve_slab(files, path, geometry.slab_bytes, WHOSE, besides=geometry.table_bytes)
+        elif step_bytes:
+            _check_new(path, geometry.slab_bytes + geometry.table_bytes, reserve_bytes)
         table = DiskTable(files, table_fd, geometry)
         table.format()
         table.read()
@@ -93,7 +104,11 @@ def open_directory(
         generation = _settle(path, table, log)
         slab_fd, direct = open_slab(files, path, allow_direct=allow_direct)
         fds.append(slab_fd)
-        return OpenDirectory(path, files, geometry, table, log, generation, slab_fd, direct, tuple(fds))
+        space = SlabSpace(files, slab_fd, geometry.slot_bytes, reserve_bytes)
+        free, bare = _first_step(files, slab_fd, table, space, step_bytes)
+        return OpenDirectory(
+            path, files, geometry, table, log, generation, slab_fd, direct, space, free, bare, tuple(fds)
+        )
     except BaseException as error:
         if log is not None:
             log.close()
@@ -125,20 +140,99 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
     return generation
 
 
-def check_directory(path: Path, disk_bytes: int) -> None:
+def _first_step(
+    files: Files, slab_fd: int, table: DiskTable, space: SlabSpace, step_bytes: int | None
+) -> tuple[list[int], list[int]]:
+    """The slots that hold nothing, with and without space: what a former owner allocated beyond a step is given back.
+
+    Raises: OSError if there is no space for anything.
+    """
+    if step_bytes is not None:
+        _drop_lost(table, files.stat(slab_fd).st_size // space.slot_bytes)
+    live = table.slots()
+    empty = table.empty()[::-1]
+    if step_bytes is None:
+        return empty, []
+    count = min(len(empty), max(1, step_bytes // space.slot_bytes) if step_bytes else 0)
+    count = space.fitting(count) if count else 0
+    free = empty[len(empty) - count :]
+    end = (max([*live, *free], default=-1) + 1) * space.slot_bytes
+    if files.stat(slab_fd).st_size > end:
+        files.truncate(slab_fd, end)
+    try:
+        space.allocate(free)
+    except OSError as error:
+        if error.errno not in NO_SPACE or not live:
+            raise
+        free = []  # what there is can be served all the same
+    return free, empty[: len(empty) - len(free)]
+
+
+def _drop_lost(table: DiskTable, slots: int) -> None:
+    """Forget chunks behind the end of the slab: somebody cut it, or its last growth did not outlive a power loss."""
+    for slot in table.slots():
+        if slot >= slots:
+            table.put(slot, None)
+            table.write(slot)
+
+
+def _check_new(path: Path, need: int, reserve_bytes: int) -> None:
+    """Raise DirectoryError if a slab that is about to be made could not become as large as it was asked for.
+
+    One that is there already is opened all the same, and becomes as large as it can.
+    """
+    slab = path / "slab"
+    if not slab.exists() or not os.stat(slab).st_blocks:
+        check_space(path, need, WHOSE, reserve_bytes)
+
+
+def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None:
     """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model."""
     try:
         make_directory(path, _OWN_FILES, WHOSE, known_by="table")
         files = Files()
         lock = lock_directory(files, path, WHOSE)
         try:
-            slab = path / "slab"
-            have = os.stat(slab).st_blocks * 512 if slab.exists() else 0
-            check_space(path, disk_bytes - have, WHOSE)
+            _check_new(path, disk_bytes, reserve_bytes)
         finally:
             files.close(lock)
     except OSError as error:
         raise explained(path, error, WHOSE) from error
+
+
+def remove_directory(path: Path) -> int:
+    """Remove a disk tier's directory that no server uses, and those of its replicas or models in it; the bytes freed.
+
+    Raises: DirectoryError, before anything is removed, if one of them is in use or holds files of others.
+    """
+    files = Files()
+    locks: list[int] = []
+    try:
+        tiers = [each for each in (path, *sorted(path.glob("*/"))) if (each / "table").is_file()]
+        if not tiers:
+            raise DirectoryError(f"{path} is no disk tier's directory: nothing was removed")
+        for tier in tiers:
+            foreign = sorted({each.name for each in tier.iterdir() if each not in tiers}.difference(_OWN_FILES))
+            if foreign:
+                raise DirectoryError(
+                    f"{tier} holds other files ({', '.join(foreign[:3])}): move them, then remove it again"
+                )
+            locks.append(lock_directory(files, tier, WHOSE))
+        freed = 0
+        for tier in reversed(tiers):
+            for own in (tier / name for name in _OWN_FILES if (tier / name).is_file()):
+                freed += own.stat().st_blocks * 512
+                own.unlink()
+            if tier != path:
+                tier.rmdir()
+        if not any(path.iterdir()):
+            path.rmdir()
+        return freed
+    except OSError as error:
+        raise explained(path, error, WHOSE) from error
+    finally:
+        for lock in locks:
+            files.close(lock)
 
 
 def _geometry(path: Path, found: Geometry | None, slot_bytes: int, disk_bytes: int) -> Geometry:

@@ -1,4 +1,4 @@
-"""The disk tier: one preallocated slab of equal slots, O_DIRECT, a record a slot, every read verified."""
+"""The disk tier: one slab of equal slots, O_DIRECT, a record a slot, every read verified."""
 
 import contextlib
 import gc
@@ -24,6 +24,7 @@ from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, staging_bytes
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
+from hotspan.tiers.room import NO_SPACE, SlotRoom
 from hotspan.tiers.shares import Shares
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ table is flushed."""
 
 _LONGEST_LOG = 64
 """Scopes after which the log begins anew: each costs the next start some milliseconds."""
+
+_NOBODY = -1
+"""For whom room is made that nobody of the cache gets."""
 
 _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 
@@ -46,6 +50,8 @@ class DiskOptions:
     store_depth: chunks that may wait to be written; more are refused, and stay in RAM only.
     is_new:      whether the directory may have to be made (tiers/directory.py).
     keys:        with keys, frames are encrypted, and plain ones are misses.
+    step_bytes:  the slab grows by so much as it fills; None allocates all of it at the start.
+    reserve_bytes: what a slab that grows leaves free on its file system (tiers/room.py); below it, it gives back.
     files, queue: the system calls and the threads; tests put others in their place.
     """
 
@@ -57,6 +63,8 @@ class DiskOptions:
     is_new: bool = True
     keys: FrameKeys | None = None
     shares: Shares = field(default_factory=Shares)
+    step_bytes: int | None = None
+    reserve_bytes: int = 0
     files: Files = field(default_factory=Files)
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
@@ -107,6 +115,8 @@ class DiskTier:
             allow_direct=options.allow_direct,
             is_new=options.is_new,
             files=options.files,
+            step_bytes=options.step_bytes,
+            reserve_bytes=options.reserve_bytes,
         )
         self._table = self.directory.table
         self._frames = FrameFile(options.files, self.directory.slab_fd)
@@ -125,6 +135,8 @@ class DiskTier:
         self._queue = options.queue("disk", options.threads, scratch)
         self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
         self._commits = GroupCommit(self._log_queue, self._log)
+        self._room_queue = options.queue("disk-room", 1, HEADER_BYTES)
+        self._room = self._new_room(options)
         self._closed = False
         self._adopt()
 
@@ -143,7 +155,7 @@ class DiskTier:
         return self._table.record(self._entries[key].slot).terms
 
     def can_store(self) -> bool:
-        return self._storing < self._store_depth
+        return self._storing < self._store_depth and not self._room.is_growing
 
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
         # A chunk that comes back while its invalidation is not logged would have the old bytes' generation, perhaps in
@@ -190,7 +202,7 @@ class DiskTier:
         while self._done:
             done = self._done.popleft()
             if done.entry is None or done.transfer is None:
-                self._free.append(done.slot)
+                self._room.give(done.slot)
                 continue
             self._settle(done.entry, done.transfer)
             transfers.append(done.transfer)
@@ -202,10 +214,12 @@ class DiskTier:
             for key in self._early & self._entries.keys():
                 self._stamp(self._entries[key], self.terms(key))
             self._early.clear()
+        self._make_space(self._room.settle())
         now = self._clock.monotonic()
         if now - self._purged_s >= _PURGE_S:
             self._purged_s = now
             self._purge()
+            self._room.look()
             if self._table.is_dirty and not self._flushing:
                 self._flushing = True  # a slow disk has one of them to do, not one a second
                 self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
@@ -246,9 +260,9 @@ class DiskTier:
         return len(keys)
 
     def usage(self) -> TierUsage:
-        slot_bytes, slots = self.directory.geometry.slot_bytes, self.directory.geometry.slots
-        used = slots - len(self._free)
-        return TierUsage(used, slots, used * slot_bytes, slots * slot_bytes, self._lru.tenants())
+        slot_bytes = self.directory.geometry.slot_bytes
+        used, capacity = self._room.used, self._room.capacity
+        return TierUsage(used, capacity, used * slot_bytes, capacity * slot_bytes, self._lru.tenants())
 
     def verification(self) -> FrameCheck:
         """A check of all that is stored here, to be run on another thread; what is corrupt will be quarantined."""
@@ -264,6 +278,7 @@ class DiskTier:
         """Begin no I/O that has not begun; what is dropped is reported as such."""
         self._queue.drop()
         self._log_queue.drop()
+        self._room_queue.drop()
 
     def close(self, timeout_s: float) -> None:
         if self._closed:
@@ -271,7 +286,8 @@ class DiskTier:
         deadline = time.monotonic() + timeout_s
         if self._queue.drain(timeout_s):
             self.finished()  # what was forgotten while it was written has a record now, and loses it here
-        ended = [queue.close(max(0.0, deadline - time.monotonic())) for queue in (self._queue, self._log_queue)]
+        queues = (self._queue, self._log_queue, self._room_queue)
+        ended = [queue.close(max(0.0, deadline - time.monotonic())) for queue in queues]
         if all(ended):
             self._closed = True
             try:
@@ -289,7 +305,7 @@ class DiskTier:
             raise AssertionError("called with a transfer in flight")
         self._lru.check()
         slots = [entry.slot for entry in self._entries.values()]
-        if sorted(slots + self._free) != list(range(self.directory.geometry.slots)):
+        if sorted(slots + self._room.spare()) != list(range(self.directory.geometry.slots)):
             raise AssertionError("a slot is lost or has two owners")
         if sorted(slots) != self._table.slots():
             raise AssertionError("the table says other slots are in use")
@@ -302,6 +318,14 @@ class DiskTier:
             raise AssertionError("a transfer is counted that has ended")
 
     # -- the scheduler's thread ------------------------------------------------------------------------------------
+
+    def _new_room(self, options: DiskOptions) -> SlotRoom:
+        directory = self.directory
+        step = (options.step_bytes or 0) // directory.geometry.slot_bytes
+        return SlotRoom(
+            *(directory.space, self._room_queue, directory.geometry.slots, directory.free, directory.bare, step),
+            self._landed.set,
+        )
 
     def _adopt(self) -> None:
         """Take over what a former process left; slots of other namespaces count as used until they are evicted."""
@@ -316,8 +340,6 @@ class DiskTier:
                 entries[key] = _Entry(slot, key, of == namespace, expires_s, False)
                 named.append((key, parent, tenant))
             self._lru.adopt(named)
-        live = set(self._table.slots())
-        self._free = [slot for slot in range(self.directory.geometry.slots - 1, -1, -1) if slot not in live]
         for slot in twice:  # stored twice around a crash: forgetting one must not bring back the other
             record = self._table.record(slot)
             self.join(record.key, record.terms)
@@ -347,8 +369,8 @@ class DiskTier:
         None for a chunk whose parent is not here: nothing stands behind a gap.
         """
         has_parent = chunk.parent is None or chunk.parent in self._entries
-        if has_parent and self._free and self._lru.may_add(tenant):
-            return self._free.pop()
+        if has_parent and self._lru.may_add(tenant) and (slot := self._room.take()) is not None:
+            return slot
         if chunk.key not in self._refused:
             self._refused[chunk.key] = None
             if len(self._refused) > self.directory.geometry.slots + 1024:
@@ -366,6 +388,16 @@ class DiskTier:
     def _slot_of(self, key: ChunkKey) -> int | None:
         entry = self._entries.get(key)
         return None if entry is None else entry.slot
+
+    def _make_space(self, evictions: int) -> None:
+        """Evict so many of the chunks that would go first; the file system gets the space of their slots."""
+        self._lru.resize(max(1, self._room.capacity))
+        for _ in range(evictions):
+            victim = self._lru.victim(_NOBODY, self._is_idle)
+            if victim is None:
+                return
+            self._lru.remove(victim, evicted=True)
+            self._free_record(self._entries.pop(victim).slot)
 
     def _is_idle(self, key: ChunkKey) -> bool:
         entry = self._entries[key]
@@ -385,6 +417,8 @@ class DiskTier:
         else:
             self._storing -= 1
             entry.writing = False
+            if transfer.fault is Fault.FULL:
+                self._room.note_full()
             if transfer.fault is not None and not entry.doomed:
                 self._doom(entry)
                 return
@@ -443,7 +477,7 @@ class DiskTier:
                 self._frames.write_sealed(self._at(entry.slot), scratch, payload, identity, sealing)
                 self._table.write(entry.slot)
         except OSError as error:
-            fault = Fault.IO
+            fault = Fault.FULL if error.errno in NO_SPACE else Fault.IO
             logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
         self._end(entry, False, fault, len(payload), started)
 

@@ -54,6 +54,7 @@ class LeafArc:
 
     def __init__(self, capacity: int, shares: Shares | None = None) -> None:
         self._capacity = capacity
+        self._slots = capacity  # what quotas are parts of, also while there is room for less
         self._shares = shares or Shares()
         self._nodes: dict[ChunkKey, _Node] = {}
         self._children = Children()
@@ -171,7 +172,7 @@ class LeafArc:
     def may_add(self, tenant: int) -> bool:
         """Whether a chunk of the tenant may come; at its quota only if one of its own goes."""
         held = self._tenants.get(tenant)
-        return (held.chunks if held is not None else 0) < self._part(self._shares.quota(tenant))
+        return (held.chunks if held is not None else 0) < _part(self._slots, self._shares.quota(tenant))
 
     def tenants(self) -> dict[int, int]:
         """How many chunks each tenant holds."""
@@ -189,6 +190,14 @@ class LeafArc:
             found |= new
             todo.extend(new)
         return found
+
+    def resize(self, capacity: int) -> None:
+        """The tier holds so many chunks from now on, of which floors are parts; quotas stay. Evicts nothing."""
+        if capacity == self._capacity:
+            return
+        self._capacity = capacity
+        for held in self._tenants.values():
+            self._post(held)
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
@@ -310,7 +319,8 @@ class LeafArc:
         return node is not None and node.used == leaf[0] and leaf[1] not in self._children
 
     def _may_pay(self, held: Held) -> bool:
-        return held.chunks > self._part(self._shares.floor(held.tenant, self._sharing))
+        return held.chunks > _part(self._capacity, self._shares.floor(held.tenant, self._sharing))
 
-    def _part(self, fraction: float) -> int:
-        return int(fraction * self._capacity + 1e-9)  # 0.29 of 100 is 29
+
+def _part(capacity: int, fraction: float) -> int:
+    return int(fraction * capacity + 1e-9)  # 0.29 of 100 is 29

@@ -5,6 +5,7 @@
 All raise OSError; whether a transfer was whole is the caller's to check (`whole`).
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 Buffer = bytes | bytearray | memoryview
+
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h); Python has no fallocate
 
 
 class Files:
@@ -39,13 +42,25 @@ class Files:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, at: int = 0) -> None:
         """Reserve `size` bytes, where the file system can."""
         try:
-            os.posix_fallocate(fd, 0, size)
+            os.posix_fallocate(fd, at, size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
+
+    def punch(self, fd: int, size: int, at: int) -> None:
+        """Take the space of `size` bytes: they read as zeros. Raises: OSError also where the file system can't."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+        if libc.fallocate(fd, _PUNCH_HOLE, at, size):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def space(self, fd: int) -> os.statvfs_result:
+        """What is free on its file system."""
+        return os.fstatvfs(fd)
 
     def sync(self, fd: int) -> None:
         """What was written is on the disk when this returns."""

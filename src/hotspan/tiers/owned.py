@@ -71,13 +71,18 @@ def lock_directory(files: Files, path: Path, whose: str) -> int:
     return fd
 
 
-def check_space(path: Path, need: int, whose: str) -> None:
-    """Raise DirectoryError if there is no room for `need` bytes more."""
+def check_space(path: Path, need: int, whose: str, reserve_bytes: int = 0) -> None:
+    """Raise DirectoryError if there is no room for `need` bytes more.
+
+    reserve_bytes: to stay free besides, or a twentieth of the file system if it is less.
+    """
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
-    if need > free and room.f_blocks:  # some file systems know no sizes and say 0 of 0
+    reserve = min(reserve_bytes, room.f_blocks * room.f_frsize // 20)
+    if need + reserve > free and room.f_blocks:  # some file systems know no sizes and say 0 of 0
+        stays = f", and {reserve / GIB:.2f} GiB must stay free" if reserve else ""
         raise DirectoryError(
-            f"{whose}'s directory {path} has {free / GIB:.2f} GiB free and needs {need / GIB:.2f} GiB more: "
+            f"{whose}'s directory {path} has {free / GIB:.2f} GiB free and needs {need / GIB:.2f} GiB more{stays}: "
             "lower --disk-gib, or free some"
         )
 

@@ -130,6 +130,11 @@ class DiskTable:
         found: list[int] = np.flatnonzero(self._records["magic"] == LIVE).tolist()
         return found
 
+    def empty(self) -> list[int]:
+        """The slots that hold nothing, in order."""
+        found: list[int] = np.flatnonzero(self._records["magic"] != LIVE).tolist()
+        return found
+
     def summaries(self) -> Iterator[tuple[int, ChunkKey, ChunkKey | None, bytes, int, int]]:
         """(slot, key, parent, namespace, tenant, expires_s) of every chunk; about half a microsecond each."""
         slots = self.slots()
