@@ -72,7 +72,7 @@ demo: install  ## Show on this machine what hotspan saves, with a model made on 
 
 figures: install  ## Measure what README quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
-	@$(BIN)/hotspan demo --output demo-output --repetitions 3 --results benchmarks/results/long-doc-qa.json
+	@$(BIN)/hotspan demo --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
 	@$(BIN)/hotspan bench index --output benchmarks/results/index.json
 	@$(BIN)/hotspan bench eviction --output benchmarks/results/eviction.json

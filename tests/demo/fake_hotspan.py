@@ -1,6 +1,7 @@
 """Stands in for `hotspan serve`: the real command line, a real socket, no engine.
 
-`--dies` makes it end while it starts. Says on stdout what it got, and that it was stopped in order.
+`--dies` makes it end while it starts; with FAKE_LOADS it is never ready in front of a disk tier. Says on stdout what it
+got, its process id, and that it was stopped in order.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from aiohttp import web
 
 
 async def ping(request: web.Request) -> web.Response:
-    return web.Response(status=200)
+    return web.Response(status=503 if "FAKE_LOADS" in os.environ and "--disk" in sys.argv else 200)
 
 
 async def models(request: web.Request) -> web.Response:
@@ -22,6 +23,8 @@ async def models(request: web.Request) -> web.Response:
 
 async def chat(request: web.Request) -> web.StreamResponse:
     body = await request.json()
+    if not body.get("stream"):
+        return web.json_response({"usage": {"prompt_tokens": len(body["messages"][0]["content"]) // 5}})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     text = f"{len(body['messages'][0]['content'])}"
@@ -48,6 +51,7 @@ async def main(arguments: list[str]) -> None:
     await web.TCPSite(runner, "127.0.0.1", int(arguments[arguments.index("--port") + 1])).start()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    print(f"pid {os.getpid()}", flush=True)
     await stopped.wait()
     print("stopped in order", flush=True)
 

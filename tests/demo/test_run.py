@@ -11,6 +11,7 @@ from rich.console import Console
 from hotspan.bench import cpu
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
 from hotspan.cli.demo import demo as demo_command
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo import run as demo_run
 from hotspan.demo.plan import BLOCK_TOKENS, MODE_NAMES, DemoSizes, choose_modes, plan_modes
@@ -161,9 +162,11 @@ def test_no_repetition_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_flags_have_the_sizes_defaults() -> None:
-    """What `hotspan demo` takes where no size is given is what `DemoSizes` takes."""
+    """What `hotspan demo` takes where no size is given is what `DemoSizes` takes, or what fits this machine."""
     flags = inspect.signature(demo_command).parameters
-    assert {f.name: flags[f.name].default for f in fields(DemoSizes)} == {f.name: f.default for f in fields(DemoSizes)}
+    fitted = {"documents": None, "document_tokens": None}
+    expected = {f.name: f.default for f in fields(DemoSizes)} | fitted
+    assert {f.name: flags[f.name].default for f in fields(DemoSizes)} == expected
 
 
 def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:
@@ -171,7 +174,8 @@ def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:
     port = free_port()
     command = fake_serve(tmp_path, ("--port", str(port), "--dies"))
     with (
-        ServerProcess(command, {}, port, tmp_path / "server.log") as server,
+        Aftermath() as aftermath,
+        ServerProcess(command, {}, port, tmp_path / "server.log", aftermath) as server,
         pytest.raises(EngineError, match=r"status 1[^$]*the slab does not fit"),
     ):
         server.wait_until_ready(120, lambda waited, line: None)
@@ -183,7 +187,10 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     log = tmp_path / "server.log"
-    with ServerProcess([sys.executable, "-c", stubborn], {}, 1, log, stop_timeout_s=0.3) as server:
+    with (
+        Aftermath() as aftermath,
+        ServerProcess([sys.executable, "-c", stubborn], {}, 1, log, aftermath, stop_timeout_s=0.3) as server,
+    ):
         while "up" not in log.read_text():
             server.check_alive()
         server.stop()

@@ -48,7 +48,14 @@ def demo() -> DemoResult:
     runs = [NamedRun(m.name, m.title, tuple(result(m.name, slow) for slow in speeds), note=m.note) for m in modes]
     model = DemoModel(Path("m"), "demo", 1, 10_240, 1, 1, 1)
     return DemoResult(
-        command="hotspan demo", sizes=DemoSizes(), threads=2, repetitions=9, model=model, runs=runs, serve={}
+        command="hotspan demo",
+        sizes=DemoSizes(),
+        threads=2,
+        dtype="bfloat16",
+        repetitions=9,
+        model=model,
+        runs=runs,
+        serve={},
     )
 
 

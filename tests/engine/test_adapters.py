@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from hotspan.bench.prose import prose
 from hotspan.config.settings import cache_settings
+from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_adapter
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.errors import AdapterError
@@ -152,14 +153,15 @@ async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         make_demo_adapter(path / "adapters" / name, tiny_model, seed=seed)
     arguments = parse_engine_arguments(str(tiny_model), OPTIONS)
     add_cache(arguments, cache_settings(ram_gib=0.1))
-    async with launch(arguments, Door(lambda: "default")) as engine:
-        adapters = EngineAdapters(engine.client, engine.app.state.openai_serving_models, grace_s=0.1, pin_s=20)
-        limits = AdapterLimits(adapters.max_rank, model_shapes(tiny_model))
-        store = SnapshotStore(path / "copies")
-        registry = AdapterRegistry(adapters, Sources([path / "adapters"]), store, limits)
-        adapters.publish(registry.names)
-        engine.app.include_router(adapter_router(registry, {"base"}))
-        yield Hosting(engine, adapters, registry, path / "adapters")
+    with Aftermath() as aftermath:
+        async with launch(arguments, Door(lambda: "default"), aftermath) as engine:
+            adapters = EngineAdapters(engine.client, engine.app.state.openai_serving_models, grace_s=0.1, pin_s=20)
+            limits = AdapterLimits(adapters.max_rank, model_shapes(tiny_model))
+            store = SnapshotStore(path / "copies")
+            registry = AdapterRegistry(adapters, Sources([path / "adapters"]), store, limits)
+            adapters.publish(registry.names)
+            engine.app.include_router(adapter_router(registry, {"base"}))
+            yield Hosting(engine, adapters, registry, path / "adapters")
     await registry.close()
     assert list((path / "copies").iterdir()) == []
 

@@ -8,8 +8,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import openai
+import psutil
 import pytest
 
 from hotspan.bench.prose import prose
@@ -119,7 +121,10 @@ def stream_tokens(server: Server, tokens: int, into: list[str], started: threadi
 
 @pytest.mark.parametrize("how", ["terminate", "interrupt"])
 def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: str) -> None:
-    """SIGTERM, and Ctrl-C to the whole process group, let a stream end; a new server finds the text on disk."""
+    """SIGTERM, and Ctrl-C to the whole process group, let a stream end; a new server finds the text on disk.
+
+    That one is killed: its engine ends, too, and neither shared memory nor a temporary directory is left.
+    """
     disk = ("--ram-gib", "0.1", "--disk", str(tmp_path / "kv"), "--disk-gib", "0.25")
     sweep_dead_slabs()
     with serving(tiny_model, tmp_path / "log", *disk) as server:
@@ -140,9 +145,22 @@ def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: 
     assert sweep_dead_slabs() == 0
     if how == "interrupt":
         return
-    with serving(tiny_model, tmp_path / "log2", *disk) as server:
+    with (
+        TemporaryDirectory(dir="/tmp") as temporary,  # sockets lie there: tmp_path would be too long for their names
+        serving(tiny_model, tmp_path / "log2", *disk, variables={"TMPDIR": temporary}) as server,
+    ):
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         again = client.completions.create(model=server.model, prompt=LONG, max_tokens=8, temperature=0)
         assert again.usage and again.usage.prompt_tokens_details
         assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 1500
         assert again.choices[0].text == first.choices[0].text
+        engine = psutil.Process(server.process.pid).children(recursive=True)
+        left = {Path(each.path) for one in engine for each in one.memory_maps() if each.path.startswith("/dev/shm/")}
+        left.update(Path(temporary).iterdir())
+        assert len(engine) > 1 and len(left) > 1
+        server.process.kill()
+        assert psutil.wait_procs(engine, 60)[1] == []
+        deadline = time.monotonic() + 60
+        while still := [path for path in left if path.exists()]:
+            assert time.monotonic() < deadline, still
+            time.sleep(0.05)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from hotspan.bench.records import Loop, Quantiles, RequestRecord, RoundName, RoundResult
+from hotspan.core.progress import Lines
 
 _WIDTH_OF_FILES: Final = 100
 _SHOWN: Final = ("mean", "p50", "p90", "p99")
@@ -21,7 +22,10 @@ def stdout_console() -> Console:
 
 
 class TerminalProgress:
-    """A bar for each round. Use it as a context manager; it implements `runner.Progress`."""
+    """A bar for each round; in a log, a line every ten seconds too. Use it as a context manager.
+
+    It implements `runner.Progress`.
+    """
 
     def __init__(self, console: Console, title: str = "") -> None:
         self._title = f"{title}: " if title else ""
@@ -34,17 +38,22 @@ class TerminalProgress:
             TextColumn("[dim]{task.fields[note]}"),
             console=console,
         )
+        self._lines = None if console.is_terminal else Lines(console, self._line)
         self._ttfts: list[float] = []
         self._failed = 0
 
     def __enter__(self) -> Self:
         self._bars.start()
+        if self._lines is not None:
+            self._lines.__enter__()
         self._current = self._bars.add_task(self._title + "connecting", total=None, note="")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._lines is not None:
+            self._lines.__exit__(kind, error, trace)
         self._bars.stop()
 
     def preparing(self, what: str) -> None:
@@ -69,6 +78,12 @@ class TerminalProgress:
 
     def round_finished(self, result: RoundResult) -> None:
         self._bars.stop_task(self._current)
+
+    def _line(self) -> str:
+        task = self._bars.tasks[self._current]
+        count = "" if task.total is None else f" {task.completed:.0f} of {task.total:.0f}"
+        note = f", {task.fields['note']}" if task.fields["note"] else ""
+        return f"{task.description}{count}, {task.elapsed or 0:.0f} s{note}"
 
 
 def rounds_table(rounds: Iterable[RoundResult]) -> Table:

@@ -3,17 +3,28 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotspan.cli.errors import explained
 
+if TYPE_CHECKING:
+    from hotspan.plan.cpu import NativeType
+
 
 def demo(
     output: Annotated[Path, typer.Option(help="Where the model, the logs and the report go.")] = Path("hotspan-demo"),
-    documents: Annotated[int, typer.Option(help="Documents.")] = 6,
-    document_tokens: Annotated[int, typer.Option(help="Tokens in each document.")] = 8192,
+    documents: Annotated[
+        int | None, typer.Option(help="Documents.", show_default="6, or what this machine computes in 5 minutes")
+    ] = None,
+    document_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens in each document.", show_default="8192, or what this machine computes in 5 minutes"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="The engine's --dtype.", show_default="what this machine computes natively")
+    ] = None,
     queries_per_document: Annotated[int, typer.Option(help="Questions about each document.")] = 2,
     in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 2,
     pool_documents: Annotated[float, typer.Option(help="Documents that the engine's own pool holds.")] = 2.5,
@@ -33,12 +44,13 @@ def demo(
     from hotspan.demo.plan import DemoSizes, usable_threads
     from hotspan.demo.run import DemoRequest, run_demo
 
+    is_fitted = documents is None and document_tokens is None
     with explained():
         request = DemoRequest(
             output=output,
             sizes=DemoSizes(
-                documents=documents,
-                document_tokens=document_tokens,
+                documents=DemoSizes().documents if documents is None else documents,
+                document_tokens=DemoSizes().document_tokens if document_tokens is None else document_tokens,
                 queries_per_document=queries_per_document,
                 in_flight=in_flight,
                 pool_documents=pool_documents,
@@ -46,6 +58,8 @@ def demo(
                 seed=seed,
             ),
             threads=threads or usable_threads(),
+            dtype=_dtype(dtype),
+            is_fitted=is_fitted,
             model_size=model_size,
             mode_names=tuple(mode or ()),
             repetitions=repetitions,
@@ -56,3 +70,16 @@ def demo(
         done = run_demo(request, stdout_console())
     if any(run.failed for run in done.runs):
         raise typer.Exit(1)
+
+
+def _dtype(given: str | None) -> "NativeType":
+    """What the model is served in."""
+    from hotspan.config.configuration import visible_gpus
+    from hotspan.config.environment import environment
+    from hotspan.plan.cpu import NativeType, native_type
+
+    if given is not None:
+        return NativeType(given, "as given")
+    if visible_gpus(environment()):
+        return NativeType("bfloat16", "the GPU computes it natively")
+    return native_type(environment())

@@ -90,6 +90,8 @@ def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Findin
         yield Finding("engine", Severity.BAD, "vLLM is not installed", "pip install hotspan[gpu], or hotspan[cpu]")
     gpus = visible_gpus(facts.environment)
     yield Finding("device", Severity.OK, f"{gpus} GPUs" if gpus else "CPU")
+    if not gpus:
+        yield _native_type(options, facts)
     try:
         memory = shared_memory(SHARED_MEMORY)
         yield Finding(
@@ -113,6 +115,18 @@ def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Findin
     else:
         yield Finding("locked memory", Severity.OK, _limit(facts.locked_bytes))
     yield Finding("huge pages", Severity.OK, facts.huge_pages or "unknown")
+
+
+def _native_type(options: "ServeOptions | None", facts: "Facts") -> "Finding":
+    from hotspan.plan.cpu import native_type
+    from hotspan.server.posture import Finding, Severity
+
+    native = native_type(facts.environment)
+    given = "auto" if options is None else str(options.engine_values.get("dtype", "auto"))
+    if native.has_bfloat16 or given in ("float32", "float"):
+        return Finding("bfloat16", Severity.OK, native.why if native.has_bfloat16 else f"not used: --dtype {given}")
+    remedy = "--dtype float32 computes over twice as fast, with twice the memory for weights and KV"
+    return Finding("bfloat16", Severity.WARNING, native.why, remedy)
 
 
 def _direct_io(can_do: bool | None) -> "Finding":

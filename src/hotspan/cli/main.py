@@ -23,6 +23,7 @@ from hotspan.cli.prove import prove
 from hotspan.cli.route import route
 from hotspan.cli.serve import serve
 from hotspan.cli.simulate import simulate
+from hotspan.core.aftermath import stopping_in_order
 
 app = typer.Typer(
     name="hotspan",
@@ -67,4 +68,5 @@ def hotspan(
 
 def main() -> None:
     """Run the command line; exit status 2 means that what was asked for can't work."""
-    app()
+    with stopping_in_order():
+        app()

@@ -6,6 +6,7 @@ from pathlib import Path
 from hotspan.cli.flags import OWN_OPTIONS, check_engine, show_warnings
 from hotspan.cli.serve import serve_options
 from hotspan.config.environment import environment
+from hotspan.core.aftermath import stopping_in_order
 from hotspan.core.errors import HotspanError
 from hotspan.server.models.assignment import assigned
 from hotspan.server.run import run_server
@@ -26,4 +27,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with stopping_in_order():
+        main()

@@ -71,7 +71,7 @@ class EngineSettings:
 
     max_model_len: int
     threads: int
-    dtype: str = "bfloat16"
+    dtype: str
     block_size: int = BLOCK_TOKENS
     max_num_batched_tokens: int = 2048
 

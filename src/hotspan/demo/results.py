@@ -30,6 +30,7 @@ class DemoResult:
     command: str
     sizes: DemoSizes
     threads: int
+    dtype: str
     repetitions: int
     model: DemoModel
     runs: Sequence[NamedRun]
@@ -66,6 +67,7 @@ class DemoResult:
             "command": self.command,
             "sizes": asdict(self.sizes),
             "threads": self.threads,
+            "dtype": self.dtype,
             "repetitions": self.repetitions,
             "model": model | {"kv_bytes_per_token": self.model.kv_bytes_per_token},
         }

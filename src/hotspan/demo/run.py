@@ -3,10 +3,11 @@
 import json
 import shutil
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +20,22 @@ from hotspan.bench.report import ReportContext, write_report
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import TerminalProgress, failures
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
+from hotspan.core.progress import waiting
+from hotspan.demo.fit import BUDGET_S, Costs, fit, measure
 from hotspan.demo.model import DemoModel, make_demo_model
-from hotspan.demo.plan import DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
+from hotspan.demo.plan import MODE_NAMES, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.server import ServerProcess, free_port, serve_command
 from hotspan.demo.tables import cache_table, earlier_rounds_table, latency_table
+from hotspan.plan.cpu import NativeType
 
 REPORT_NAME: Final = "report.html"
 RESULT_NAME: Final = "demo.json"
 
 _ANSWER_NOTE: Final = (
-    "Asked again, one at a time: requests that run together are computed in other shapes, whose bf16 sums round "
+    "Asked again, one at a time: requests that run together are computed in other shapes, whose sums round "
     "otherwise, and random weights make near-ties."
 )
 
@@ -39,12 +44,15 @@ _ANSWER_NOTE: Final = (
 class DemoRequest:
     """What to run and where; `mode_names` empty means all, `port` 0 any free one.
 
-    `results` is where the compact figures go besides, if anywhere.
+    `results` is where the compact figures go besides, if anywhere. `is_fitted` lets number and length of the documents
+    follow from what a prefill costs here. `dtype` is what the model is served in.
     """
 
     output: Path
     sizes: DemoSizes
     threads: int
+    dtype: NativeType = field(default_factory=lambda: NativeType("bfloat16", "as given"))
+    is_fitted: bool = False
     model_size: str = "demo"
     mode_names: tuple[str, ...] = ()
     repetitions: int = 1
@@ -65,29 +73,76 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
     Raises: ConfigError if the sizes can't work, EngineError with the end of its log if a server fails.
     """
     request.output.mkdir(parents=True, exist_ok=True)
-    with console.status("making the demo model"):
+    with waiting(console, "making the demo model"):
         model = make_demo_model(request.output / "model", size=request.model_size)
     if request.sizes.request_tokens > model.max_tokens:
         raise ConfigError(
             f"the demo model reads {model.max_tokens:,} tokens, a request may have {request.sizes.request_tokens:,}: "
             "lower --document-tokens"
         )
-    console.print(request.sizes.describe(), style="dim")
-    demo = _Demo(request, model, console)
-    for repetition in range(1, request.repetitions + 1):
-        with _emptied(request.output) as disk:
-            modes = plan_modes(request.sizes, model.kv_bytes_per_token, disk)
-            for mode in choose_modes(modes, request.mode_names):
-                demo.play(mode, repetition)
-                _write(request, demo.result())
+    console.print(f"The model is served in {request.dtype.dtype}: {request.dtype.why}.", style="dim")
+    with Aftermath() as aftermath:
+        if request.is_fitted:
+            request = replace(request, sizes=_fitted(request, model, console, aftermath))
+        console.print(request.sizes.describe(), style="dim")
+        demo = _Demo(request, model, console, aftermath)
+        for repetition in range(1, request.repetitions + 1):
+            with _emptied(request.output, aftermath) as disk:
+                modes = plan_modes(request.sizes, _kv_bytes(model, request.dtype), disk)
+                for mode in choose_modes(modes, request.mode_names):
+                    demo.play(mode, repetition)
+                    _write(request, demo.result())
     _show(request, demo.result(), console)
     return demo.result()
 
 
+def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath: Aftermath) -> DemoSizes:
+    """The sizes that this machine can afford, from a server that is started to measure its prefill rate."""
+    port, names = request.port or free_port(), request.mode_names or MODE_NAMES
+    engine = _engine(request)
+    mode = plan_modes(request.sizes, model.kv_bytes_per_token, request.output)[0]
+    command = serve_command(model.path, (*engine.arguments(port, mode.pool_blocks), *mode.arguments))
+    log = request.output / "server-measure.log"
+    began_s = time.monotonic()
+    with ServerProcess(command, engine.environment(), port, log, aftermath) as server:
+        _wait(server, request, "measuring the prefill rate", console)
+        start_s = time.monotonic() - began_s
+        with waiting(console, "measuring the prefill rate"):
+            samples = measure(server.url, request.sizes.request_tokens)
+    sizes = fit(request.sizes, Costs.of(start_s, samples), names, request.repetitions)
+    last = samples[-1]
+    console.print(
+        f"Measured: {last.tokens / last.prefill_s:,.0f} tokens per second over {last.tokens:,} tokens; a server starts "
+        f"in {start_s:.0f} s. Therefore documents of {sizes.document_tokens:,} tokens, for about "
+        f"{BUDGET_S / 60:.0f} minutes in all.",
+        style="dim",
+    )
+    return sizes
+
+
+def _engine(request: DemoRequest) -> EngineSettings:
+    return EngineSettings(
+        max_model_len=request.sizes.request_tokens, threads=request.threads, dtype=request.dtype.dtype
+    )
+
+
+def _kv_bytes(model: DemoModel, dtype: NativeType) -> int:
+    """Of one token, in all layers."""
+    return model.kv_bytes_per_token * (1 if dtype.has_bfloat16 else 2)
+
+
+def _wait(server: ServerProcess, request: DemoRequest, title: str, console: Console) -> None:
+    with waiting(console, f"{title}: starting the server") as change:
+        server.wait_until_ready(
+            request.start_timeout_s, lambda waited, line: change(_waiting(title, waited, line, console))
+        )
+
+
 @contextmanager
-def _emptied(output: Path) -> Iterator[Path]:
+def _emptied(output: Path, aftermath: Aftermath) -> Iterator[Path]:
     """A directory for the disk tier that holds nothing at first and is gone afterwards."""
     disk = Path(tempfile.mkdtemp(prefix="kv-", dir=output))
+    aftermath.remove(disk)
     try:
         yield disk
     finally:
@@ -101,6 +156,7 @@ class _Demo:
     request: DemoRequest
     model: DemoModel
     console: Console
+    aftermath: Aftermath
     modes: dict[str, Mode] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
     serve: dict[str, list[str]] = field(default_factory=dict)
@@ -113,21 +169,18 @@ class _Demo:
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
         log = request.output / f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
         port = request.port or free_port()
-        engine = EngineSettings(max_model_len=request.sizes.request_tokens, threads=request.threads)
+        engine = _engine(request)
         arguments = (*engine.arguments(port, mode.pool_blocks), *mode.arguments)
-        with ServerProcess(serve_command(self.model.path, arguments), engine.environment(), port, log) as server:
-            with console.status(f"{title}: starting the server") as status:
-                server.wait_until_ready(
-                    request.start_timeout_s,
-                    lambda waited, line: status.update(_waiting(title, waited, line, console.width)),
-                )
+        command = serve_command(self.model.path, arguments)
+        with ServerProcess(command, engine.environment(), port, log, self.aftermath) as server:
+            _wait(server, request, title, console)
             with TerminalProgress(console, title) as progress:
                 result = run_rounds(_workload(request.sizes, mode, server), progress, request.command)
             for line in failures(result.rounds):
                 console.print(line, style="red", markup=False)
             # A server that died under load shows as failed requests; say why.
             server.check_alive()
-            with console.status(f"{title}: stopping the server"):
+            with waiting(console, f"{title}: stopping the server"):
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
             raise EngineError(f"every request failed in mode {mode.name!r}; see {log}")
@@ -146,6 +199,7 @@ class _Demo:
             command=self.request.command,
             sizes=self.request.sizes,
             threads=self.request.threads,
+            dtype=self.request.dtype.dtype,
             repetitions=self.request.repetitions,
             model=self.model,
             runs=runs,
@@ -163,10 +217,13 @@ def _portable(arguments: tuple[str, ...]) -> list[str]:
     return ["hotspan", "serve", "MODEL", *kept]
 
 
-def _waiting(title: str, waited_s: float, line: str, width: int) -> str:
+def _waiting(title: str, waited_s: float, line: str, console: Console) -> str:
+    said = f"{title}: starting the server ({waited_s:.0f} s)"
+    if not console.is_terminal:
+        return said
     # Log lines may hold what looks like markup.
-    shown = line[: max(20, width - len(title) - 40)].replace("[", "\\[")
-    return f"{title}: starting the server ({waited_s:.0f} s) [dim]{shown}[/dim]"
+    shown = line[: max(20, console.width - len(title) - 40)].replace("[", "\\[")
+    return f"{said} [dim]{shown}[/dim]"
 
 
 def _workload(sizes: DemoSizes, mode: Mode, server: ServerProcess) -> BenchConfig:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import EngineError
 
 _POLL_S: Final = 0.25
@@ -36,17 +37,25 @@ def serve_command(model: Path, arguments: Sequence[str]) -> tuple[str, ...]:
 class ServerProcess:
     """One server. Use it as a context manager: leaving it stops the server.
 
-    It runs in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it in order.
+    It runs in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it in order. If the demo is
+    killed, `aftermath` stops it.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], port: int, log: Path, stop_timeout_s: float = 60.0
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        port: int,
+        log: Path,
+        aftermath: Aftermath,
+        stop_timeout_s: float = 60.0,
     ) -> None:
         self.command = shlex.join([*(f"{key}={value}" for key, value in environment.items()), *command])
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self._arguments = list(command)
         self._environment = environment
+        self._aftermath = aftermath
         self._stop_timeout_s = stop_timeout_s
 
     def __enter__(self) -> Self:
@@ -60,6 +69,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._aftermath.end(self._process.pid, self._stop_timeout_s, is_group=True)
         return self
 
     def __exit__(

@@ -19,6 +19,7 @@ from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.bodies import refuse_bodies
@@ -29,6 +30,7 @@ from hotspan.engine.entrypoints import build_app, init_app_state
 logger = logging.getLogger(__name__)
 
 _WARM_SALT = "hotspan-warm-up"
+_TELL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,15 @@ class Engine:
 
 
 @asynccontextmanager
-async def launch(arguments: Namespace, door: Door) -> AsyncIterator[Engine]:
+async def launch(arguments: Namespace, door: Door, aftermath: Aftermath) -> AsyncIterator[Engine]:
     """An engine for `arguments` (engine/arguments.py) behind `door`, stopped on exit after its requests have ended.
+
+    aftermath: ends the engine's processes if this one is killed.
 
     Blocks: while the model loads.
     Raises: ConfigError where vLLM refuses the configuration; EngineError where the engine does not come up.
     """
-    client = _start(arguments)
+    client = _start(arguments, aftermath)
     try:
         door.guard(client)
         tasks = await client.get_supported_tasks()
@@ -137,14 +141,14 @@ async def launch(arguments: Namespace, door: Door) -> AsyncIterator[Engine]:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
 
 
-def _start(arguments: Namespace) -> AsyncLLM:
+def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:
     engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
     try:
         config: Any = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     except (ValueError, OSError) as error:
         raise ConfigError(f"the engine refuses this configuration: {_first_line(error)}") from error
     try:
-        with _interrupts_kept_from_children():
+        with _interrupts_kept_from_children(), _told(aftermath):
             return AsyncLLM.from_vllm_config(
                 vllm_config=config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -154,6 +158,25 @@ def _start(arguments: Namespace) -> AsyncLLM:
             )
     except RuntimeError as error:
         raise EngineError(f"the engine did not start: {_first_line(error)} (its log above has the cause)") from error
+
+
+@contextlib.contextmanager
+def _told(aftermath: Aftermath) -> Iterator[None]:
+    """Tell `aftermath` of the engine's processes while they are started, on a thread: to load a model takes minutes."""
+    started = threading.Event()
+
+    def tell() -> None:
+        while not started.wait(_TELL_S):
+            aftermath.end_children()
+        aftermath.end_children()
+
+    thread = threading.Thread(target=tell, name="hotspan-aftermath", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        started.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import resource
+import shlex
 import socket
 import tempfile
 import time
@@ -22,6 +23,8 @@ from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
 from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
+from hotspan.config.settings import DiskSettings
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.listen import bind
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
+_SOCKETS = "VLLM_RPC_BASE_PATH"
 _SEQUENCES = "128"
 """That one request may ask for, as OpenAI has it. vLLM's 16,384 would hold all others up for minutes."""
 
@@ -87,7 +91,8 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
         listeners = [listener]
         if (admin := bind_admin(options, listener)) is not None:
             listeners.append(stack.enter_context(contextlib.closing(admin)))
-        error_file = stack.enter_context(_error_file())
+        aftermath = stack.enter_context(Aftermath())
+        error_file = stack.enter_context(_error_file(aftermath))
         if options.cache is not None:
             if options.extent is None:
                 check_tiers(options.cache, surroundings)
@@ -101,13 +106,13 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
         else:
             credentials = link.credentials
         policy = _Policy(credentials, _access(options, surroundings), options.admin_port)
-        _prepare_environment()
+        _prepare_environment(error_file.parent, stack)
         if is_remote(options.model):
             with answering_while_loading(listener, tls_options(options.engine_values)):
                 options = fetched(options, surroundings)
         check_files(options, surroundings)
         try:
-            asyncio.run(_serve(options, listeners, own_options, policy, error_file))
+            asyncio.run(_serve(options, listeners, own_options, policy, error_file, aftermath))
         except HotspanError as error:
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause
@@ -145,6 +150,7 @@ async def _serve(
     own_options: tuple[str, ...],
     policy: _Policy,
     error_file: Path,
+    aftermath: Aftermath,
 ) -> None:
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
     from hotspan.engine.door import Door
@@ -166,7 +172,7 @@ async def _serve(
         async with contextlib.AsyncExitStack() as stack:
             startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
             with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
-                engine = await stack.enter_async_context(launch(arguments, door))
+                engine = await stack.enter_async_context(launch(arguments, door, aftermath))
                 registry = await _adapters(engine, options, formatters)
                 is_open = options.server.client_adapters is not None
                 engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
@@ -200,6 +206,8 @@ async def _serve(
                 watch.cancel()
             if engine.is_dead:
                 raise EngineError("the engine died: the log above says why. Start the server again")
+            if options.cache is not None and options.cache.disk is not None:
+                print(f"hotspan ended: its KV is in {_kept(options.cache.disk)}", flush=True)
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
@@ -291,7 +299,7 @@ def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) 
     if options.cache is not None:
         tiers = f"{options.cache.ram_bytes / GIB:g} GiB of RAM"
         if options.cache.disk is not None:
-            tiers += f", {options.cache.disk.bytes / GIB:g} GiB in {options.cache.disk.directory}"
+            tiers += f", up to {options.cache.disk.bytes / GIB:g} GiB in {_kept(options.cache.disk)}"
     scheme = "https" if tls_options(options.engine_values) else "http"
     ready = f"hotspan is ready on {scheme}://{options.host}:{options.port}"
     if listener.family is socket.AF_UNIX:
@@ -299,10 +307,16 @@ def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) 
     return f"{ready} after {seconds:.0f} s: {options.model}, {tiers}"
 
 
+def _kept(disk: DiskSettings) -> str:
+    """The directory of a disk tier, and what to do to be rid of it."""
+    return f"{disk.directory}, which stays for the next start (hotspan cache remove {shlex.quote(disk.directory)})"
+
+
 @contextlib.contextmanager
-def _error_file() -> Iterator[Path]:
+def _error_file(aftermath: Aftermath) -> Iterator[Path]:
     """Where an engine process leaves the reason why it did not start."""
     with tempfile.TemporaryDirectory(prefix="hotspan-") as directory:
+        aftermath.remove(Path(directory))
         yield Path(directory) / "reason"
 
 
@@ -324,8 +338,14 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _prepare_environment() -> None:
-    """The only place that writes to the environment: what vLLM reads nowhere else."""
+def _prepare_environment(temporary: Path, stack: contextlib.ExitStack) -> None:
+    """The only place that writes to the environment: what vLLM reads nowhere else.
+
+    temporary: where the engine's sockets go until `stack` ends, which also removes them.
+    """
+    if _SOCKETS not in os.environ:
+        os.environ[_SOCKETS] = str(temporary)
+        stack.callback(os.environ.pop, _SOCKETS, None)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault(REDIRECTS, "0")

@@ -42,7 +42,7 @@ def test_the_port_answers_before_the_model_does(container: Container) -> None:
 def test_lmcache_is_taken_over(container: Container) -> None:
     """The tiers are those of LMCache's file, and what is asked goes into them."""
     ready = next(line for line in container.server.log.read_text().splitlines() if line.startswith("hotspan is ready"))
-    assert re.search(r"0\.1 GiB of RAM, 0\.25 GiB in /.*/kv$", ready)
+    assert re.search(r"0\.1 GiB of RAM, up to 0\.25 GiB in (/.*/kv), which stays .*\(hotspan cache remove \1\)$", ready)
     before = container.gauge("hotspan_cache_store_bytes_total")
     container.generate(prose(4, 700))
     deadline = time.monotonic() + 60

@@ -79,7 +79,7 @@ async def test_sigterm_lets_streams_end_and_leaves_nobody(tmp_path: Path) -> Non
     """On SIGTERM an idle model stops at once, a busy one when its stream has ended; meanwhile newcomers get 503."""
     async with process(tmp_path, "--shutdown-timeout", "300") as running:
         children = running.children()
-        assert len(children) == 2
+        assert len(children) == 3, "a process a model, and one that cleans up after a kill"
         (paced := tmp_path / "paced").touch()
         body = {"do": "stream", "steps": 20, "paced": str(paced)}
         text = ""

@@ -20,6 +20,7 @@ from hotspan.config.model_source import model_cache
 from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
@@ -94,7 +95,9 @@ def run_store(
             listeners.append(stack.enter_context(contextlib.closing(admin)))
         # Commands of this user look for the token by the port that they are to administer.
         token = stack.enter_context(admin_token(listeners[-1].getsockname()[1], options.admin_token_file, surroundings))
+        aftermath = stack.enter_context(Aftermath())
         runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotspan-store-")))
+        aftermath.remove(runtime)
         with answering_while_loading(listener, tls_options(options.engine_values)):
             prepared = prepare(store, command_line, common, runtime, words, surroundings)
         has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
@@ -108,6 +111,8 @@ def run_store(
         def gate(front: StoreFront) -> Gate:
             return Gate(front, access, credentials, options.admin_port)
 
+        for model in prepared.models:
+            model.on_start = lambda pid: aftermath.end(pid, _GRACE_S, is_group=True)
         asyncio.run(_serve(prepared, options, listeners, gate))
 
 

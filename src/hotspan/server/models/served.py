@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -73,6 +73,7 @@ class ServedModel:
 
     names:    by which requests mean it; the first is its own.
     starts:   how often its process was started.
+    on_start: called with the process id of each.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ServedModel:
         self.link = link
         self.state = ModelState.LOADING
         self.starts = 0
+        self.on_start: Callable[[int], None] = lambda pid: None
         self._command = command
         self._startup_timeout_s = startup_timeout_s
         self._is_partial = is_partial
@@ -202,6 +204,7 @@ class ServedModel:
             start_new_session=True,
         )
         self._process = process
+        self.on_start(process.pid)
         if process.stdin is not None:
             with contextlib.suppress(ConnectionError):  # it ended already, which is seen below
                 process.stdin.write(self._command.told + b"\n")

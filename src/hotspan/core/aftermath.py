@@ -1,0 +1,147 @@
+"""A second process that cleans up after this one if this one is killed: ends its children, removes its directories.
+
+    with Aftermath() as aftermath:        # starts `python -m hotspan.core.aftermath`, in a session of its own
+        aftermath.end(child.pid)
+        aftermath.remove(directory)
+
+It is told through a pipe, one JSON object a line. If the pipe closes and "done" was not the last line, this process
+died (SIGKILL, out of memory): each child gets SIGTERM, then SIGKILL after its grace period, then directories go.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self
+
+_DONE = {"done": True}
+_UNTOLD = "resource_tracker"
+"""Of multiprocessing: it ends by itself with the last process that uses it, and unlinks shared memory then."""
+
+
+class Aftermath:
+    """Use it as a context manager. From one thread at a time; never raises for a second process that is gone."""
+
+    def __enter__(self) -> Self:
+        self._told: set[int] = set()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hotspan.core.aftermath"], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tell(_DONE)
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._process.wait()
+
+    def end(self, pid: int, grace_s: float = 15.0, *, is_group: bool = False) -> None:
+        """End the child `pid` should this process be killed. is_group: SIGKILL goes to its process group."""
+        self._told.add(pid)
+        self._tell({"pid": pid, "grace_s": grace_s, "is_group": is_group})
+
+    def end_children(self, grace_s: float = 15.0) -> None:
+        """The same of all children that this process has now, and that were not told yet."""
+        import psutil
+
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if child.pid not in {self._process.pid, *self._told} and _UNTOLD not in " ".join(child.cmdline()):
+                    self.end(child.pid, grace_s)
+
+    def remove(self, directory: Path) -> None:
+        """Remove `directory` should this process be killed, after its children have ended."""
+        self._tell({"directory": str(directory.absolute())})
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.write(json.dumps(line).encode() + b"\n")
+                self._process.stdin.flush()
+
+
+@contextlib.contextmanager
+def stopping_in_order() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end this process as Ctrl-C does: `with` blocks are left, and clean up.
+
+    Where somebody ignores one of them (nohup), or handles it, that stays so. Call it from the main thread.
+    """
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            if signal.getsignal(number) is stop:
+                signal.signal(number, signal.SIG_DFL)
+
+
+# -- the second process ------------------------------------------------------------------------------------------------
+
+
+class _Child(NamedTuple):
+    pidfd: int
+    pid: int
+    grace_s: float
+    is_group: bool
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def has_ended(self, within_s: float) -> bool:
+        return bool(select.select([self.pidfd], [], [], max(0.0, within_s))[0])
+
+
+def main() -> None:
+    """Read what to do until the pipe closes, then do it, unless all is done."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its life is that of the pipe
+    children: list[_Child] = []
+    directories: list[str] = []
+    for line in sys.stdin:
+        told = json.loads(line)
+        if told == _DONE:
+            return
+        if "directory" in told:
+            directories.append(told["directory"])
+        else:
+            with contextlib.suppress(OSError):  # it has ended already
+                children.append(_Child(os.pidfd_open(told["pid"]), told["pid"], told["grace_s"], told["is_group"]))
+    _end(children)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end(children: list[_Child]) -> None:
+    for child in children:
+        child.signal(signal.SIGTERM)
+    began_s = time.monotonic()
+    for child in children:
+        is_late = not child.has_ended(began_s + child.grace_s - time.monotonic())
+        if child.is_group:
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+        if is_late:
+            child.signal(signal.SIGKILL)
+            child.has_ended(child.grace_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What a process leaves behind: nothing, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hotspan.core.aftermath import Aftermath, stopping_in_order
+
+PARENT = """
+import subprocess, sys, tempfile, time
+from pathlib import Path
+from hotspan.core.aftermath import Aftermath, stopping_in_order
+from contextlib import suppress
+CHILD = "import signal, time; signal.signal(signal.SIGTERM, {}); print(0, flush=True); time.sleep(600)"
+with stopping_in_order(), Aftermath() as aftermath, tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
+    aftermath.remove(Path(directory))
+    children = []
+    try:
+        for action in ("signal.SIG_DFL", "signal.SIG_IGN"):
+            children.append(subprocess.Popen([sys.executable, "-c", CHILD.format(action)], stdout=subprocess.PIPE))
+            children[-1].stdout.readline()
+        aftermath.end(children[0].pid, 0.2)
+        aftermath.end_children(0.2)
+        print(directory, *(child.pid for child in children), flush=True)
+        time.sleep(600)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+"""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for has, too."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def until(condition: object, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    """However a process is ended, its children end, also one that ignores SIGTERM, and its directory is removed."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    directory, *pids = parent.stdout.readline().split()
+    assert Path(directory).is_dir() and not any(gone(int(pid)) for pid in pids)
+    parent.send_signal(number)
+    status = parent.wait(60)
+    for pid in pids:
+        until(lambda pid=pid: gone(int(pid)), f"process {pid} lives on")
+    until(lambda: not Path(directory).exists(), "the directory is still there")
+    assert parent.stdout.read() == "", "the second process has ended, too: nobody holds the pipe any more"
+    assert status == {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number, status)
+
+
+def test_what_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
+    """A process that leaves the block has cleaned up itself: what it keeps stays."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with Aftermath() as aftermath:
+        aftermath.end(child.pid)
+        aftermath.remove(tmp_path)
+    assert tmp_path.is_dir() and child.poll() is None
+    assert child.stdin is not None
+    child.stdin.close()
+    child.wait(60)
+
+
+def test_signals_that_are_ignored_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under nohup a hang-up ends nothing, and handlers are as they were afterwards."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping_in_order():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,118 @@
+"""The demo's sizes follow from what a prefill costs on the machine at hand."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotspan.bench import cpu
+from hotspan.cli.demo import _dtype
+from hotspan.demo import run as demo_run
+from hotspan.demo.fit import BUDGET_S, LEAST_COMPUTE_S, Costs, Sample, compute_s, fit
+from hotspan.demo.plan import MODE_NAMES, DemoSizes
+from hotspan.demo.run import DemoRequest, run_demo
+from hotspan.plan.cpu import native_type
+
+FAKE = Path(__file__).parent / "fake_hotspan.py"
+FAST = Costs(start_s=15, linear=2.0e-4, quadratic=1.1e-8, token_s=0.01)
+"""Two cores with AMX: benchmarks/results/long-doc-qa.json has 2.4 s for 8,192 tokens."""
+
+SLOW = Costs(start_s=35, linear=2.0e-3, quadratic=2.6e-7, token_s=0.03)
+"""Two AVX2 cores in float32: 34 s for 8,192 tokens."""
+
+EMULATED = Costs(start_s=35, linear=6.0e-3, quadratic=4.8e-7, token_s=0.08)
+"""The same in bfloat16: 81 s."""
+
+
+def test_a_fast_machine_has_the_full_sizes() -> None:
+    """Where everything takes less than five minutes, the sizes are the defaults."""
+    assert fit(DemoSizes(), FAST, MODE_NAMES) == DemoSizes()
+
+
+@pytest.mark.parametrize("costs", [SLOW, EMULATED], ids=["float32", "emulated"])
+def test_a_slow_machine_has_smaller_ones(costs: Costs) -> None:
+    """Starts and computing take five minutes, or three beside the starts, and questions still have long texts."""
+    sizes = fit(DemoSizes(), costs, MODE_NAMES)
+    assert sizes.document_tokens < 8192 and sizes.documents > sizes.in_flight
+    took_s = compute_s(sizes, costs, MODE_NAMES)
+    assert took_s <= max(BUDGET_S - 5 * costs.start_s, LEAST_COMPUTE_S)
+    assert took_s > 0.3 * LEAST_COMPUTE_S, "much smaller than it had to be"
+    assert took_s + 6 * costs.start_s < 7.5 * 60
+
+
+def test_fewer_modes_afford_more_and_repetitions_less() -> None:
+    """The budget is for all that is played."""
+    sizes = fit(DemoSizes(), SLOW, MODE_NAMES)
+    assert fit(DemoSizes(), SLOW, ("ram",)).document_tokens > sizes.document_tokens
+    assert fit(DemoSizes(), SLOW, MODE_NAMES, 3).document_tokens < sizes.document_tokens
+
+
+def test_no_machine_is_too_slow() -> None:
+    """The smallest sizes are played where none fit the budget."""
+    sizes = fit(DemoSizes(), Costs(100, 1.0, 0.0, 1.0), MODE_NAMES)
+    assert (sizes.documents, sizes.document_tokens) == (4, 512)
+
+
+@pytest.mark.parametrize("costs", [FAST, SLOW, EMULATED], ids=["fast", "float32", "emulated"])
+def test_what_short_prompts_take_tells_what_long_ones_take(costs: Costs) -> None:
+    """From two prompts that take seconds follows the time of one of 8,192 tokens, attention's square included."""
+    samples = [Sample(tokens, costs.prefill_s(tokens), costs.token_s) for tokens in (512, 1024)]
+    found = Costs.of(costs.start_s, samples)
+    assert found.prefill_s(8192) == pytest.approx(costs.prefill_s(8192), rel=0.01)
+    assert Costs.of(0, samples[:1]).prefill_s(512) == pytest.approx(costs.prefill_s(512))
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "dtype"),
+    [
+        ("flags : fpu avx2 fma", "", "float32"),
+        ("flags : avx2 avx512f avx512_vnni", "", "float32"),
+        ("flags : avx2 avx512f avx512_bf16", "", "bfloat16"),
+        ("flags : avx512f amx_bf16 amx_tile", "", "bfloat16"),
+        ("flags : avx512f amx_bf16 amx_tile", "AVX2", "float32"),
+        ("flags : avx512_bf16", "AVX512_CORE_BF16", "bfloat16"),
+        ("Features : fp asimd bf16", "", "bfloat16"),
+        ("Features : fp asimd", "", "float32"),
+    ],
+)
+def test_the_type_is_what_the_cpu_computes(tmp_path: Path, flags: str, limit: str, dtype: str) -> None:
+    """bfloat16 where there are instructions for it that may be used, else float32, with the reason."""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    found = native_type({"ONEDNN_MAX_CPU_ISA": limit} if limit else {}, tmp_path / "cpuinfo")
+    assert found.dtype == dtype and found.why
+    assert native_type({}, tmp_path / "none").dtype == "bfloat16"
+
+
+def test_a_type_that_is_given_is_taken() -> None:
+    """--dtype decides."""
+    assert (_dtype("float16").dtype, _dtype("float16").why) == ("float16", "as given")
+
+
+def test_the_demo_measures_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server is started to be measured; what it took, the type and the sizes are said before the first mode."""
+    servers: list[tuple[str, ...]] = []
+
+    def serve(model: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        servers.append(arguments)
+        return (sys.executable, str(FAKE), "serve", str(model), *arguments)
+
+    def value(arguments: tuple[Any, ...], flag: str) -> str:
+        return str(arguments[arguments.index(flag) + 1])
+
+    monkeypatch.setattr(demo_run, "serve_command", serve)
+    monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
+    monkeypatch.setattr(
+        demo_run, "fit", lambda sizes, costs, modes, repetitions: DemoSizes(documents=3, document_tokens=300)
+    )
+    console = Console(record=True, width=200)
+    request = DemoRequest(
+        output=tmp_path, sizes=DemoSizes(), threads=1, model_size="tiny", mode_names=("none", "ram"), is_fitted=True
+    )
+    run_demo(request, console)
+    said = console.export_text()
+    assert "served in bfloat16" in said and "tokens per second over" in said and "3 documents of 300 tokens" in said
+    assert said.index("Measured:") < said.index("3 documents")
+    assert len(servers) == 3 and (tmp_path / "server-measure.log").exists()
+    assert int(value(servers[0], "--max-model-len")) > 8192 > int(value(servers[1], "--max-model-len"))
