@@ -76,6 +76,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, unstarted: DaemonProc
         (("--mode", "abc"), "--mode"),
         (("--mode", "044"), "--mode"),
         (("--max-lease-s", "0"), "--max-lease-s"),
+        (("--max-lease-s", "1.5"), "at least the 2 that"),
     ],
 )
 def test_what_can_not_work_is_said(unstarted: DaemonProcess, options: tuple[str, ...], hint: str) -> None:

@@ -173,6 +173,17 @@ def test_several_leases_of_one_object(fresh_daemon: DaemonProcess, key: str) -> 
         assert fresh_daemon.stats()["pinned_bytes"] == 0
 
 
+def test_a_lease_is_never_shorter_than_was_asked(client: Client, key: str) -> None:
+    """What is granted lasts as long as was asked; what would last longer than the limit is refused with the limit."""
+    client.put("b", key, b"value")
+    status, lease = client.lease("b", key, ttl_s=600.0)
+    assert status == 200
+    client.release(lease["id"])
+    status, answer = client.lease("b", key, ttl_s=601.0)
+    assert status == 400 and "at most" in answer["error"] and "600 s" in answer["error"]
+    assert "--max-lease-s" in answer["error"]
+
+
 def test_a_lease_pins_against_eviction_until_it_is_over(fresh_daemon: DaemonProcess) -> None:
     """While leases run their bytes stay, and what finds no room is refused; released or expired, they make room."""
     value, half = secrets.token_bytes(1 << 20), secrets.token_bytes(1 << 25)
@@ -295,6 +306,7 @@ def test_a_delete_leaves_readers_what_they_lease(client: Client, key: str) -> No
         ("POST", "/v1/kv/b/k/leases?ttl_s=0", 400),
         ("POST", "/v1/kv/b/k/leases?ttl_s=nan", 400),
         ("POST", "/v1/kv/b/k/leases?ttl_s=inf", 400),
+        ("POST", "/v1/kv/b/k/leases?ttl_s=600.1", 400),
         ("POST", "/v1/kv/b/k/leases", 404),
     ],
 )

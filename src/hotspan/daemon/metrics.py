@@ -28,6 +28,7 @@ _COUNTERS = {
     "refused_exists": "Puts of what was there, or being written.",
     "refused_too_large": "Puts larger than the cache.",
     "refused_no_room": "Puts for which nothing could give way.",
+    "refused_lease": "Leases that were to last longer than --max-lease-s.",
     "segment_names_restored": "Names of the shared memory that a client removed and that were put back.",
     "disk_stored": "Objects written to disk.",
     "disk_stored_bytes": "Bytes written to disk.",

@@ -147,6 +147,14 @@ class ControlPlane:
         ttl_s = _number(asked.get("ttl_s"), _DEFAULT_TTL_S)
         if timeout_ms is None or timeout_ms < 0 or ttl_s is None or ttl_s <= 0:
             return _error(400, "timeout_ms and ttl_s are numbers, the second above 0")
+        if ttl_s > self._pool.max_lease_s:
+            # A client counts on the time that it asked for: a shorter lease would let it read what others write.
+            self._pool.counts.refused_lease += 1
+            return _error(
+                400,
+                f"ttl_s is {ttl_s:g}, and a lease lasts {self._pool.max_lease_s:g} s at most: ask for that, or start "
+                "the daemon with a longer --max-lease-s",
+            )
         writing = self._pool.writing(key) or self._pool.load(key)
         if writing is None:
             return self._leased(key, ttl_s)
@@ -161,7 +169,7 @@ class ControlPlane:
             async with asyncio.timeout(hold_s):
                 await ended.wait()
         except TimeoutError:
-            return _error(504, "it is still being written, or read from disk")
+            return _error(504, f"it is still being written, or read from disk, after {hold_s:.3g} s")
         return self._leased(key, ttl_s)
 
     def _leased(self, key: ChunkKey, ttl_s: float) -> Response:

@@ -83,12 +83,13 @@ class PoolCounts:
     refused_exists: int = 0
     refused_too_large: int = 0
     refused_no_room: int = 0
+    refused_lease: int = 0
 
 
 class Pool:
     """Objects in `memory`, from byte `start` on; both are of whole pages.
 
-    max_lease_s: no lease lasts longer, whatever was asked for.
+    max_lease_s: no lease lasts longer; who asks for more is refused before (plane.py).
     disk, notes: where copies go, and what has to be known of them after a restart; what is there is taken over.
     """
 
@@ -107,7 +108,7 @@ class Pool:
         self.used_bytes = 0
         self.counts = PoolCounts()
         self._clock = clock
-        self._max_lease_s = max_lease_s
+        self.max_lease_s = max_lease_s
         self._space = FreeSpace(start, len(memory))
         self._objects: dict[ChunkKey, StoredObject] = {}
         self._writing: dict[ChunkKey, Writing] = {}
@@ -239,7 +240,7 @@ class Pool:
             if len(self._leases) >= MOST_LEASES:
                 return None
         self.counts.leased += 1
-        return self._leases.grant(objects, self._clock.monotonic() + min(ttl_s, self._max_lease_s), owner)
+        return self._leases.grant(objects, self._clock.monotonic() + min(ttl_s, self.max_lease_s), owner)
 
     def release(self, id: int, owner: object | None = None) -> None:
         """End a lease of this owner; nothing if there is none, any more."""

@@ -33,6 +33,7 @@ from hotspan.daemon.watch import NameWatch
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
+from hotspan.tiers.stores.daemon import LEASE_S
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class DaemonOptions:
 
     name:        of the shared memory, and of the local door beside it (NAME.sock).
     size_gib:    of shared memory. mode: of its file, and of the door.
-    max_lease_s: no lease lasts longer, whatever a client asks for.
+    max_lease_s: a lease that is to last longer is refused.
     disk:        a directory for `disk_gib` of copies, or None. files: how it is reached.
     metrics_port: where /metrics is besides, and nothing of what is cached; None has it at `port` alone.
     """
@@ -73,8 +74,11 @@ class DaemonOptions:
             raise ConfigError(f"--size-gib {self.size_gib:g} is no size: give how much of /dev/shm the cache may take")
         if self.mode & ~0o777 or self.mode & 0o600 != 0o600:
             raise ConfigError(f"--mode {self.mode:o} shuts out the daemon's own user: give one like 600 or 660")
-        if not 0 < self.max_lease_s <= 86400:
-            raise ConfigError(f"--max-lease-s is {self.max_lease_s:g}: give seconds, at most a day")
+        if not LEASE_S <= self.max_lease_s <= 86400:
+            raise ConfigError(
+                f"--max-lease-s is {self.max_lease_s:g}: give seconds, at least the {LEASE_S:g} that hotspan's own "
+                "replicas ask for and at most a day"
+            )
         if (self.disk is None) != (self.disk_gib == 0):
             raise ConfigError(
                 "--disk and --disk-gib belong together: give a directory, and how much of it may be taken"

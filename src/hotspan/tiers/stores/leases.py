@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_RELEASES = 64
+_MOST_REASON = 200
 _WARN_EVERY_S = 60.0
 _ERRNO = {413: errno.EFBIG, 507: errno.ENOSPC}
 _MISSES = (404, 409, 504)
@@ -229,7 +230,7 @@ class HyperpodDaemon:
             return answer
         if answer.status != 200:
             if answer.status not in _MISSES:
-                self._refuse(f"status_{answer.status}")
+                self._refuse(f"status_{answer.status}", _reason(answer.body))
             return None
         said = _json(answer.body)
         if not isinstance(said, dict) or not isinstance(said.get("id"), str) or "offsets" not in said:
@@ -243,12 +244,12 @@ class HyperpodDaemon:
             return None
         return lease
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, said: str = "") -> None:
         self.refused[reason] += 1
         now = self._clock.monotonic()
         if now - self._warned_s.get(reason, -_WARN_EVERY_S) >= _WARN_EVERY_S:
             self._warned_s[reason] = now
-            logger.warning("l2_lease_refused daemon=%s reason=%s", self._name, reason)
+            logger.warning("l2_lease_refused daemon=%s reason=%s said=%r", self._name, reason, said)
 
     def _release(self) -> None:
         is_last = False
@@ -277,6 +278,13 @@ def _json(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _reason(body: bytes) -> str:
+    """What a daemon gives as its reason; "" if it gives none."""
+    said = _json(body)
+    error = said.get("error") if isinstance(said, dict) else None
+    return error[:_MOST_REASON] if isinstance(error, str) else ""
 
 
 def _fragments(said: Any) -> tuple[Fragment, ...] | None:
