@@ -3,7 +3,7 @@
 A run has one directory for all of its temporary files, TMPDIR of its processes too, and removes it. It fails when a
 test leaves a file in TMPDIR outside its own `tmp_path`, when a file in /dev/shm that nobody has open, or a process, is
 left at the end, and when more than 2 GiB were in use. That is what lies there after each test; what a test itself has
-removed is not seen. Of /dev/shm only hotspan's own files count, which may be those of another run at the same time.
+removed is not seen. Of /dev/shm only hotspan's own files count, and none while another run is under way.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import pytest
 MAX_BYTES = 2 << 30
 PATIENCE_S = 60.0
 SHARED = Path("/dev/shm")
+PREFIX = "tests-of-hotspan-"
 ENGINES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|torchinductor_.*|ray")
 """What vLLM, torch and Ray leave in TMPDIR."""
 
@@ -46,7 +47,8 @@ class Leftovers:
 
     def look(self, test: str) -> None:
         """After a test: what is there that was not there before."""
-        new = {path.name for path in self.temporary.iterdir() if not ENGINES.fullmatch(path.name)} - self._known
+        there = set(os.listdir(self.temporary)) if self.temporary.is_dir() else set()
+        new = {name for name in there if not ENGINES.fullmatch(name)} - self._known
         self._known |= new
         self.left += [f"{test} left {self.temporary / name}" for name in sorted(new)]
         for name in shared_files():
@@ -62,6 +64,8 @@ class Leftovers:
     def _rest(self) -> list[str]:
         """Processes and files in /dev/shm that are left."""
         gone = [f"process {each.pid}: {each.name()}" for each in processes(self.base)]
+        if is_another_under_way(self.base):
+            return gone
         opened = open_files()
         new = [(name, self._shared.get(name, "a test")) for name in shared_files()]
         return gone + [
@@ -87,6 +91,13 @@ def processes(base: Path) -> list[psutil.Process]:
             ):
                 found.append(process)
     return found
+
+
+def is_another_under_way(base: Path) -> bool:
+    """Whether another run has its directory beside this one."""
+    others = {path.name for path in base.parent.glob(f"{PREFIX}*")} - {base.name}
+    numbers = [name.removeprefix(PREFIX).partition("-")[0] for name in others]
+    return any(psutil.pid_exists(int(number)) for number in numbers if number.isdigit())
 
 
 def open_files() -> set[str]:
@@ -123,7 +134,10 @@ def worker_of(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """One directory for everything; a worker has its own in its parent's."""
     worker = worker_of(config)
-    base = Path(os.environ["TMPDIR"]).parent if worker else Path(tempfile.mkdtemp(prefix="tests-of-hotspan-")).resolve()
+    if worker:
+        base = Path(os.environ["TMPDIR"]).parent
+    else:
+        base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
     temporary = base / "t" / worker
     temporary.mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)

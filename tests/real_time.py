@@ -44,7 +44,6 @@ class Module:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
-        self.names = {each: names(each) for each in self.functions}
         self._returning: set[str] = set()
 
     def _source(self, node: ast.ImportFrom) -> str:
@@ -173,7 +172,10 @@ def judging_tests(root: Path) -> set[str]:
     found = set()
     for module in modules:
         judging = module.judging | {name for name, source in module.imported.items() if source in helpers}
-        while more := {each.name for each in module.functions if judging & module.names[each]} - judging:
+        if not judging:
+            continue
+        used = {each.name: names(each) for each in module.functions}
+        while more := {name for name in used if judging & used[name]} - judging:
             judging |= more
         of_module = marks(node for node in module.tree.body if isinstance(node, ast.Assign))
         for each in module.functions:

@@ -84,13 +84,17 @@ class OpenAIServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(60)
 
-    def _run(self, started: threading.Event) -> None:
+    def app(self) -> web.Application:
+        """What answers, for a loop of the test's own."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self._tokenize)
-        runner = web.AppRunner(app)
+        return app
+
+    def _run(self, started: threading.Event) -> None:
+        runner = web.AppRunner(self.app())
         self._loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, "127.0.0.1", 0)
         self._loop.run_until_complete(site.start())

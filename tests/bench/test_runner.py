@@ -1,17 +1,24 @@
+import asyncio
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
-from openai_server import OpenAIServer
+from aiohttp import web
+from openai_server import Behaviour, OpenAIServer
+from tests.bench.simulated import in_simulated_time
 from tests.timing import TRIES
 
 from conftest import StartServer
+from hotspan.bench import client
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.summary import quantiles
+from hotspan.bench.workloads.base import Prompt
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.errors import ConfigError
 
@@ -67,46 +74,43 @@ def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
     assert server.served.most_running == 4
 
 
-@pytest.mark.timing
-def test_times_are_those_of_the_server(serve: StartServer) -> None:
-    """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts.
-
-    None can be shorter; one that the machine leaves alone is no longer, and the round is three times as long.
-    """
-    server = serve(first_token_s=0.6, between_tokens_s=0.3)
-
-    def is_right(record: RequestRecord) -> bool:
-        return (
-            record.ttft == pytest.approx(0.6, abs=0.18)
-            and record.inter_token_s == pytest.approx((0.3, 0.3), abs=0.12)
-            and record.request_latency == pytest.approx(1.2, abs=0.3)
-            and record.decode_speed == pytest.approx(10 / 3, rel=0.3)
-        )
-
-    for _ in range(TRIES):
-        query = run_rounds(small(server, no_warmup=True)).query
-        summary, records = query.summary, query.records
-        assert summary.ttft_s == quantiles(record.ttft for record in records)
-        assert summary.inter_token_s == quantiles(gap for record in records for gap in record.inter_token_s)
-        assert summary.request_latency_s == quantiles(record.request_latency for record in records)
-        assert all(record.ttft > 0.59 and record.request_latency > 1.19 for record in records)
-        lasted_s = max(record.finish_time for record in records) - min(record.submit_time for record in records)
-        assert summary.elapsed_s >= lasted_s > 3 * 1.19
-        if any(map(is_right, records)) and summary.elapsed_s < lasted_s + 0.1:
-            return
-    raise AssertionError((summary, records))
+async def answered(monkeypatch: pytest.MonkeyPatch, socket: Path, **behaviour: Any) -> RequestRecord:
+    """One answer of a server that is in the same simulated time."""
+    runner = web.AppRunner(OpenAIServer(Behaviour(**behaviour)).app())
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    monkeypatch.setattr(client.aiohttp, "TCPConnector", lambda **_: aiohttp.UnixConnector(str(socket)))
+    async with client.OpenAIClient("http://server", "", 60, asyncio.get_running_loop().time) as asking:
+        record = await asking.chat(Prompt("one", "What?", 3), 0, "small", ignore_eos=False)
+    await runner.cleanup()
+    return record
 
 
-@pytest.mark.timing
-def test_reasoning_is_an_answers_first_token(serve: StartServer) -> None:
+@in_simulated_time
+async def test_times_are_those_of_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TTFT is the wait for the first text, not for the empty opening delta; ITL the waits between texts."""
+    record = await answered(monkeypatch, tmp_path / "socket", first_token_s=0.6, between_tokens_s=0.3)
+    assert record.ttft == pytest.approx(0.6) and record.inter_token_s == pytest.approx((0.3, 0.3))
+    assert record.request_latency == pytest.approx(1.2) and record.decode_speed == pytest.approx(10 / 3)
+
+
+@in_simulated_time
+async def test_reasoning_is_an_answers_first_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A reasoning delta counts as the first token and belongs to the answer."""
-    server = serve(reasoning_first=True, between_tokens_s=0.2)
-    for _ in range(TRIES):
-        records = run_rounds(small(server, no_warmup=True)).query.records
-        assert {record.answer for record in records} == {"An answer."}
-        if min(record.ttft for record in records) < 0.15:
-            return
-    raise AssertionError(records)
+    told = {"reasoning_first": True, "first_token_s": 0.1, "between_tokens_s": 0.2}
+    record = await answered(monkeypatch, tmp_path / "socket", **told)
+    assert record.ttft == pytest.approx(0.1) and record.answer == "An answer."
+
+
+def test_a_rounds_figures_are_its_records(serve: StartServer) -> None:
+    """Quantiles are over the records, and a round lasts from its first request to its last answer."""
+    query = run_rounds(small(serve(first_token_s=0.01, between_tokens_s=0.01), no_warmup=True)).query
+    summary, records = query.summary, query.records
+    assert summary.ttft_s == quantiles(record.ttft for record in records)
+    assert summary.inter_token_s == quantiles(gap for record in records for gap in record.inter_token_s)
+    assert summary.request_latency_s == quantiles(record.request_latency for record in records)
+    lasted_s = max(record.finish_time for record in records) - min(record.submit_time for record in records)
+    assert summary.elapsed_s >= lasted_s > 0
 
 
 def test_tokens_are_those_of_the_servers_usage(serve: StartServer) -> None:

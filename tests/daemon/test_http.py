@@ -16,6 +16,7 @@ from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool, Writing
 from hotspan.daemon.stored import object_key
 from hotspan.testing.clock import SimulatedClock
+from tests.bench.simulated import in_simulated_time
 
 LIMITS = HttpLimits(head_s=0.5, stall_s=0.5, least_rate=1e5, idle_s=1.0, connections=8)
 SIZE = 8 * MIB
@@ -368,6 +369,19 @@ async def test_a_writer_that_ends_as_the_hold_begins(server: Server) -> None:
         ends(writing)
         async with asyncio.timeout(PATIENCE_S / 2):  # less than the hold
             assert (await held).status == status
+
+
+@in_simulated_time
+async def test_a_hold_ends_a_little_early() -> None:
+    """A client that waits just as long as it lets the daemon hold gets 504, and does not reach its own timeout."""
+    pool = Pool(memoryview(bytearray(SIZE)), 4096, SimulatedClock())
+    plane = ControlPlane(pool, b"12345678", "/door", dict, lambda: Response(200))
+    assert isinstance(pool.reserve(object_key("b", "k"), 10, is_own=False), Writing)
+    for timeout_ms, most_s in ((0, 0.0), (200, 0.15), (600, 0.5), (60_000, 59.9)):
+        began_s = asyncio.get_running_loop().time()
+        held = plane.answer(Request("POST", b"/v1/kv/b/k/leases?timeout_ms=%d" % timeout_ms, None)).ended()
+        assert not isinstance(held, Response) and (await held).status == 504
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(most_s)
 
 
 async def test_a_client_that_leaves_while_it_is_held(server: Server) -> None:

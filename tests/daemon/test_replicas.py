@@ -94,7 +94,6 @@ def start(node: DaemonProcess) -> Iterator[Callable[..., ReplicaProcess]]:
         replica.end()
 
 
-@pytest.mark.timing
 def test_a_killed_replica_leaves_the_other_in_peace(node: DaemonProcess, start: Callable[..., ReplicaProcess]) -> None:
     """One is killed again and again wherever it is; the other reads and writes on, and a restarted one finds all."""
     chance = random.Random(9)

@@ -185,7 +185,6 @@ def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) 
     store.close()
 
 
-@pytest.mark.timing
 def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> None:
     """While a stopped client's leases run out and its bytes are given to others, it does not take those for its own."""
     store = DaemonStore(fresh_daemon.door, deadline_s=PATIENCE_S, lease_s=0.3)

@@ -198,9 +198,15 @@ class TestLease:
         assert b"".join(os.pread(fd, size, offset) for offset, size in lease.offsets) == value
         os.close(fd)
 
-    @pytest.mark.timing
     def test_what_is_not_there_is_a_miss(self, client: Client) -> None:
-        """A key that nobody puts is no 200, and is answered within the hold."""
+        """A key that nobody puts is no 200, held or not."""
+        for timeout_ms in (0, 1000):
+            status, lease = client.lease("never", timeout_ms=timeout_ms)
+            assert status in (404, 504) and lease is None
+
+    @pytest.mark.timing
+    def test_a_miss_is_answered_within_the_hold(self, client: Client) -> None:
+        """A client's own timeout is the hold's, and half a second more."""
 
         def ask(timeout_ms: int) -> None:
             status, lease = client.lease("never", timeout_ms=timeout_ms)
@@ -230,7 +236,6 @@ class TestLease:
         assert client.bytes_of(several[-1]) == value
         assert client.release(several[-1]) == 200
 
-    @pytest.mark.timing
     def test_it_waits_for_what_is_being_written(self, endpoint: Endpoint, client: Client, leases: list[Lease]) -> None:
         """Asked for in the middle of a put, a lease is held until the object is whole, and has its bytes."""
         value = value_of("slow", 2 * MIB)
@@ -243,7 +248,7 @@ class TestLease:
             assert not readable(reader, 0.2)
             writer.sendall(value[-1:])
             assert answer_on(writer) == 200
-            assert readable(reader, 20.0), "held on though the object is whole"
+            assert readable(reader, 60.0), "held on though the object is whole"
             response = http.client.HTTPResponse(reader)
             response.begin()
             assert response.status == 200

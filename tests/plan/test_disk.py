@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from hotspan.plan.mounts import Medium
 from hotspan.tiers.directory import open_directory
 
 from ..tiers.mounts import mounted
-from ..timing import TRIES
 
 
 @pytest.fixture
@@ -43,17 +41,12 @@ def written_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-@pytest.mark.timing
+@pytest.mark.usefixtures("patient")
 def test_a_disk_is_measured_and_left_as_it_was(on_disk: Path) -> None:
     """Rates, free space and direct I/O of a directory that does not exist yet; nothing is made or left there."""
     directory = on_disk / "deep" / "down"
-    for _ in range(TRIES):  # a machine that stands still is not told from a disk that hangs
-        before, began_s = written_bytes(), time.monotonic()
-        probe = probe_disk(directory)
-        took_s = time.monotonic() - began_s
-        if probe.problem is None and took_s < 4:
-            break
-    assert took_s < 4, "about a second on a quiet machine"
+    before = written_bytes()
+    probe = probe_disk(directory)
     assert probe.problem is None, probe
     assert probe.read_gb_s is not None and probe.write_gb_s is not None
     assert 0.001 < probe.read_gb_s < 100 and 0.001 < probe.write_gb_s < 100
