@@ -94,10 +94,12 @@ def processes(base: Path) -> list[psutil.Process]:
 
 
 def is_another_under_way(base: Path) -> bool:
-    """Whether another run has its directory beside this one."""
-    others = {path.name for path in base.parent.glob(f"{PREFIX}*")} - {base.name}
-    numbers = [name.removeprefix(PREFIX).partition("-")[0] for name in others]
-    return any(psutil.pid_exists(int(number)) for number in numbers if number.isdigit())
+    """Whether another run has its directory beside this one. What runs that were killed have left is removed."""
+    others = [(path, path.name.removeprefix(PREFIX).partition("-")[0]) for path in base.parent.glob(f"{PREFIX}*")]
+    for path, number in others:
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(path, ignore_errors=True)
+    return any(path != base and path.is_dir() for path, _ in others)
 
 
 def open_files() -> set[str]:
