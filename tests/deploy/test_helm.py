@@ -1,10 +1,12 @@
 """The Helm chart: rendered by Helm itself, and taken by Kubernetes' own schemas and by hotspan's own command lines."""
 
 import base64
+import http.server
 import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -425,11 +427,65 @@ def test_valkey_has_a_password_by_default() -> None:
         assert found["valueFrom"]["secretKeyRef"] == {"name": "kv-hotspan-valkey", "key": "password"}
 
 
-def test_passwords_that_were_made_are_kept() -> None:
-    """The template takes what the cluster has before it makes another: an upgrade changes no password."""
-    template = (CHART / "templates" / "secrets.yaml").read_text()
-    assert 'lookup "v1" "Secret" $.Release.Namespace $secret' in template
-    assert "get $there $key | default (randAlphaNum" in template
+class Cluster(http.server.BaseHTTPRequestHandler):
+    """As much of Kubernetes' API as Helm needs to look for one Secret."""
+
+    kept = base64.b64encode(b"the password of before").decode()
+    path_of_secret = "/api/v1/namespaces/llm/secrets/kv-hotspan-valkey"
+
+    def do_GET(self) -> None:
+        kind = {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret", "verbs": ["get"]}
+        known: dict[str, Manifest] = {
+            "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+            "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]},
+            self.path_of_secret: {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {
+                    "name": "kv-hotspan-valkey",
+                    "namespace": "llm",
+                    "labels": {"app.kubernetes.io/managed-by": "Helm"},
+                    "annotations": {"meta.helm.sh/release-name": "kv", "meta.helm.sh/release-namespace": "llm"},
+                },
+                "data": {"password": self.kept},
+            },
+        }
+        found = known.get(self.path.partition("?")[0])
+        said = found or {"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
+        content = json.dumps(said).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: Helm's questions are not the test's to print."""
+
+
+def test_passwords_that_were_made_are_kept(tmp_path: Path) -> None:
+    """Where the cluster has a Secret that the chart made, an upgrade keeps its value; what is missing is made."""
+    chart = tmp_path / "chart"
+    (chart / "templates").mkdir(parents=True)
+    for name in ("Chart.yaml", "values.yaml", "values.schema.json", "templates/_helpers.tpl", "templates/secrets.yaml"):
+        shutil.copy(CHART / name, chart / name)
+    cluster = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
+    threading.Thread(target=cluster.serve_forever, daemon=True).start()
+    try:
+        server = ("--kube-apiserver", f"http://127.0.0.1:{cluster.server_port}")
+        words = ("--namespace", "llm", "--dry-run=server", "--disable-openapi-validation", *server)
+        events = {"modelVolume": {"emptyDir": {}}, "router": {"kvEvents": True}}
+        given = LEAST | events | {"l2": {"kind": "valkey"}}
+        done = helm("template", "kv", str(chart), *words, values=given, directory=tmp_path)
+    finally:
+        cluster.shutdown()
+        cluster.server_close()
+    assert done.returncode == 0, done.stderr
+    found = {each["metadata"]["name"]: each["data"] for each in yaml.safe_load_all(done.stdout) if each}
+    assert found["kv-hotspan-valkey"] == {"password": Cluster.kept}
+    assert len(base64.b64decode(found["kv-hotspan-kv-events"]["key"])) == 48
 
 
 def test_selectors_find_their_pods() -> None:
