@@ -273,6 +273,8 @@ def test_settings_without_effect_are_named(
     quiet = {"own": own, "flags": BESIDE.get(name, {})}
     if name in ("adapters", "adapter_copies", "formatter_timeout_s") or name.startswith("max_"):
         quiet["own"] = own | {"enable_lora": True}
+    elif name == "kv_events_key":
+        quiet["own"] = own | {"kv-events-config": {"enable_kv_cache_events": True}}
     elif name in ("kek", "key_store"):
         quiet["flags"] = {**BESIDE[name], "ram_gib": "2", "l2": "redis://cache"}
     elif key is None:

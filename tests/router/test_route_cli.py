@@ -55,13 +55,19 @@ SAMPLES: dict[str, str] = {
     "api_keys_file": "KEYS",
     "admin_token_file": "TOKEN",
     "health_path": "/health",
+    "kv_events_key": "EVENTS",
 }
 
 
 @pytest.mark.parametrize("name", option_kinds())
 def test_each_option_acts_or_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     """Every option of the file changes what the router is started with; --insecure lets it start at all."""
-    texts = {"FILE": 'tenants: {acme: {keys: ["key-of-acme"]}}', "KEYS": "key-of-acme", "TOKEN": "0123456789abcdef"}
+    texts = {
+        "FILE": 'tenants: {acme: {keys: ["key-of-acme"]}}',
+        "KEYS": "key-of-acme",
+        "TOKEN": "0123456789abcdef",
+        "EVENTS": 32 * "k",
+    }
     text = SAMPLES.get(name, "7")
     if text in texts:
         path = tmp_path / text
@@ -70,7 +76,7 @@ def test_each_option_acts_or_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
         text = str(path)
     is_switch = option_kinds()[name].name == "true or false"
     word = ("--" + name.replace("_", "-"), *(() if is_switch else (text,)))
-    base = ("--replica", URL, "--replica", "new=10.0.0.2:8080")
+    base = ("--replica", f"{URL},events=tcp://10.0.0.1:5557", "--replica", "new=10.0.0.2:8080")
     if name == "insecure":
         base = (*base, "--host", "0.0.0.0")
     before, _ = settings_of(monkeypatch, *base)

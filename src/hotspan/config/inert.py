@@ -63,6 +63,11 @@ RULES = (
         _off("enable_lora"),
         "no adapters are served without --enable-lora (option.enable_lora=true): it has no effect",
     ),
+    Rule(
+        ("kv_events_key",),
+        lambda settings: "kv_events_config" not in settings,
+        "no KV events are published without --kv-events-config: it has no effect",
+    ),
     Rule(("formatter_timeout_s",), _has_no_formatters, "there are no formatters: it has no effect"),
     Rule(("prefix_caching_hash_algo",), _has_other_hash, f"hotspan's keys need {_HASH}, which is used"),
     Rule(
