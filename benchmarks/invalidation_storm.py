@@ -274,6 +274,8 @@ class Fleet:
         scratch = Path(tempfile.mkdtemp(prefix="storm-"))
         fresh = Replica(len(self.replicas), scratch, self.connect, self.settings)
         lost = 0
+        while not fresh.follower.is_fresh:  # it reads the whole log first
+            time.sleep(0.01)
         for text in self.others:
             fresh.l2.ask(text.chunks, text.terms.tenant)
             while fresh.l2.asking:

@@ -7,12 +7,15 @@ from typing import Any, ClassVar
 import pytest
 
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.conformance import NAMESPACE, StorageTierTests
+from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests
 from hotspan.testing.inline import InlineQueues
 from hotspan.testing.keys import FixedKeys
 from hotspan.testing.manual import ManualTier
+from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.remote import RemoteOptions, RemoteTier
 
 
 class DiskTierTests(StorageTierTests):
@@ -107,3 +110,46 @@ class TestManualTier(StorageTierTests):
         tier = ManualTier(self.SLOTS, self.PAYLOAD_BYTES, auto=True, namespace=NAMESPACE, clock=clock)
         yield tier
         tier.close(5.0)
+
+
+class TestRemoteTier(AnyTierTests):
+    """The L2 tier over a store in memory, as far as a tier can be judged that must ask what it has."""
+
+    KEYS: ClassVar[FixedKeys | None] = None
+
+    @pytest.fixture
+    def tier(self, clock: SimulatedClock) -> Iterator[RemoteTier]:
+        server, queues = MemoryServer(clock=clock), InlineQueues(seed=1)
+        follower = LogFollower(MemoryLog(server), "a", clock)
+        follower.poll()
+        options = RemoteOptions(MemoryStore(server), follower, keys=self.KEYS, queue=queues.queue)
+        tier = CrankedRemoteTier(options, NAMESPACE, self.PAYLOAD_BYTES, clock, queues)
+        yield tier
+        tier.close(5.0)
+
+
+class TestSealedRemoteTier(TestRemoteTier):
+    """With encryption."""
+
+    KEYS = FixedKeys()
+
+
+class CrankedRemoteTier(RemoteTier):
+    """An L2 tier whose `wait` and `finished` turn the crank, and follow its log."""
+
+    def __init__(
+        self, options: RemoteOptions, namespace: bytes, payload_bytes: int, clock: SimulatedClock, queues: InlineQueues
+    ) -> None:
+        self._queues = queues
+        super().__init__(options, namespace, payload_bytes, clock)
+
+    def wait(self, timeout_s: float) -> bool:
+        self._queues.run()
+        self._follower.foreign()
+        return super().wait(0.0)
+
+    def finished(self) -> list[Any]:
+        transfers = super().finished()
+        self._queues.run()
+        self._follower.foreign()
+        return transfers

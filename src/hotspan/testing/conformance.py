@@ -97,8 +97,8 @@ def invalidate(tier: StorageTier, scope: Scope) -> int:
     return removed
 
 
-class StorageTierTests:
-    """The conformance kit."""
+class AnyTierTests:
+    """What every tier below RAM does, one that must ask what it has among them."""
 
     PAYLOAD_BYTES = 3 * 4096
     SLOTS = 8
@@ -117,29 +117,6 @@ class StorageTierTests:
     def _books_agree(self, tier: CheckedTier) -> Iterator[None]:
         yield
         tier.check()
-
-    def test_what_was_never_stored_is_not_here(self, tier: CheckedTier) -> None:
-        """An empty tier finds nothing, loads nothing and counts nothing."""
-        assert not tier.lookup(key_of("a"))
-        assert not tier.submit_load(key_of("a"), aligned(self.PAYLOAD_BYTES))
-        assert tier.finished() == []
-        assert (tier.usage().chunks, tier.usage().bytes, tier.usage().capacity_chunks) == (0, 0, self.SLOTS)
-
-    def test_a_load_returns_what_was_stored(self, tier: CheckedTier) -> None:
-        """Every stored chunk is found and loads byte for byte."""
-        chunks = chain("a", self.SLOTS)
-        for chunk in chunks:
-            transfer = store(tier, chunk, self.PAYLOAD_BYTES)
-            assert transfer is not None and transfer.fault is None
-            assert (transfer.key, transfer.is_load, transfer.bytes) == (chunk.key, False, self.PAYLOAD_BYTES)
-        for chunk in reversed(chunks):
-            assert tier.lookup(chunk.key)
-            result = load(tier, chunk.key, self.PAYLOAD_BYTES)
-            assert result is not None
-            transfer, data = result
-            assert (transfer.key, transfer.is_load, transfer.fault) == (chunk.key, True, None)
-            assert data == content(chunk.key, self.PAYLOAD_BYTES)
-        assert tier.usage().chunks == self.SLOTS
 
     def test_a_store_is_not_readable_before_it_is_reported(self, tier: CheckedTier) -> None:
         """Between submit_store and its report the chunk is neither found nor loaded nor stored again."""
@@ -176,19 +153,6 @@ class StorageTierTests:
         started = time.monotonic()
         tier.wait(0.02)
         assert time.monotonic() - started < 2
-
-    def test_a_discarded_chunk_is_gone(self, tier: CheckedTier) -> None:
-        """After `discard` a chunk is not found, others are, and it can be stored anew with other bytes."""
-        first, second = chain("a", 2)
-        store(tier, first, self.PAYLOAD_BYTES)
-        store(tier, second, self.PAYLOAD_BYTES)
-        tier.discard(second.key)
-        tier.discard(key_of("never here"))
-        assert not tier.lookup(second.key) and tier.lookup(first.key)
-        assert load(tier, second.key, self.PAYLOAD_BYTES) is None
-        assert store(tier, second, self.PAYLOAD_BYTES, version=1) is not None
-        result = load(tier, second.key, self.PAYLOAD_BYTES)
-        assert result is not None and result[1] == content(second.key, self.PAYLOAD_BYTES, 1)
 
     def test_a_chunk_discarded_while_it_is_written_never_appears(self, tier: CheckedTier) -> None:
         """`discard` between submit_store and the report wins: the transfer is reported, the chunk is not here."""
@@ -233,6 +197,130 @@ class StorageTierTests:
         settle(tier, 1)
         assert tier.terms(chunk.key).labels == tag_labels(["late"])
         assert invalidate(tier, Scope(labels=tag_labels(["late"]))) == 1
+
+    @pytest.mark.parametrize("count", [40, MOST_LABELS, MOST_LABELS + 1])
+    def test_a_chunk_of_many_labels_goes_with_each(self, tier: CheckedTier, count: int) -> None:
+        """However many tags a chunk has collected, an invalidation of any one of them takes it."""
+        (chunk,) = chain("a", 1)
+        names = [str(n) for n in range(count)]
+        for wanted in [*names[::21], names[-1]]:
+            store(tier, chunk, self.PAYLOAD_BYTES)
+            for name in names:
+                tier.join(chunk.key, Terms(labels=tag_labels([name])))
+            assert invalidate(tier, Scope(labels=tag_labels([wanted]))) == 1
+            assert not tier.lookup(chunk.key)
+
+    def test_nothing_survives_an_invalidation_behind_a_gap(self, tier: CheckedTier) -> None:
+        """What stands on a tagged chunk is gone after the tag's invalidation, also if a chunk in between went first."""
+        root, mid, leaf = chain("a", 3)
+        tagged = Terms(TENANT, labels=tag_labels(["x"]))
+        for chunk in (root, mid, leaf):
+            store(tier, chunk, self.PAYLOAD_BYTES, terms=tagged if chunk is root else TERMS)
+        tier.discard(mid.key)
+        assert invalidate(tier, Scope(labels=tag_labels(["x"]))) == 1
+        for chunk in (root, mid):
+            assert store(tier, chunk, self.PAYLOAD_BYTES, version=1) is not None
+        assert [tier.lookup(chunk.key) for chunk in (root, mid, leaf)] == [True, True, False]
+        assert load(tier, leaf.key, self.PAYLOAD_BYTES) is None
+
+    def test_a_load_in_flight_is_not_disturbed(self, tier: CheckedTier) -> None:
+        """A chunk invalidated while it is read is reported once, with a fault or whole, and is gone."""
+        (chunk,) = chain("a", 1)
+        store(tier, chunk, self.PAYLOAD_BYTES)
+        into = aligned(self.PAYLOAD_BYTES)
+        assert tier.submit_load(chunk.key, into)
+        assert tier.invalidate([Scope()], DurableSpy()) == 1
+        (transfer,) = settle(tier, 1)
+        assert transfer.fault is not None or into == content(chunk.key, self.PAYLOAD_BYTES)
+        assert not tier.lookup(chunk.key)
+
+    def test_durable_is_told_once(self, tier: CheckedTier) -> None:
+        """Every invalidation, also one that takes nothing, tells its `durable` exactly once, here and after `close`."""
+        spies = [DurableSpy() for _ in range(5)]
+        for number, spy in enumerate(spies):
+            tier.invalidate([Scope(tenant=number + 1)], spy)
+        tier.close(5.0)
+        late = DurableSpy()
+        tier.invalidate([Scope()], late)
+        assert [spy.wait(tier) for spy in spies] == [True] * 5
+        late.wait(tier)
+        assert all(len(spy.told) == 1 for spy in [*spies, late])
+
+    def test_being_late_is_harmless(self, tier: CheckedTier) -> None:
+        """`late` once changes nothing that can be seen."""
+        (chunk,) = chain("a", 1)
+        store(tier, chunk, self.PAYLOAD_BYTES)
+        tier.late()
+        assert tier.finished() == [] and tier.lookup(chunk.key)
+
+    def test_a_full_queue_is_no_fault(self, tier: CheckedTier) -> None:
+        """Stores beyond what the tier queues are refused, and `can_store` says so beforehand."""
+        taken = 0
+        for chunk in chain("a", self.SLOTS):
+            could = tier.can_store()
+            took = tier.submit_store(chunk, TERMS, aligned(self.PAYLOAD_BYTES, content(chunk.key, self.PAYLOAD_BYTES)))
+            assert could or not took
+            taken += took
+        assert all(transfer.fault is None for transfer in settle(tier, taken))
+
+    def test_wrong_sizes_are_the_callers_bug(self, tier: CheckedTier) -> None:
+        """A buffer of another size raises ValueError, for stores and loads."""
+        (chunk,) = chain("a", 1)
+        for size in (self.PAYLOAD_BYTES - 4096, self.PAYLOAD_BYTES + 4096):
+            with pytest.raises(ValueError):
+                tier.submit_store(chunk, TERMS, aligned(size))
+            with pytest.raises(ValueError):
+                tier.submit_load(chunk.key, aligned(size))
+
+    def test_touching_strangers_is_harmless(self, tier: CheckedTier) -> None:
+        """`touch` of chunks that are not here changes nothing."""
+        tier.touch([key_of("a"), key_of("b")])
+        assert tier.usage().chunks == 0 and not tier.lookup(key_of("a"))
+
+    def test_closing_twice_is_harmless(self, tier: CheckedTier) -> None:
+        """The second `close` does nothing."""
+        tier.close(5.0)
+        tier.close(5.0)
+
+
+class StorageTierTests(AnyTierTests):
+    """The conformance kit of a tier that knows what it has: the same, and what stands on what is there."""
+
+    def test_what_was_never_stored_is_not_here(self, tier: CheckedTier) -> None:
+        """An empty tier finds nothing, loads nothing and counts nothing."""
+        assert not tier.lookup(key_of("a"))
+        assert not tier.submit_load(key_of("a"), aligned(self.PAYLOAD_BYTES))
+        assert tier.finished() == []
+        assert (tier.usage().chunks, tier.usage().bytes, tier.usage().capacity_chunks) == (0, 0, self.SLOTS)
+
+    def test_a_load_returns_what_was_stored(self, tier: CheckedTier) -> None:
+        """Every stored chunk is found and loads byte for byte."""
+        chunks = chain("a", self.SLOTS)
+        for chunk in chunks:
+            transfer = store(tier, chunk, self.PAYLOAD_BYTES)
+            assert transfer is not None and transfer.fault is None
+            assert (transfer.key, transfer.is_load, transfer.bytes) == (chunk.key, False, self.PAYLOAD_BYTES)
+        for chunk in reversed(chunks):
+            assert tier.lookup(chunk.key)
+            result = load(tier, chunk.key, self.PAYLOAD_BYTES)
+            assert result is not None
+            transfer, data = result
+            assert (transfer.key, transfer.is_load, transfer.fault) == (chunk.key, True, None)
+            assert data == content(chunk.key, self.PAYLOAD_BYTES)
+        assert tier.usage().chunks == self.SLOTS
+
+    def test_a_discarded_chunk_is_gone(self, tier: CheckedTier) -> None:
+        """After `discard` a chunk is not found, others are, and it can be stored anew with other bytes."""
+        first, second = chain("a", 2)
+        store(tier, first, self.PAYLOAD_BYTES)
+        store(tier, second, self.PAYLOAD_BYTES)
+        tier.discard(second.key)
+        tier.discard(key_of("never here"))
+        assert not tier.lookup(second.key) and tier.lookup(first.key)
+        assert load(tier, second.key, self.PAYLOAD_BYTES) is None
+        assert store(tier, second, self.PAYLOAD_BYTES, version=1) is not None
+        result = load(tier, second.key, self.PAYLOAD_BYTES)
+        assert result is not None and result[1] == content(second.key, self.PAYLOAD_BYTES, 1)
 
     def test_an_expired_chunk_is_not_found(self, tier: CheckedTier, clock: SimulatedClock) -> None:
         """From the second of its expiry on a chunk is a miss, also if the expiry was joined; others stay."""
@@ -307,18 +395,6 @@ class StorageTierTests:
         assert invalidate(tier, Scope(labels=tag_labels(["x", "y"]))) == 1
         assert not tier.lookup(both.key) and tier.lookup(one.key)
 
-    @pytest.mark.parametrize("count", [40, MOST_LABELS, MOST_LABELS + 1])
-    def test_a_chunk_of_many_labels_goes_with_each(self, tier: CheckedTier, count: int) -> None:
-        """However many tags a chunk has collected, an invalidation of any one of them takes it."""
-        (chunk,) = chain("a", 1)
-        names = [str(n) for n in range(count)]
-        for wanted in [*names[::21], names[-1]]:
-            store(tier, chunk, self.PAYLOAD_BYTES)
-            for name in names:
-                tier.join(chunk.key, Terms(labels=tag_labels([name])))
-            assert invalidate(tier, Scope(labels=tag_labels([wanted]))) == 1
-            assert not tier.lookup(chunk.key)
-
     def test_the_namespace_is_a_scope(self, tier: CheckedTier) -> None:
         """An invalidation of this namespace takes everything, one of another nothing."""
         for chunk in chain("a", 2):
@@ -374,19 +450,6 @@ class StorageTierTests:
         assert tier.usage().chunks == 1
         assert store(tier, mid, self.PAYLOAD_BYTES) is not None and store(tier, leaf, self.PAYLOAD_BYTES) is not None
 
-    def test_nothing_survives_an_invalidation_behind_a_gap(self, tier: CheckedTier) -> None:
-        """What stands on a tagged chunk is gone after the tag's invalidation, also if a chunk in between went first."""
-        root, mid, leaf = chain("a", 3)
-        tagged = Terms(TENANT, labels=tag_labels(["x"]))
-        for chunk in (root, mid, leaf):
-            store(tier, chunk, self.PAYLOAD_BYTES, terms=tagged if chunk is root else TERMS)
-        tier.discard(mid.key)
-        assert invalidate(tier, Scope(labels=tag_labels(["x"]))) == 1
-        for chunk in (root, mid):
-            assert store(tier, chunk, self.PAYLOAD_BYTES, version=1) is not None
-        assert [tier.lookup(chunk.key) for chunk in (root, mid, leaf)] == [True, True, False]
-        assert load(tier, leaf.key, self.PAYLOAD_BYTES) is None
-
     @pytest.mark.parametrize("scope", [Scope(), Scope(tenant=TENANT), Scope(keys=frozenset([chain("a", 1)[0].key]))])
     def test_a_store_in_flight_does_not_come_back(self, tier: CheckedTier, scope: Scope) -> None:
         """`invalidate` between submit_store and the report wins: the transfer is reported, the chunk is not here."""
@@ -400,36 +463,6 @@ class StorageTierTests:
         assert store(tier, chunk, self.PAYLOAD_BYTES, version=1) is not None
         result = load(tier, chunk.key, self.PAYLOAD_BYTES)
         assert result is not None and result[1] == content(chunk.key, self.PAYLOAD_BYTES, 1)
-
-    def test_a_load_in_flight_is_not_disturbed(self, tier: CheckedTier) -> None:
-        """A chunk invalidated while it is read is reported once, with a fault or whole, and is gone."""
-        (chunk,) = chain("a", 1)
-        store(tier, chunk, self.PAYLOAD_BYTES)
-        into = aligned(self.PAYLOAD_BYTES)
-        assert tier.submit_load(chunk.key, into)
-        assert tier.invalidate([Scope()], DurableSpy()) == 1
-        (transfer,) = settle(tier, 1)
-        assert transfer.fault is not None or into == content(chunk.key, self.PAYLOAD_BYTES)
-        assert not tier.lookup(chunk.key)
-
-    def test_durable_is_told_once(self, tier: CheckedTier) -> None:
-        """Every invalidation, also one that takes nothing, tells its `durable` exactly once, here and after `close`."""
-        spies = [DurableSpy() for _ in range(5)]
-        for number, spy in enumerate(spies):
-            tier.invalidate([Scope(tenant=number + 1)], spy)
-        tier.close(5.0)
-        late = DurableSpy()
-        tier.invalidate([Scope()], late)
-        assert [spy.wait(tier) for spy in spies] == [True] * 5
-        late.wait(tier)
-        assert all(len(spy.told) == 1 for spy in [*spies, late])
-
-    def test_being_late_is_harmless(self, tier: CheckedTier) -> None:
-        """`late` once changes nothing that can be seen."""
-        (chunk,) = chain("a", 1)
-        store(tier, chunk, self.PAYLOAD_BYTES)
-        tier.late()
-        assert tier.finished() == [] and tier.lookup(chunk.key)
 
     def test_usage_counts_tenants(self, tier: CheckedTier) -> None:
         """`usage` says how many chunks each tenant holds."""
@@ -463,32 +496,3 @@ class StorageTierTests:
                 assert result is not None and result[1] == content(chunk.key, self.PAYLOAD_BYTES)
                 found += 1
         assert 0 < found <= self.SLOTS
-
-    def test_a_full_queue_is_no_fault(self, tier: CheckedTier) -> None:
-        """Stores beyond what the tier queues are refused, and `can_store` says so beforehand."""
-        taken = 0
-        for chunk in chain("a", self.SLOTS):
-            could = tier.can_store()
-            took = tier.submit_store(chunk, TERMS, aligned(self.PAYLOAD_BYTES, content(chunk.key, self.PAYLOAD_BYTES)))
-            assert could or not took
-            taken += took
-        assert all(transfer.fault is None for transfer in settle(tier, taken))
-
-    def test_wrong_sizes_are_the_callers_bug(self, tier: CheckedTier) -> None:
-        """A buffer of another size raises ValueError, for stores and loads."""
-        (chunk,) = chain("a", 1)
-        for size in (self.PAYLOAD_BYTES - 4096, self.PAYLOAD_BYTES + 4096):
-            with pytest.raises(ValueError):
-                tier.submit_store(chunk, TERMS, aligned(size))
-            with pytest.raises(ValueError):
-                tier.submit_load(chunk.key, aligned(size))
-
-    def test_touching_strangers_is_harmless(self, tier: CheckedTier) -> None:
-        """`touch` of chunks that are not here changes nothing."""
-        tier.touch([key_of("a"), key_of("b")])
-        assert tier.usage().chunks == 0 and not tier.lookup(key_of("a"))
-
-    def test_closing_twice_is_harmless(self, tier: CheckedTier) -> None:
-        """The second `close` does nothing."""
-        tier.close(5.0)
-        tier.close(5.0)
