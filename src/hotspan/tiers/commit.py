@@ -65,6 +65,9 @@ class GroupCommit:
         except OSError as error:
             logger.warning("log_failed invalidations=%d error=%s", len(waiting), str(error))
             self._end(waiting, False)
+        except Exception:  # a mistake of ours must not end the thread: every later receipt would wait for ever
+            logger.exception("log_failed invalidations=%d", len(waiting))
+            self._end(waiting, False)
         else:
             self._end(waiting, True)
 
