@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from hotspan.config.kv_events import published
 from hotspan.config.settings import CacheSettings, EncryptionSettings
 from hotspan.core.errors import ConfigError
 from hotspan.server.events import guarded_events
@@ -61,6 +63,21 @@ def test_open_events_beside_secrets_are_refused(secret: dict[str, Any], config: 
     assert finding.severity is Severity.BAD and "--kv-events-key" in finding.remedy
     [finding] = [each for each in posture(keyed, facts()) if each.what == "KV events"]
     assert finding.severity is Severity.OK
+
+
+@pytest.mark.parametrize("value", ["true", 1, "1", "on", "Yes", 1.0, "t"])
+def test_other_ways_to_say_true_are_seen(value: object) -> None:
+    """vLLM takes words and numbers for true, and so does the check; what is said twice counts as vLLM takes it."""
+    from vllm.config import KVEventsConfig
+
+    words = events(enable_kv_cache_events=value, endpoint=ANYWHERE)
+    assert TypeAdapter(KVEventsConfig).validate_json(words[1]).enable_kv_cache_events is True
+    with pytest.raises(ConfigError, match="--kv-events-key"):
+        guarded_events(options(engine=words, tenants=KEYS))
+    last = ("--kv_events_config=" + words[1],)
+    with pytest.raises(ConfigError, match="--kv-events-key"):
+        guarded_events(options(engine=(*events(endpoint=HERE), *last), tenants=KEYS))
+    assert published(options(engine=(*words, *events(enable_kv_cache_events="off"))).engine_values) is None
 
 
 def test_without_tiers_there_is_no_key() -> None:

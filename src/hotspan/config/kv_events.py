@@ -47,12 +47,17 @@ def published(engine_values: Mapping[str, Any]) -> Published | None:
         config = json.loads(given) if isinstance(given, str) else None
     except ValueError:
         return None
-    if not isinstance(config, dict) or config.get("enable_kv_cache_events") is not True:
+    if not isinstance(config, dict) or not _is_on(config.get("enable_kv_cache_events", False)):
         return None
     if config.get("publisher") == "null":
         return None
     endpoint, replay = config.get("endpoint"), config.get("replay_endpoint")
     return Published(config, None if endpoint is None else str(endpoint), None if replay is None else str(replay))
+
+
+def _is_on(value: object) -> bool:
+    """Whether vLLM could take it for true: it also takes numbers and words."""
+    return str(value).strip().lower() not in ("false", "0", "0.0", "no", "off", "f", "n")
 
 
 def is_local(endpoint: str) -> bool:
