@@ -308,6 +308,13 @@ def test_what_stands_beside_other_things(tmp_path: Path, capsys: pytest.CaptureF
     assert "the L2 is another one" in started(configured(flags={"l2": "redis://c"}, lmcache=lmcache), capsys)
 
 
+def test_packages_are_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    """LMI installs the model's requirements.txt at the start; hotspan says that it does not."""
+    said = started(configured(model=None, files=["config.json", "requirements.txt"]), capsys)
+    assert "requirements.txt: hotspan installs nothing" in said
+    assert started(configured(model=None, files=["config.json"]), capsys) == ""
+
+
 @pytest.mark.parametrize("name", ["kv_offloading_size", "kv_offloading_backend"])
 def test_vllms_own_offloading_is_refused(name: str) -> None:
     """It would take the place of hotspan's connector inside vLLM; without hotspan's tiers it may."""

@@ -33,6 +33,7 @@ _LMI_NAME = "lmi"
 _LMI_DEFAULT = "LMI's default"
 _LMCACHE_DEFAULT = "LMCache's default"
 _FORMATTERS = ("model.py", "formatter.yaml")
+_REQUIREMENTS = "requirements.txt"
 _CONNECTOR = "kv_transfer_config"
 _CONTAINER = "the model's directory"
 _LMI_SOURCES = {
@@ -188,6 +189,9 @@ class _Loader:
         directory = self._model_directory
         if directory is not None:
             has_formatters = any((directory / name).is_file() for name in _FORMATTERS)
+            if (directory / _REQUIREMENTS).is_file():
+                what = "hotspan installs nothing: install these packages into its Python"
+                self._notes.append(Note(str(directory / _REQUIREMENTS), what, is_warning=True))
             found = {"adapters": directory / "adapters", "formatters": directory if has_formatters else None}
             for key, path in found.items():
                 if path is not None and path.is_dir():
