@@ -5,6 +5,8 @@
     tmp/RANDOM                      what is being written, or deleted
     epochs/, log/, replicas/        tiers/stores/file_log.py
 
+Nothing below the directory is reached by a link (tiers/stores/tree.py).
+
 An object and its marks lie in one directory, which is renamed away to delete it: nobody finds an object without its
 marks.
 """
@@ -15,7 +17,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
@@ -27,14 +29,12 @@ from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, Landed, StoreUsage,
 from hotspan.tiers.stores.file_log import FileEpochs, FileLog
 from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of
 from hotspan.tiers.stores.parts import parts_of
-from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn, is_gone
+from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn
+from hotspan.tiers.stores.tree import READ, is_gone
 
 logger = logging.getLogger(__name__)
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MARK = re.compile("(?:[0-9a-f]{2})+")
-_TRIES = 3
-"""At a directory that others may be deleting."""
 
 
 class FileStore:
@@ -77,7 +77,7 @@ class FileStore:
             found: list[Found | None] = []
             for key in keys:
                 turn.step()
-                found.append(_found(self._files.root / directory_of(epoch, key), key))
+                found.append(_found(self._files, directory_of(epoch, key), key))
                 if is_chain and found[-1] is None:
                     break
             return found + [None] * (len(keys) - len(found))
@@ -86,9 +86,9 @@ class FileStore:
 
     def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         def read(turn: Turn) -> bool:
-            path = self._files.root / directory_of(self._epochs.current(turn), found.record.key) / OBJECT
+            path = directory_of(self._epochs.current(turn), found.record.key) / OBJECT
             try:
-                with _opened(path, _READ) as fd:
+                with self._files.opened(path) as fd:
                     if os.fstat(fd).st_size != PREAMBLE_BYTES + sum(map(len, into)):
                         return False
                     if unpack(os.pread(fd, RECORD_BYTES, 0)) != found.record or not _read_frame(fd, into, turn):
@@ -107,16 +107,19 @@ class FileStore:
         size = PREAMBLE_BYTES + sum(map(len, frame))
 
         def write(turn: Turn) -> bool:
-            directory = self._files.root / directory_of(self._epochs.current(turn), record.key)
+            directory = directory_of(self._epochs.current(turn), record.key)
             path = directory / OBJECT
-            if os.path.lexists(path):
-                return False
+            try:
+                if self._files.is_there(path):
+                    return False
+            except NotADirectoryError:  # a link in its place, unless one above it is none, which is a fault
+                self._files.remove(directory, turn)
             is_ours = False
             self._room.begin(directory)
             try:
                 is_ours = self._files.publish(path, [preamble, *frame], turn)
                 if is_ours:  # before a sweep sees it: as old as its last use
-                    with contextlib.suppress(FileNotFoundError), _opened(path, _READ) as fd:
+                    with contextlib.suppress(FileNotFoundError), self._files.opened(path) as fd:
                         self._room.touch(fd, record, is_new=True)
             finally:
                 if self._room.end(directory, size if is_ours else 0):
@@ -135,7 +138,7 @@ class FileStore:
             epoch = self._epochs.current(turn)
             for key, added in marks.items():
                 for mark in added:
-                    _create(self._files.root / directory_of(epoch, key) / mark.hex(), turn)
+                    self._files.create(directory_of(epoch, key) / mark.hex(), turn)
 
         self._calls.run(write)
 
@@ -143,7 +146,7 @@ class FileStore:
         def remove(turn: Turn) -> None:
             epoch = self._epochs.current(turn)
             for key in keys:
-                self._files.remove(self._files.root / directory_of(epoch, key), turn)
+                self._files.remove(directory_of(epoch, key), turn)
 
         self._calls.run(remove)
 
@@ -179,11 +182,14 @@ class FileStore:
                 self._sweeper.start()
 
 
-def _found(directory: Path, key: ChunkKey) -> Found | None:
+def _found(files: SharedFiles, directory: Path, key: ChunkKey) -> Found | None:
     try:
-        with _opened(directory, _READ | os.O_DIRECTORY) as place:
-            with _opened(OBJECT, _READ, place) as fd:
+        with files.opened(directory, READ | os.O_DIRECTORY) as place:
+            fd = os.open(OBJECT, READ, dir_fd=place)
+            try:
                 record = unpack(os.pread(fd, RECORD_BYTES, 0))
+            finally:
+                os.close(fd)
             names = os.listdir(place)  # of the directory that the object is in, even if it was renamed away
     except OSError as error:
         if not is_gone(error):
@@ -209,26 +215,3 @@ def _read_frame(fd: int, into: Sequence[memoryview], turn: Turn) -> bool:
         turn.copy(part, views)
         at += got
     return True
-
-
-def _create(path: Path, turn: Turn) -> None:
-    """Make an empty file, if there is none."""
-    for tries in range(_TRIES):
-        turn.step()
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except FileNotFoundError:
-            if tries == _TRIES - 1:
-                raise
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        else:
-            return
-
-
-@contextlib.contextmanager
-def _opened(path: Path | str, flags: int, directory: int | None = None) -> Iterator[int]:
-    fd = os.open(path, flags, dir_fd=directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -11,9 +11,7 @@ On NFS, what another machine wrote is seen as late as the mount caches names and
 `actimeo=1` or less, or an invalidation takes that long to be read.
 """
 
-import contextlib
 import json
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ from hotspan.core.clock import Clock
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.tiers.stores.base import LogPage, SharedInvalidation, is_lost, read_entry
-from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn, is_gone, listed
+from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn
+from hotspan.tiers.stores.tree import is_gone
 
 EPOCHS, LOG, REPLICAS = "epochs", "log", "replicas"
 
@@ -65,9 +64,9 @@ class FileEpochs:
         """The epoch that holds; the first one begins here."""
         while True:
             turn.step()
-            number = max(_numbers(self._files.root / EPOCHS), default=0)
+            number = max(_numbers(self._files, Path(EPOCHS)), default=0)
             if number:
-                epoch = _read_epoch(self._path(number), number)
+                epoch = _read_epoch(self._files, self._path(number), number)
                 if epoch is not None:
                     return epoch
             self._begin(number + 1, 0, turn)
@@ -85,7 +84,7 @@ class FileEpochs:
         self._files.publish(self._path(number), [json.dumps(body).encode()], turn, is_durable=True)
 
     def _path(self, number: int) -> Path:
-        return self._files.root / EPOCHS / _named(number)
+        return Path(EPOCHS, _named(number))
 
 
 class FileLog:
@@ -119,8 +118,7 @@ class FileLog:
         self._reported = {}
 
         def remove(turn: Turn) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._report_of(replica))
+            self._files.unlink(self._report_of(replica))
 
         self._calls.run(remove)
 
@@ -148,9 +146,9 @@ class FileLog:
     def _newest(self, epoch: Epoch, turn: Turn, least: int = 0) -> int:
         """The generation of the newest entry, found without a list of them where one is known that is still there."""
         newest = max(least, self._known.newest)
-        if epoch.name != self._known.epoch or not _is_there(self._directory(epoch) / _named(newest)):
-            return max(_numbers(self._directory(epoch)), default=epoch.floor)
-        while _is_there(self._directory(epoch) / _named(newest + 1)):
+        if epoch.name != self._known.epoch or not self._files.is_there(self._directory(epoch) / _named(newest)):
+            return max(_numbers(self._files, self._directory(epoch)), default=epoch.floor)
+        while self._files.is_there(self._directory(epoch) / _named(newest + 1)):
             turn.step()
             newest += 1
         return newest
@@ -158,13 +156,12 @@ class FileLog:
     def _trim(self, epoch: Epoch, newest: int, turn: Turn) -> None:
         """Delete all but the newest entries, the oldest first: a gap would be a loss."""
         last = first = newest - self._entries
-        while first > epoch.floor and _is_there(self._directory(epoch) / _named(first)):
+        while first > epoch.floor and self._files.is_there(self._directory(epoch) / _named(first)):
             turn.step()
             first -= 1
         for number in range(first + 1, last + 1):
             turn.step()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._directory(epoch) / _named(number))
+            self._files.unlink(self._directory(epoch) / _named(number))
 
     def _read(self, after: int, turn: Turn) -> LogPage:
         while True:
@@ -172,7 +169,7 @@ class FileLog:
             page = self._next(epoch, after, turn) or self._page(epoch, after, turn)
             if page is not None:
                 return page
-            newest = max(_numbers(self._directory(epoch)), default=epoch.floor)
+            newest = max(_numbers(self._files, self._directory(epoch)), default=epoch.floor)
             self._epochs.end(epoch, max(after, newest), turn)
 
     def _next(self, epoch: Epoch, after: int, turn: Turn) -> LogPage | None:
@@ -180,10 +177,10 @@ class FileLog:
         known, directory = self._known, self._directory(epoch)
         if (epoch.name, after) != (known.epoch, known.newest):
             return None
-        if after != epoch.floor and not _is_there(directory / _named(after)):
+        if after != epoch.floor and not self._files.is_there(directory / _named(after)):
             return None
         entries: list[SharedInvalidation] = []
-        while _is_there(directory / _named(after + len(entries) + 1)):
+        while self._files.is_there(directory / _named(after + len(entries) + 1)):
             entry = self._entry(epoch, after + len(entries) + 1, turn)
             if entry is None:
                 return None
@@ -195,7 +192,7 @@ class FileLog:
         """None if entries were lost."""
         for _ in range(_LOOKS):
             turn.step()
-            numbers = _numbers(self._directory(epoch))
+            numbers = _numbers(self._files, self._directory(epoch))
             floor, newest = min(numbers, default=epoch.floor + 1) - 1, max(numbers, default=epoch.floor)
             if after > newest:
                 return None
@@ -210,16 +207,16 @@ class FileLog:
     def _entry(self, epoch: Epoch, number: int, turn: Turn) -> SharedInvalidation | None:
         """None if it is gone, or if not even its tenant can be read."""
         turn.step()
-        entry = read_entry(number, _read_json(self._directory(epoch) / _named(number)))
+        entry = read_entry(number, _read_json(self._files, self._directory(epoch) / _named(number)))
         return None if is_lost(entry) else entry
 
     def _alive(self, turn: Turn) -> dict[str, int]:
         now_s = self._clock.unix()
         alive: dict[str, int] = {}
-        for name in listed(self._files.root / REPLICAS):
+        for name in self._files.listed(Path(REPLICAS)):
             turn.step()
-            path = self._files.root / REPLICAS / name
-            body = _read_json(path)
+            path = Path(REPLICAS, name)
+            body = _read_json(self._files, path)
             try:
                 until_s = float(body["until_s"])
                 if now_s < until_s:
@@ -227,37 +224,27 @@ class FileLog:
             except (KeyError, TypeError, ValueError):
                 continue
             if now_s > until_s + _FORGOTTEN_S:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                self._files.unlink(path)
         return alive
 
     def _directory(self, epoch: Epoch) -> Path:
-        return self._files.root / LOG / epoch.name.hex()
+        return Path(LOG, epoch.name.hex())
 
     def _report_of(self, replica: str) -> Path:
-        return self._files.root / REPLICAS / f"r-{quote(replica, safe='')}"
+        return Path(REPLICAS, f"r-{quote(replica, safe='')}")
 
 
 def _named(number: int) -> str:
     return f"{number:020d}"
 
 
-def _is_there(path: Path) -> bool:
-    """Raises: OSError if nobody can tell, where `os.path.lexists` would say no."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return True
+def _numbers(files: SharedFiles, directory: Path) -> list[int]:
+    return [int(name) for name in files.listed(directory) if len(name) == 20 and name.isdecimal()]
 
 
-def _numbers(directory: Path) -> list[int]:
-    return [int(name) for name in listed(directory) if len(name) == 20 and name.isdecimal()]
-
-
-def _read_epoch(path: Path, number: int) -> Epoch | None:
+def _read_epoch(files: SharedFiles, path: Path, number: int) -> Epoch | None:
     """None for a damaged one."""
-    body = _read_json(path)
+    body = _read_json(files, path)
     try:
         name = bytes.fromhex(body["epoch"])
         return Epoch(number, name, int(body["floor"])) if len(name) == 16 else None
@@ -265,10 +252,10 @@ def _read_epoch(path: Path, number: int) -> Epoch | None:
         return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(files: SharedFiles, path: Path) -> dict[str, Any]:
     """What a file says; nothing if it is gone or damaged."""
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(files.read(path))
     except OSError as error:
         if not is_gone(error):
             raise

@@ -16,7 +16,7 @@ from hotspan.core.types import ChunkKey
 from hotspan.tiers.record import Record
 from hotspan.tiers.stores.base import StoreUsage
 from hotspan.tiers.stores.file_log import LOG, Epoch, FileEpochs
-from hotspan.tiers.stores.shared_files import TEMPORARY, SharedFiles, Turn, listed
+from hotspan.tiers.stores.shared_files import TEMPORARY, SharedFiles, Turn
 
 OBJECTS, OBJECT = "objects", "object"
 
@@ -149,43 +149,43 @@ class FileRoom:
 
     def _seen(self, epoch: Epoch, turn: Turn) -> Iterator[_Seen]:
         """All objects; marks on the way whose object never came are deleted."""
-        root = self._files.root / OBJECTS / epoch.name.hex()
-        for outer in listed(root):
-            for inner in listed(root / outer):
-                for name in listed(root / outer / inner):
+        root = Path(OBJECTS, epoch.name.hex())
+        for outer in self._names(root, turn):
+            for inner in self._names(root / outer, turn):
+                for name in self._names(root / outer / inner, turn):
                     turn.step()
                     directory = root / outer / inner / name
                     with contextlib.suppress(FileNotFoundError):
                         try:
-                            facts = os.stat(directory / OBJECT)
+                            facts = self._files.facts(directory / OBJECT)
                             yield _Seen(facts.st_mtime, facts.st_size, directory)
                         except FileNotFoundError:
                             if self._age_s(directory) > _UNUSED_MARKS_S:
                                 self._files.remove(directory, turn)
+                        except NotADirectoryError:
+                            self._files.delete(directory, turn.step)
+
+    def _names(self, directory: Path, turn: Turn) -> list[str]:
+        """What is in a directory of directories. A link or a file in its place is deleted, and led nowhere."""
+        try:
+            return self._files.listed(directory)
+        except NotADirectoryError:
+            self._files.delete(directory, turn.step)
+            return []
 
     def _sweep_left(self, turn: Turn) -> None:
-        roots = [self._files.root / OBJECTS, self._files.root / LOG]
-        epochs = [root / name for root in roots for name in listed(root)]
+        roots = [Path(OBJECTS), Path(LOG)]
+        epochs = [root / name for root in roots for name in self._files.listed(root)]
         current = self._epochs.current(turn)  # after the listing: whatever was in it then is current, or over
         if self._age_s(self._epochs.path_of(current)) > _LEFT_S:
             for path in epochs:
                 if path.name != current.name.hex():
-                    self._delete(path, turn)
-        for name in listed(self._files.root / TEMPORARY):
-            path = self._files.root / TEMPORARY / name
+                    self._files.delete(path, turn.step)
+        for name in self._files.listed(Path(TEMPORARY)):
+            path = Path(TEMPORARY, name)
             with contextlib.suppress(FileNotFoundError):
                 if self._age_s(path) > _LEFT_S:
-                    self._delete(path, turn)
-
-    def _delete(self, path: Path, turn: Turn) -> None:
-        turn.step()
-        if path.is_dir():
-            for name in listed(path):
-                self._delete(path / name, turn)
-            with contextlib.suppress(OSError):  # something is still open, or another sweeps, too
-                path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
+                    self._files.delete(path, turn.step)
 
     def _age_s(self, path: Path) -> float:
-        return self._clock.unix() - os.stat(path).st_mtime
+        return self._clock.unix() - self._files.facts(path).st_mtime

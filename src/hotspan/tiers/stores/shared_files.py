@@ -16,13 +16,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.io import IO_BYTES, copy
+from hotspan.tiers.stores.tree import Tree, delete_in, sync_directory
 
 TEMPORARY = "tmp"
+_TEMPORARY = Path(TEMPORARY)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _T = TypeVar("_T")
 _NO_LINKS = frozenset([errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS])
@@ -148,11 +152,8 @@ class Calls:
             self._threads -= 1
 
 
-class SharedFiles:
-    """Publishing under one root. Methods raise OSError."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
+class SharedFiles(Tree):
+    """Publishing in a tree that others write, too. Methods raise OSError."""
 
     def publish(self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False) -> bool:
         """Make a file; False if there is one of that name. is_durable: the name, too, outlasts a loss of power."""
@@ -162,48 +163,83 @@ class SharedFiles:
         self, paths: Iterable[Path], buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False
     ) -> Path | None:
         """The same under the first name that is free, which it returns; it is written once, however many are taken."""
-        fresh = self._written(buffers, turn)
-        try:
-            for path in paths:
-                if self._named_somewhere(fresh, path, turn):
-                    if is_durable:
-                        sync_directory(path.parent)
-                    return path
-            return None
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(fresh)
+        with self.entered(_TEMPORARY, make=True) as temporary:
+            fresh = _Fresh(temporary, secrets.token_hex(16))
+            fresh.write(buffers, turn)
+            try:
+                for path in paths:
+                    if self._named_somewhere(fresh, path, turn, is_durable=is_durable):
+                        return path
+                return None
+            finally:
+                fresh.unlink()
 
     def replace(self, path: Path, data: bytes, turn: Turn) -> None:
         """Make a file, in the place of one of that name if there is one."""
-        fresh = self._written([data], turn, is_synced=False)
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        os.replace(fresh, path)
+        with self.entered(_TEMPORARY, make=True) as temporary, self.entered(path.parent, make=True) as parent:
+            fresh = _Fresh(temporary, secrets.token_hex(16))
+            fresh.write([data], turn, is_synced=False)
+            os.replace(fresh.name, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
+
+    def create(self, path: Path, turn: Turn) -> None:
+        """Make an empty file, if there is none."""
+
+        def make(parent: int) -> None:
+            _created(path.name, parent)
+            self.check_place(path.parent, parent)
+
+        self._in_directory(path.parent, make, turn)
 
     def remove(self, directory: Path, turn: Turn) -> None:
         """Delete a directory of files, if it is there: all of it at once, as far as anybody sees."""
         turn.step()
-        gone = self._temporary()
-        try:
-            gone.parent.mkdir(0o700, parents=True, exist_ok=True)
-            os.rename(directory, gone)
-        except FileNotFoundError:
-            return
-        for name in listed(gone):
+        gone = secrets.token_hex(16)
+        with self.entered(_TEMPORARY, make=True) as temporary:
+            try:
+                with self.entered(directory.parent) as parent:
+                    os.rename(directory.name, gone, src_dir_fd=parent, dst_dir_fd=temporary)
+            except FileNotFoundError:
+                return
+            delete_in(temporary, gone, turn.step)
+
+    def _named_somewhere(self, fresh: "_Fresh", path: Path, turn: Turn, *, is_durable: bool) -> bool:
+        def name(parent: int) -> bool:
+            is_ours = fresh.link(parent, path.name, turn)
+            try:
+                self.check_place(path.parent, parent)
+            except FileNotFoundError:
+                if is_ours:
+                    os.unlink(path.name, dir_fd=parent)
+                raise
+            if is_ours and is_durable:
+                sync_directory(parent)
+            return is_ours
+
+        return self._in_directory(path.parent, name, turn)
+
+    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn) -> _T:
+        """Do something in a directory, also if it is not there, or is removed at this moment."""
+        for tries in range(_TRIES):
             turn.step()
-            os.unlink(gone / name)
-        with contextlib.suppress(OSError):  # NFS keeps what is still open under another name
-            os.rmdir(gone)
+            try:
+                with self.entered(directory, make=True) as fd:
+                    return do(fd)
+            except FileNotFoundError:
+                if tries == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
 
-    def _temporary(self) -> Path:
-        return self.root / TEMPORARY / secrets.token_hex(16)
 
-    def _written(self, buffers: Sequence[Buffer], turn: Turn, *, is_synced: bool = True) -> Path:
-        """A file under a name of its own."""
-        fresh = self._temporary()
-        fresh.parent.mkdir(0o700, parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A file under a name of its own, in an open directory."""
+
+    directory: int
+    name: str
+
+    def write(self, buffers: Sequence[Buffer], turn: Turn, *, is_synced: bool = True) -> None:
         turn.step()
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.name, _CREATE, 0o600, dir_fd=self.directory)
         try:
             at = 0
             for some in _runs(buffers):
@@ -213,79 +249,58 @@ class SharedFiles:
                 os.fsync(fd)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(fresh)
+                self.unlink()
             raise
         finally:
             os.close(fd)
-        return fresh
 
-    def _named_somewhere(self, fresh: Path, path: Path, turn: Turn) -> bool:
-        """Also if the directory of `path` is not there, or is removed at this moment."""
-        for tries in range(_TRIES):
-            turn.step()
-            try:
-                path.parent.mkdir(0o700, parents=True, exist_ok=True)
-                return self._named(fresh, path, turn)
-            except FileNotFoundError:
-                if tries == _TRIES - 1:
-                    raise
-        return False
+    def unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.name, dir_fd=self.directory)
 
-    def _named(self, fresh: Path, path: Path, turn: Turn) -> bool:
+    def link(self, parent: int, name: str, turn: Turn) -> bool:
+        """Give it its name in another directory; False if there is one of that name."""
         try:
-            os.link(fresh, path)
+            os.link(self.name, name, src_dir_fd=self.directory, dst_dir_fd=parent, follow_symlinks=False)
         except FileExistsError:
-            return os.stat(fresh).st_nlink > 1  # over NFS, a request that was sent twice meets itself
+            # Over NFS, a request that was sent twice meets itself.
+            return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False).st_nlink > 1
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return self._named_by_claim(fresh, path, turn)
+            return self._claim(parent, name, turn)
         return True
 
-    def _named_by_claim(self, fresh: Path, path: Path, turn: Turn) -> bool:
-        claim = path.with_name(path.name + ".claim")
-        while not _created(claim):
-            if os.path.lexists(path):
+    def _claim(self, parent: int, name: str, turn: Turn) -> bool:
+        claim = f"{name}.claim"
+        while not _created(claim, parent):
+            if _is_there(name, parent):
                 return False
             turn.check()
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - os.stat(claim).st_mtime > _CLAIM_S:
-                    os.unlink(claim)
+                if time.time() - os.stat(claim, dir_fd=parent, follow_symlinks=False).st_mtime > _CLAIM_S:
+                    os.unlink(claim, dir_fd=parent)
             time.sleep(0.005)
         try:
-            if os.path.lexists(path):
+            if _is_there(name, parent):
                 return False
-            os.rename(fresh, path)
+            os.rename(self.name, name, src_dir_fd=self.directory, dst_dir_fd=parent)
             return True
         finally:
-            os.unlink(claim)
+            os.unlink(claim, dir_fd=parent)
 
 
-def sync_directory(path: Path) -> None:
-    """The names in it outlast a loss of power."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _is_there(name: str, parent: int) -> bool:
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def listed(path: Path) -> list[str]:
-    """The names in a directory; none if there is no directory."""
-    try:
-        return os.listdir(path)
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
-        return []
+        return False
+    return True
 
 
-def is_gone(error: OSError) -> bool:
-    """Whether it says that a file is no longer there; ESTALE says so of one on NFS that was open."""
-    return error.errno in (errno.ENOENT, errno.ESTALE)
-
-
-def _created(path: Path) -> bool:
+def _created(name: str, parent: int) -> bool:
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(name, _CREATE, 0o600, dir_fd=parent))
     except FileExistsError:
         return False
     return True
