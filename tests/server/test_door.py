@@ -130,7 +130,10 @@ def guarded() -> tuple[Any, list[Any]]:
         await client.engine_core.add_request_async(asked)
         yield request_id
 
-    client: Any = SimpleNamespace(engine_core=SimpleNamespace(add_request_async=add), generate=generate)
+    renderer = SimpleNamespace(_process_multimodal=add, _executor=None)
+    client: Any = SimpleNamespace(
+        engine_core=SimpleNamespace(add_request_async=add), generate=generate, renderer=renderer
+    )
     DOOR.guard(client)
     return client, seen
 
@@ -174,6 +177,7 @@ def test_nothing_goes_round_the_door() -> None:
         ({"kv_transfer_params": {"tll": 60}}, 400),
         ({"kv_transfer_params": None, "use_beam_search": True}, None),
         ({"kv_transfer_params": {"ttl": 60}, "use_beam_search": True}, 400),
+        ({"features": {"mm_hashes": {"image": ["u"]}}}, 400),
         ({}, None),
     ],
 )

@@ -86,7 +86,7 @@ def test_typo_on_the_command_line(tiny_model: Path) -> None:
         (("--disk-gib", "1"), "--disk-gib is given without --disk"),
         (("--ram-gib", "100000"), "lower --ram-gib"),
         (("--chunk-tokens", "0"), "--chunk-tokens is 0"),
-        (("--model-digest", "none"), "sampled or full"),
+        (("--model-digest", "none"), "full (the default) or sampled"),
         (("--port", "99999"), "no port"),
         (("--host", "203.0.113.7"), "no address of this machine"),
         (("--host", "0.0.0.0"), "--tenants FILE"),

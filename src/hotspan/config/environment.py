@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_[0-9]+_(TCP|UDP|SCTP)(_|$)")
@@ -12,6 +13,11 @@ _SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 def environment() -> Mapping[str, str]:
     """A copy of the environment that can't be written to."""
     return MappingProxyType(dict(os.environ))
+
+
+def digest_cache(environment: Mapping[str, str]) -> Path:
+    """Where digests of models' files are kept: in XDG_CACHE_HOME, else in the user's .cache."""
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hotspan" / "digests"
 
 
 def is_service_link(name: str, value: str) -> bool:

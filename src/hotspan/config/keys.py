@@ -114,8 +114,8 @@ _CACHE = (
     Key(
         "model_digest",
         kinds.TEXT,
-        "How the identity of the weights is computed: sampled (fast) or full (reads all bytes).",
-        "sampled",
+        "How weights are told apart: full reads all bytes, once per file; sampled is faster and misses edits in place.",
+        "full",
     ),
     Key("no_cache", kinds.BOOLEAN, "Serve with the engine's own prefix cache only, without hotspan's tiers.", False),
     Key(

@@ -79,7 +79,7 @@ class CacheSettings:
     ram_bytes:    the RAM tier, of /dev/shm; 0 is to be chosen before an engine gets it (planned.py).
     chunk_tokens: tokens of a chunk, raised to a whole number of the engine's blocks.
     prompts_only: answers are not stored.
-    model_digest: "sampled" reads headers and samples of the weights, "full" all of them.
+    model_digest: "full" reads all of the weights once, "sampled" their headers and samples at each start.
     persistence:  "none" keeps everything in memory: no disk, no remote tier.
     encryption:   None writes plain frames.
     is_isolated:  tenants never hit each other's chunks.
@@ -98,7 +98,7 @@ class CacheSettings:
     l2: L2Settings | None = None
     chunk_tokens: int = 256
     prompts_only: bool = False
-    model_digest: ModelDigest = "sampled"
+    model_digest: ModelDigest = "full"
     persistence: Persistence = "tiers"
     encryption: EncryptionSettings | None = None
     is_isolated: bool = True
@@ -141,7 +141,7 @@ def cache_settings(
     l2_log: str | None = None,
     chunk_tokens: int = 256,
     prompts_only: bool = False,
-    model_digest: str = "sampled",
+    model_digest: str = "full",
     persistence: str = "tiers",
     kek: str | None = None,
     key_store: Path | None = None,
@@ -170,7 +170,7 @@ def cache_settings(
     if chunk_tokens < 1:
         raise ConfigError(f"--chunk-tokens is {chunk_tokens}: give a positive number of tokens (256 is the default)")
     if model_digest not in ("sampled", "full"):
-        raise ConfigError(f"--model-digest is {model_digest!r}: give sampled or full")
+        raise ConfigError(f"--model-digest is {model_digest!r}: give full (the default) or sampled")
     if persistence not in ("tiers", "none"):
         raise ConfigError(f"--persistence is {persistence!r}: give tiers (the default) or none")
     if persistence == "none" and disk is not None:

@@ -49,12 +49,12 @@ class Admission:
         self._chunk_tokens = chunk_tokens
         self._secrets = secrets
         self._clock = clock or SystemClock()
-        self._adapters = AdapterDigests()
+        self.adapters = AdapterDigests()
 
     def admit(self, request: Request) -> RequestState:
         """What is to be known of a request. Blocks: for one pass over an adapter's files when it is first named."""
         directives = self._directives(request)
-        if directives is None:
+        if directives is None or self._has_unnamed_media(request):
             return RequestState(request, None, self.groups, may_store=False)
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
@@ -74,14 +74,20 @@ class Admission:
         """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now."""
         adapter: bytes | None = NO_ADAPTER
         if lora is not None:
-            adapter = self._adapters.of(lora.lora_path)
+            adapter = self.adapters.of(lora.lora_int_id, lora.lora_path)
             if adapter is None:
-                logger.warning("adapter_unreadable name=%s: its requests are not cached", lora.lora_name)
+                logger.warning(
+                    "adapter_unknown name=%s: its files changed or can't be read: not cached", lora.lora_name
+                )
                 return None
         secret = tenant_digest(tenant) if self._secrets is None else self._secrets.names(tenant)
         if secret is not None and not self._settings.is_isolated:
             secret = NO_TENANT
         return None if secret is None or adapter is None else ChunkKeyer(self.namespace, adapter, secret)
+
+    def _has_unnamed_media(self, request: Request) -> bool:
+        """Whether media came through another server than hotspan's, where a client's `uuid` is their identity."""
+        return bool(request.mm_features) and SERVER_DIRECTIVES not in (request.kv_transfer_params or {})
 
     def _directives(self, request: Request) -> Directives | None:
         """What the server said of the request, or what it says itself where no server stands before the engine."""

@@ -27,6 +27,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from vllm import envs
@@ -130,6 +131,7 @@ __all__ = [
     "make_offload_key",
     "offer_utility",
     "offloaded_groups",
+    "watch_adapters",
 ]
 
 _State = TypeVar("_State")
@@ -278,6 +280,20 @@ def _watch_cores() -> None:
 
     handled.is_watched = True  # type: ignore[attr-defined]
     EngineCoreProc._handle_client_request = handled  # type: ignore[method-assign]
+
+
+_add_lora = EngineCore.add_lora
+
+
+def watch_adapters(loading: Callable[[Any, Any], None]) -> None:
+    """Call `loading(core, request)` before an engine core loads an adapter. Only the last caller is told."""
+
+    @wraps(_add_lora)  # its annotations tell the core how to read what comes over the wire
+    def add_lora(core: EngineCore, lora_request: Any) -> bool:
+        loading(core, lora_request)
+        return _add_lora(core, lora_request)
+
+    EngineCore.add_lora = add_lora  # type: ignore[method-assign]
 
 
 def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:

@@ -13,6 +13,7 @@ from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -22,7 +23,7 @@ from vllm.v1.request import Request
 
 from hotspan.cache.cost import CostModel
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
-from hotspan.config.environment import environment
+from hotspan.config.environment import digest_cache, environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import SystemClock
@@ -43,8 +44,10 @@ from hotspan.engine.compat import (
     fix_hash_seed,
     offer_utility,
     offloaded_groups,
+    watch_adapters,
 )
 from hotspan.engine.events import ChunkEvents
+from hotspan.engine.fingerprint import FileDigests
 from hotspan.engine.identity import namespace_of
 from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
@@ -241,7 +244,9 @@ class HotspanConnector(OffloadingConnector):
         spec = HotspanSpec(build_offloading_config(config, self._kv_cache_config))
         blocks = [group.tokens_per_block for group in offloaded_groups(spec.config)]
         chunk_tokens, largest = min(blocks) * spec.blocks_per_chunk, max(blocks) * spec.blocks_per_chunk
-        namespace = namespace_of(config, self._kv_cache_config, chunk_tokens, full=settings.model_digest == "full")
+        digests = FileDigests(digest_cache(environment()))
+        is_full = settings.model_digest == "full"
+        namespace = namespace_of(config, self._kv_cache_config, chunk_tokens, digests, full=is_full)
         self._hash_tokens = spec.tokens_per_hash
         self._clock = SystemClock()
         self._prefixes = GpuPrefixes(len(self._kv_cache_config.kv_cache_groups), largest // spec.tokens_per_hash)
@@ -286,6 +291,7 @@ class HotspanConnector(OffloadingConnector):
             lambda: block_hasher(config, spec.tokens_per_hash),
         )
         offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
+        watch_adapters(_load_adapter)
 
     def _open_disk(
         self, settings: CacheSettings, namespace: bytes, spec: HotspanSpec, opened: contextlib.ExitStack
@@ -370,6 +376,12 @@ class HotspanConnector(OffloadingConnector):
             )
             for group in offloaded_groups(spec.config)
         ]
+
+
+def _load_adapter(core: Any, lora: LoRARequest) -> None:
+    """Learn what an adapter's files are before the engine reads them."""
+    if isinstance(core.scheduler.connector, HotspanConnector):
+        core.scheduler.connector.manager.load_adapter(lora)
 
 
 def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:

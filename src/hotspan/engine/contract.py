@@ -192,6 +192,9 @@ METHODS: tuple[Method, ...] = (
         (("is_base_model", "model_name"), ("model_name", "lora_request"), ("show_available_models", "")),
     ),
     Method("vllm.renderers.base", "BaseRenderer.render_cmpl_async", ("prompts",)),
+    Method("vllm.renderers.base", "BaseRenderer._process_multimodal", ("prompt", "mm_data", "mm_uuids")),
+    Method("vllm.multimodal.processing.inputs", "ProcessorInputs.get_mm_hashes", ("model_id",)),
+    Method("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",)),
     Method("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),
     Method("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("args",)),
     Method("vllm.exceptions", "VLLMValidationError.__init__", ("message", "parameter")),
@@ -211,6 +214,7 @@ METHODS: tuple[Method, ...] = (
             ("openai.chat_completion.serving", "OpenAIServingChat.create_chat_completion"),
             ("openai.responses.serving", "OpenAIServingResponses.create_responses"),
             ("anthropic.serving", "AnthropicServingMessages.create_messages"),
+            ("scale_out.token_in_token_out.serving", "ServingTokens.serve_tokens"),
         )
     ),
     # By position, the third under another name until 0.29.
@@ -264,7 +268,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         "Request",
         (
             *("request_id", "block_hashes", "num_prompt_tokens", "all_token_ids"),
-            *("lora_request", "kv_transfer_params", "cache_salt", "num_tokens", "num_computed_tokens"),
+            *("lora_request", "kv_transfer_params", "cache_salt", "num_tokens", "num_computed_tokens", "mm_features"),
         ),
     ),
     Attributes(
@@ -329,7 +333,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         ("model", "revision", "dtype", "quantization", "seed", "hf_config", "max_model_len", "runner_type"),
     ),
     Attributes("vllm.config", "LoadConfig", ("load_format",)),
-    Attributes("vllm.config", "SpeculativeConfig", ("model", "revision")),
+    Attributes("vllm.config", "SpeculativeConfig", ("model", "revision", "draft_model_config")),
     Attributes("vllm.config.lora", "LoRAConfig", ("max_loras", "max_lora_rank")),
     Attributes(
         "vllm.engine.arg_utils",
@@ -343,6 +347,8 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(_ASYNC, "AsyncLLM", ("engine_core", "model_config", "vllm_config", "renderer", "errored", "is_running")),
     Attributes(_CLIENT, "AsyncMPClient", ("core_engines",)),
     Attributes(_MODELS, "OpenAIServingModels", ("lora_requests", "lora_id_counter", "registry", "base_model_paths")),
-    Attributes("vllm.renderers.base", "BaseRenderer", ("tokenizer",)),
+    Attributes("vllm.renderers.base", "BaseRenderer", ("tokenizer", "_executor", "_process_multimodal_async")),
+    Attributes("vllm.renderers.base", "BaseRenderer", ("_mm_executor",), since=(0, 29)),
+    Attributes("vllm.multimodal.processing.inputs", "ProcessorInputs", ("mm_uuid_items",)),
 )
 """What hotspan reads or sets. Only sources tell: most of it exists in instances alone."""

@@ -1,6 +1,7 @@
 """The door: every request of every route goes through here on its way to the engine, and gets its tenant.
 
     routes -> create_completion, ...            refuse wrong directives before any work
+           -> client.renderer                   media parts get their identities (engine/media.py)
            -> client.generate                   refuse what other routes made of theirs, before a stream begins
            -> engine_core.add_request_async     salt and directives, for whatever comes this far
 
@@ -23,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from hotspan.core.directives import Directives, parse_directives
 from hotspan.engine.admission import SERVER_DIRECTIVES
 from hotspan.engine.entrypoints import create_error_response
+from hotspan.engine.media import bind_media
 
 _PARAMS = "kv_transfer_params"
 _CREATES = {
@@ -30,6 +32,7 @@ _CREATES = {
     "openai_serving_chat": "create_chat_completion",
     "openai_serving_responses": "create_responses",
     "anthropic_serving_messages": "create_messages",
+    "serving_tokens": "serve_tokens",
 }
 """Handlers that see the whole request, before its text is tokenised and the answer begins."""
 
@@ -91,6 +94,7 @@ class Door:
 
     def guard(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""
+        bind_media(client.renderer, lambda: self.salt(self._tenant(), None) or "")
         core = client.engine_core
         add_request, generate = core.add_request_async, client.generate
 
@@ -120,6 +124,9 @@ class Door:
             asked = getattr(request, _PARAMS, None)
             try:
                 self.directives(asked)
+                if getattr(request, "features", None) is not None:
+                    message = "features name their media as they like: send the media as content_parts"
+                    raise VLLMValidationError(message, parameter="features")
                 if asked and getattr(request, "use_beam_search", False):
                     message = f"{_PARAMS} can't be kept in a beam search: leave one of them out"
                     raise VLLMValidationError(message, parameter=_PARAMS)

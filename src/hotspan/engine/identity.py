@@ -1,57 +1,110 @@
 """The namespace of an engine: everything besides the tokens that changes KV bytes, read off vLLM's configuration."""
 
 import json
-from pathlib import Path
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import namespace_digest
 from hotspan.engine.compat import engine_version, hash_seed, kv_layout
-from hotspan.engine.fingerprint import model_digest
+from hotspan.engine.fingerprint import FileDigests, model_digest
+from hotspan.engine.kv_fields import KV
 
 
-def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int, *, full: bool) -> bytes:
+def namespace_of(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int, digests: FileDigests, *, full: bool
+) -> bytes:
     """The 32-byte namespace digest of this engine; equal only where KV bytes are interchangeable.
 
-    Blocks: for reading the model's headers and samples (all of its weights when `full`).
+    Blocks: for reading the model's weights that `digests` does not know (only headers and samples unless `full`).
+    Raises: ConfigError for an engine whose KV has no lasting name.
     """
-    return namespace_digest(namespace_fields(vllm_config, kv_cache_config, chunk_tokens, full=full))
+    return namespace_digest(namespace_fields(vllm_config, kv_cache_config, chunk_tokens, digests, full=full))
 
 
 def namespace_fields(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int, *, full: bool
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int, digests: FileDigests, *, full: bool
 ) -> dict[str, str | int | bytes]:
     """What the namespace digest is made of, by name."""
-    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise ConfigError(
+            "--weight-transfer-config lets the weights change while the engine runs, and KV of before would be found "
+            "after: leave it out, or serve with --no-cache"
+        )
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
     fields: dict[str, str | int | bytes] = {
-        "model": _model_bytes(str(model.model), model.revision, full=full),
-        "revision": str(model.revision),
+        "model": _model_bytes(model, digests, full=full),
         "hf_config": _hf_config(model.hf_config.to_dict()),
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-        "load_format": f"{vllm_config.load_config.load_format}/{model.seed}",
-        "kv_dtype": str(cache.cache_dtype),
         "kv_layout": kv_layout(vllm_config, kv_cache_config),
         "kv_groups": _groups(kv_cache_config),
-        "tensor_parallel": parallel.tensor_parallel_size,
-        "pipeline_parallel": parallel.pipeline_parallel_size,
-        "context_parallel": f"{parallel.prefill_context_parallel_size}/{parallel.decode_context_parallel_size}",
-        "expert_parallel": str(parallel.enable_expert_parallel),
         "chunk_tokens": chunk_tokens,
-        "hash": _hash_chain(cache.prefix_caching_hash_algo),
+        "hash": _hash_chain(vllm_config.cache_config.prefix_caching_hash_algo),
         "engine": engine_version(),
-        "attention": str(getattr(getattr(vllm_config, "attention_config", None), "backend", None)),
         "device": _device(),
+        **_configured(vllm_config),
     }
-    speculative = vllm_config.speculative_config
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):  # of the first batch, and kept nowhere
+        fields["kv_scales"] = secrets.token_bytes(16)
     if speculative is not None and speculative.model not in (None, *_WITHOUT_WEIGHTS):
-        fields["draft_model"] = _model_bytes(str(speculative.model), speculative.revision, full=full)
+        draft = speculative.draft_model_config
+        fields["draft_model"] = _model_bytes(draft, digests, full=full)
+        fields["draft_hf_config"] = _hf_config(draft.hf_config.to_dict())
     return fields
+
+
+def _configured(vllm_config: VllmConfig) -> dict[str, str]:
+    """The fields of vLLM's configuration that change KV (engine/kv_fields.py), those that this release has."""
+    found: dict[str, str] = {}
+    for section, names in KV.items():
+        part = _section(vllm_config, section)
+        for name in names.split():
+            if part is not None and hasattr(part, name):
+                found[f"{section}.{name}"] = json.dumps(_plain(getattr(part, name)), sort_keys=True)
+    return found
+
+
+def _section(vllm_config: VllmConfig, path: str) -> Any:
+    """A part of the configuration by its path; None if this engine has none."""
+    part: Any = vllm_config
+    for name in filter(None, path.split(".")):
+        part = getattr(part, name, None)
+    return part
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, type) or callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields_of(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_plain(part), sort_keys=True) for part in value)
+    if isinstance(value, Sequence):
+        return [_plain(part) for part in value]
+    if isinstance(value, torch.dtype | PurePath):
+        return str(value)
+    if callable(compute_hash := getattr(value, "compute_hash", None)):
+        return str(compute_hash())
+    raise ConfigError(
+        f"the engine's configuration holds a {type(value).__qualname__}, which has no lasting name: leave out the "
+        "option that brings it, or serve with --no-cache"
+    )
 
 
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "extract_hidden_states")
@@ -64,14 +117,14 @@ def _hf_config(fields: dict[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True, default=str)
 
 
-def _model_bytes(model: str, revision: str | None, *, full: bool) -> bytes:
+def _model_bytes(model: ModelConfig, digests: FileDigests, *, full: bool) -> bytes:
     """A local model's digest; a hub model is resolved to its snapshot first."""
-    path = Path(model)
+    path = Path(model.model)
     if not path.is_dir():
         from huggingface_hub import snapshot_download
 
-        path = Path(snapshot_download(model, revision=revision, local_files_only=True))
-    return model_digest(path, full=full)
+        path = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    return model_digest(path, digests, full=full, with_code=model.trust_remote_code)
 
 
 def _hash_chain(algorithm: str) -> str:

@@ -91,6 +91,10 @@ class HotspanManager(OffloadingManager):
         self._arriving[request.request_id] = state
         return state
 
+    def load_adapter(self, lora: LoRARequest) -> None:
+        """The engine is about to load an adapter. Blocks: for one pass over its files."""
+        self._admission.adapters.load(lora.lora_int_id, lora.lora_path)
+
     def named(self, request: Request, tenant: str, lora: LoRARequest | None) -> RequestState:
         """The chunks of a text that is not about to run."""
         return RequestState(request, self.keyer(tenant, lora), self._admission.groups)

@@ -35,7 +35,7 @@ class ChunkGroup(NamedTuple):
 class RequestState:
     """A request's chunks by the engine's keys, and what it holds in the cache.
 
-    keyer:     None when nothing of this request may be cached (its adapter's files can't be read).
+    keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
     may_store: False when nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     tags_from: the token from which on it carries its tags.
     kept_tokens: of its prompt, those that were cached when it came.

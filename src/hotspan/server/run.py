@@ -37,6 +37,7 @@ from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
+from hotspan.server.adapters.static import pinned_adapters
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.checks import check_engine_adapters, check_engine_keys
@@ -172,6 +173,7 @@ async def _serve(
         async with contextlib.AsyncExitStack() as stack:
             startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
             with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
+                stack.enter_context(pinned_adapters(arguments, _copies(options.server)))
                 engine = await stack.enter_async_context(launch(arguments, door, aftermath))
                 registry = await _adapters(engine, options, formatters)
                 is_open = options.server.client_adapters is not None

@@ -1,0 +1,338 @@
+"""The namespace covers what changes KV: every field of vLLM's configuration, and the bytes of the model's files."""
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm.config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.core import EngineCore
+
+from hotspan.core.errors import ConfigError
+from hotspan.engine import compat, fingerprint
+from hotspan.engine.fingerprint import AdapterDigests, FileDigests, model_digest
+from hotspan.engine.identity import _section, namespace_fields, namespace_of
+from hotspan.engine.kv_fields import KV, REST
+from hotspan.testing.clock import SimulatedClock
+
+CLASSES = {
+    "": "VllmConfig",
+    "model_config": "ModelConfig",
+    "model_config.multimodal_config": "MultiModalConfig",
+    "cache_config": "CacheConfig",
+    "parallel_config": "ParallelConfig",
+    "scheduler_config": "SchedulerConfig",
+    "load_config": "LoadConfig",
+    "attention_config": "AttentionConfig",
+    "mamba_config": "MambaConfig",
+    "kernel_config": "KernelConfig",
+    "lora_config": "LoRAConfig",
+    "speculative_config": "SpeculativeConfig",
+    "diffusion_config": "DiffusionConfig",
+    "compilation_config": "CompilationConfig",
+}
+"""The class of each section of the table."""
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", CLASSES)
+def test_every_field_is_judged(section: str) -> None:
+    """A field that vLLM adds to its configuration is in the namespace, or has a reason to stay out; never in both."""
+    kind = getattr(vllm.config, CLASSES[section], None)
+    if kind is None:
+        pytest.skip("this release has no such section")
+    rest = [name for names in REST.get(section, {}).values() for name in names.split()]
+    judged = [*KV.get(section, "").split(), *rest]
+    assert len(judged) == len(set(judged)), "a field stands twice"
+    found = {field.name for field in dataclasses.fields(kind)}
+    assert found - set(judged) == set(), f"read what they do to KV and put them into engine/kv_fields.py ({section})"
+
+
+def test_the_table_has_all_sections() -> None:
+    """No section of the table is missed by the test above."""
+    assert KV.keys() | REST.keys() == CLASSES.keys()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Any:
+    """An engine's configuration."""
+    arguments = EngineArgs(str(tiny_model), dtype="float32", max_model_len=4096, enforce_eager=True)
+    arguments.prefix_caching_hash_algo = "sha256_cbor"
+    return arguments.create_engine_config()
+
+
+GROUPS: Any = SimpleNamespace(kv_cache_groups=[], kv_cache_layout="NHD")
+
+
+def name(engine: Any, digests: FileDigests | None = None) -> bytes:
+    return namespace_of(engine, GROUPS, 256, digests or FileDigests(), full=True)
+
+
+def fields_in(section: str) -> Iterator[str]:
+    known = {field.name for field in dataclasses.fields(getattr(vllm.config, CLASSES[section]))}
+    yield from (field for field in KV[section].split() if field in known)
+
+
+def test_each_field_of_the_table_changes_the_namespace(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another value of any field that changes KV is another namespace; the same configuration is the same one."""
+    before = name(engine)
+    assert name(engine) == before
+    for section in KV:
+        part = _section(engine, section)
+        if part is None:  # of adapters, drafts, media: the section itself is made up
+            part = SimpleNamespace(**dict.fromkeys(fields_in(section)), draft_model_config=None)
+            owner, _, last = section.rpartition(".")
+            monkeypatch.setattr(_section(engine, owner), last, part)
+        with_section = name(engine)
+        for field in fields_in(section):
+            with monkeypatch.context() as patched:
+                patched.setitem(vars(part), field, "another")
+                if section != "speculative_config" or field != "model":  # a draft model is looked for
+                    assert name(engine) != with_section, f"{section}.{field}"
+
+
+def test_the_length_that_longrope_chooses_by_is_in(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of one model whose limits differ may have other rotations."""
+    before = name(engine)
+    monkeypatch.setattr(engine.model_config, "max_model_len", 2048)
+    assert name(engine) != before
+
+
+def test_what_has_no_lasting_name_is_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that change while the engine runs, and options whose value is some object, are refused in a sentence."""
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "additional_config", {"x": object()})
+        with pytest.raises(ConfigError, match="no lasting name"):
+            name(engine)
+    monkeypatch.setattr(engine, "weight_transfer_config", object())
+    with pytest.raises(ConfigError, match="weight-transfer-config"):
+        name(engine)
+
+
+def test_values_have_one_spelling(engine: Any) -> None:
+    """No address, and nothing that depends on the order of a set, is in the namespace."""
+    for field, value in namespace_fields(engine, GROUPS, 256, FileDigests(), full=True).items():
+        assert " at 0x" not in str(value), field
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+SIZE = 3 << 20
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
+    header = (16).to_bytes(8, "little") + b"{}".ljust(16)
+    (path / "model.safetensors").write_bytes(header + os.urandom(SIZE - len(header)))
+    return path
+
+
+def edit(path: Path, at: int) -> None:
+    """Change one byte in place, under the old time of modification."""
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("at", [0, 9, 70_000, SIZE // 2 + 12_345, SIZE - 1])
+def test_an_edit_anywhere_is_another_model(model: Path, at: int) -> None:
+    """One changed byte of the weights, between what a sample would read, too."""
+    before = model_digest(model)
+    edit(model / "model.safetensors", at)
+    assert model_digest(model) != before
+    edit(model / "model.safetensors", at)
+    assert model_digest(model) == before
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json", "model.safetensors.index.json"])
+def test_what_prepares_media_is_part_of_the_model(model: Path, file: str) -> None:
+    """How images become numbers decides KV; the tokenizer's files, templates and sampling defaults do not."""
+    before = model_digest(model)
+    for other in ("tokenizer.json", "generation_config.json", "README.md", "chat_template.jinja"):
+        (model / other).write_text("changed")
+    assert model_digest(model) == before
+    (model / file).write_text("{}")
+    first = model_digest(model)
+    (model / file).write_text('{"size": 1}')
+    assert len({before, first, model_digest(model)}) == 3
+
+
+def test_code_counts_where_it_runs(model: Path) -> None:
+    """A model's own code is part of it with trust_remote_code, and nothing without."""
+    before = [model_digest(model, with_code=trusted) for trusted in (False, True)]
+    (model / "modeling_x.py").write_text("pass")
+    after = [model_digest(model, with_code=trusted) for trusted in (False, True)]
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+
+def test_a_copy_elsewhere_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    """Names of directories, times and inodes are no part of the digest: replicas share what they store."""
+    copy = tmp_path / "elsewhere"
+    model.rename(copy)
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes())
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    for file in copy.iterdir():
+        (twin / file.name).write_bytes(file.read_bytes())
+    assert model_digest(copy) == model_digest(twin)
+
+
+class Reads(FileDigests):
+    """Counts files that are read."""
+
+    count = 0
+
+    def _read(self, path: Path, size: int) -> bytes:
+        self.count += 1
+        return super()._read(path, size)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for digests of files from 1 MiB on."""
+    monkeypatch.setattr(fingerprint, "_REMEMBERED_BYTES", 1 << 20)
+    return tmp_path / "digests"
+
+
+def settled() -> SimulatedClock:
+    """A clock that shows a time long after the files were written."""
+    return SimulatedClock(unix_s=4e9)
+
+
+def test_weights_are_read_once(model: Path, cache: Path) -> None:
+    """A later start finds the digest, until anything about the file changes: content, times or inode."""
+    weights = model / "model.safetensors"
+
+    def start() -> tuple[bytes, int]:
+        digests = Reads(cache, clock=settled())
+        return digests.of(weights), digests.count
+
+    first, reads = start()
+    assert (reads, start()) == (1, (first, 0))
+    edit(weights, SIZE // 3)
+    changed, reads = start()
+    assert changed != first and reads == 1
+    weights.write_bytes(weights.read_bytes())
+    assert start() == (changed, 1)
+    moved = model / "moved"
+    moved.write_bytes(weights.read_bytes())
+    os.utime(moved, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns))
+    moved.replace(weights)
+    assert start() == (changed, 1) and start() == (changed, 0)
+
+
+def test_a_file_that_just_changed_is_not_remembered(model: Path, cache: Path) -> None:
+    """Another write within the resolution of the file system's clock would leave the times as they are."""
+    weights = model / "model.safetensors"
+    now = SimulatedClock(unix_s=weights.stat().st_ctime + 1)
+    for _ in range(2):
+        digests = Reads(cache, clock=now)
+        digests.of(weights)
+        assert digests.count == 1
+
+
+def test_a_record_that_others_could_write_is_not_believed(model: Path, cache: Path) -> None:
+    """Only a directory of this user's alone is read, and what is damaged there is as good as absent."""
+    weights = model / "model.safetensors"
+    want = Reads(cache, clock=settled()).of(weights)
+    cache.chmod(0o755)
+    digests = Reads(cache, clock=settled())
+    assert digests.of(weights) == want and digests.count == 1
+    cache.chmod(0o700)
+    (entry,) = cache.iterdir()
+    whole = entry.read_bytes()
+    for damaged in (b"", b"[]", b"{}", whole[:-9], whole.replace(want.hex().encode(), b"zz"), b'{"sha256": 1}'):
+        entry.write_bytes(damaged)
+        digests = Reads(cache, clock=settled())
+        assert digests.of(weights) == want and digests.count == 1
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(model: Path) -> None:
+    """Nobody can say which of both the engine has."""
+
+    class Changing(FileDigests):
+        def _read(self, path: Path, size: int) -> bytes:
+            edit(path, 5)
+            return super()._read(path, size)
+
+    with pytest.raises(ConfigError, match="changes while it is read"):
+        Changing().of(model / "model.safetensors")
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    path = tmp_path / "adapter"
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").write_bytes(os.urandom(1000))
+    return path
+
+
+def test_an_adapter_that_is_overwritten_is_known_no_more(adapter: Path) -> None:
+    """The engine computes with what it loaded, or has loaded the new files since: neither digest is sure."""
+    digests = AdapterDigests()
+    digests.load(1, str(adapter))
+    first = digests.of(1, str(adapter))
+    assert first is not None and digests.of(1, str(adapter)) == first
+    edit(adapter / "adapter_model.safetensors", 500)
+    assert digests.of(1, str(adapter)) is None
+    edit(adapter / "adapter_model.safetensors", 500)
+    assert digests.of(1, str(adapter)) is None, "the engine may have loaded what was there in between"
+
+
+def test_an_adapter_that_is_overwritten_before_its_first_request(adapter: Path) -> None:
+    """The digest is of what was there when the engine loaded it, and not of what the first request finds."""
+    digests = AdapterDigests()
+    digests.load(1, str(adapter))
+    edit(adapter / "adapter_model.safetensors", 0)
+    assert digests.of(1, str(adapter)) is None
+
+
+def test_an_adapter_that_is_loaded_anew_has_its_new_name(adapter: Path) -> None:
+    """Under another id, or loaded again under its own, it goes by what its files hold now."""
+    digests = AdapterDigests()
+    digests.load(1, str(adapter))
+    first = digests.of(1, str(adapter))
+    edit(adapter / "adapter_model.safetensors", 0)
+    second = digests.of(2, str(adapter))
+    digests.load(1, str(adapter))
+    assert digests.of(1, str(adapter)) == second != first
+
+
+def test_an_adapter_without_files_is_not_cached(tmp_path: Path) -> None:
+    """What can't be read has no digest, and gets one when it can."""
+    digests = AdapterDigests()
+    assert digests.of(1, str(tmp_path / "none")) is None
+
+
+def test_the_engine_says_what_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine core tells of an adapter before it loads it, and still reads requests from the wire as it did."""
+    told: list[Any] = []
+    before = inspect.signature(EngineCore.add_lora)
+    monkeypatch.setattr(EngineCore, "add_lora", EngineCore.add_lora)
+    monkeypatch.setattr(compat, "_add_lora", lambda core, request: told.append("loaded"))
+    compat.watch_adapters(lambda core, request: told.append(request))
+    EngineCore.add_lora(None, "adapter")  # type: ignore[arg-type]
+    assert told == ["adapter", "loaded"]
+    monkeypatch.undo()
+    monkeypatch.setattr(EngineCore, "add_lora", EngineCore.add_lora)
+    compat.watch_adapters(lambda core, request: None)
+    assert inspect.signature(EngineCore.add_lora) == before
