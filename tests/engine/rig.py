@@ -234,12 +234,12 @@ def recorded() -> Iterator[Digests]:
         named(self, keys, context, slots)
         return slots
 
-    def copied(self: HostWorker, job: Any) -> int:
-        moved = copy(self, job)
-        for group, block, slot, nth in self._pairs(job):
+    def copied(self: HostWorker, piece: Any) -> int:
+        moved = copy(self, piece)
+        for group, block, slot, nth in piece.places:
             data = b"".join(np.ascontiguousarray(stack.engine[:, block]).tobytes() for stack in self._groups[group])
             digest, name = xxhash.xxh3_128_digest(data), (names[slot], nth)
-            if job.is_store:
+            if piece.is_store:
                 digests.stored[name] = digest
             else:
                 digests.loaded += 1

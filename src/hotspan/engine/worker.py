@@ -1,9 +1,11 @@
-"""The worker's half on CPU: copies blocks between the engine's KV cache and the slab, on a thread of its own."""
+"""The worker's half on CPU: copies blocks between the engine's KV cache and the slab, on a thread of its own.
+
+Which of the jobs that wait is next: engine/copies.py.
+"""
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from hotspan.core.errors import EngineError
 from hotspan.engine.compat import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
@@ -19,19 +22,24 @@ from hotspan.engine.compat import (
     OffloadingWorker,
     TransferResult,
 )
+from hotspan.engine.copies import Copy, CopyQueue, Place
 from hotspan.tiers.slab import SharedSlab
 
 logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 32 << 20
+"""What is copied before the next job is chosen: a few milliseconds, beside which the choice takes no time."""
 
 Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Piece:
+    """A part of a job: blocks that are copied in one go."""
+
     job_id: int
     is_store: bool
-    blocks: GPULoadStoreSpec
-    slots: CPULoadStoreSpec
+    places: list[Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +58,17 @@ class _Stack:
 class HostWorker(OffloadingWorker):
     """vLLM's offloading worker where the engine's KV cache is in host memory.
 
-    Whole pages are copied, as opaque bytes; the copies release the GIL. A job never fails: both sides are memory.
+    Whole pages are copied, as opaque bytes; the copies release the GIL. Both sides are memory, so a copy that fails is
+    a bug: `get_finished` raises then, which stops the engine before half of a copy is a hit or part of an answer.
     """
 
     def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
         self._slab = slab
         self._blocks_per_chunk = blocks_per_chunk
         self._groups = _stacks(kv_caches, slab, blocks_per_chunk, offset)
-        self._todo: deque[_Job] = deque()
+        self._queue = CopyQueue(max(blocks_per_chunk, _PIECE_BYTES // _block_bytes(self._groups)))
         self._pending: set[int] = set()
+        self._failed: set[int] = set()
         self._loading = 0
         self._finished: list[TransferResult] = []
         self._wake = threading.Condition()
@@ -67,13 +77,20 @@ class HostWorker(OffloadingWorker):
         self._thread.start()
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
-        return self._submit(_Job(job_id, True, src_spec, dst_spec))
+        return self._submit(Copy(job_id, True, list(self._places(src_spec, dst_spec))))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
-        return self._submit(_Job(job_id, False, dst_spec, src_spec))
+        return self._submit(Copy(job_id, False, list(self._places(dst_spec, src_spec))))
 
     def get_finished(self) -> list[TransferResult]:
+        """The jobs that ended since the last call. Raises: EngineError if one has failed, from then on."""
         with self._wake:
+            if self._failed:
+                failed = ", ".join(map(str, sorted(self._failed)))
+                raise EngineError(
+                    f"copies between the engine's KV cache and RAM failed (job {failed}; the log above says why): the "
+                    "engine stops, since their bytes can't be trusted. Please report this"
+                )
             finished, self._finished = self._finished, []
         return finished
 
@@ -84,6 +101,7 @@ class HostWorker(OffloadingWorker):
 
     def wait(self, job_ids: set[int]) -> None:
         with self._wake:
+            self._queue.hurry(job_ids)
             self._wake.wait_for(lambda: self._pending.isdisjoint(job_ids))
 
     def shutdown(self) -> None:
@@ -94,69 +112,79 @@ class HostWorker(OffloadingWorker):
         self._groups = []
         self._slab.close()
 
-    def _submit(self, job: _Job) -> bool:
+    def _submit(self, copy: Copy) -> bool:
         with self._wake:
-            self._pending.add(job.job_id)
-            self._loading += not job.is_store
-            # Somebody waits for a load; stores have time until their blocks are reused.
-            (self._todo.append if job.is_store else self._todo.appendleft)(job)
+            self._pending.add(copy.job_id)
+            self._loading += not copy.is_store
+            self._queue.add(copy)
             self._wake.notify_all()
         return True
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._todo or self._closing)
-                if not self._todo:
+                self._wake.wait_for(lambda: len(self._queue) or self._closing)
+                taken = self._queue.take()
+                if taken is None:
                     return
-                job = self._todo.popleft()
-            result = self._transfer(job)
+            copy, places = taken
+            has_failed = not self._transfer(copy, places)
             with self._wake:
-                self._pending.discard(job.job_id)
-                self._loading -= not job.is_store
-                self._finished.append(result)
-                self._wake.notify_all()
+                if self._queue.put_back(copy, has_failed=has_failed):
+                    self._pending.discard(copy.job_id)
+                    self._loading -= not copy.is_store
+                    if has_failed:
+                        self._failed.add(copy.job_id)
+                    else:
+                        self._finished.append(TransferResult(copy.job_id, True, copy.moved_bytes, copy.seconds))
+                    self._wake.notify_all()
 
-    def _transfer(self, job: _Job) -> TransferResult:
+    def _transfer(self, copy: Copy, places: list[Place]) -> bool:
         started = time.perf_counter()
         try:
-            moved = self._copy(job)
-        except Exception:  # a bug; the engine stops on a failed transfer, and would wait forever for a lost one
-            logger.exception("copy_failed job=%d", job.job_id)
-            return TransferResult(job.job_id, False)
-        return TransferResult(job.job_id, True, moved, time.perf_counter() - started)
+            copy.moved_bytes += self._copy(Piece(copy.job_id, copy.is_store, places))
+        except Exception:  # a bug; who waits for the job must not wait for ever
+            logger.exception("copy_failed job=%d", copy.job_id)
+            return False
+        copy.seconds += time.perf_counter() - started
+        return True
 
-    def _copy(self, job: _Job) -> int:
+    def _copy(self, piece: Piece) -> int:
         moved = 0
-        for group, block, slot, nth in self._pairs(job):
+        for group, block, slot, nth in piece.places:
             for stack in self._groups[group]:
                 in_engine, in_slot = stack.engine[:, block], stack.slots[slot, :, nth]
-                if job.is_store:
+                if piece.is_store:
                     np.copyto(in_slot, in_engine)
                 else:
                     np.copyto(in_engine, in_slot)
                 moved += stack.block_bytes
         return moved
 
-    def _pairs(self, job: _Job) -> Iterator[tuple[int, int, int, int]]:
-        """(group, block, slot, the block's place in the slot) of a job.
+    def _places(self, in_engine: GPULoadStoreSpec, in_slab: CPULoadStoreSpec) -> Iterator[Place]:
+        """The blocks of a job, each with its place in a slot.
 
         Blocks come group by group; a group's first block may stand in the middle of its first chunk.
 
             blocks_per_chunk 2, block_indices 3, blocks a b c: [ . a ][ b c ]
         """
         per_chunk = self._blocks_per_chunk
-        blocks, slots = job.blocks.block_ids.tolist(), job.slots.block_ids.tolist()
+        blocks, slots = in_engine.block_ids.tolist(), in_slab.block_ids.tolist()
         block_at = slot_at = 0
-        for group, size in enumerate(job.blocks.group_sizes):
+        for group, size in enumerate(in_engine.group_sizes):
             if not size:
                 continue
-            skipped = job.blocks.block_indices[group] % per_chunk
+            skipped = in_engine.block_indices[group] % per_chunk
             for n in range(size):
                 place = skipped + n
-                yield group, blocks[block_at + n], slots[slot_at + place // per_chunk], place % per_chunk
+                yield Place(group, blocks[block_at + n], slots[slot_at + place // per_chunk], place % per_chunk)
             block_at += size
             slot_at += -(-(skipped + size) // per_chunk)
+
+
+def _block_bytes(groups: list[list[_Stack]]) -> int:
+    """What the largest block takes in a slot."""
+    return max((sum(stack.block_bytes for stack in stacks) for stacks in groups), default=_PIECE_BYTES)
 
 
 def _stacks(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> list[list[_Stack]]:
