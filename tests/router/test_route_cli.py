@@ -249,3 +249,14 @@ def test_sigterm_lets_requests_end() -> None:
     finally:
         process.kill()
         server.shutdown()
+
+
+def test_the_key_of_events_is_for_events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With events the key's file is read, and a key beside replicas without events is refused."""
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("k" * 64)
+    got, said = settings_of(monkeypatch, "--replica", f"{URL},events=tcp://10.0.0.1:1", "--kv-events-key", str(key))
+    assert got is not None and got.events_keys is not None, said
+    got, said = settings_of(monkeypatch, "--replica", URL, "--kv-events-key", str(key))
+    assert got is None and "--kv-events-key" in said
