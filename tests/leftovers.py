@@ -1,7 +1,7 @@
 """What a run leaves behind: nothing, or it fails; and how much room its temporary files took.
 
 A run has one directory for all of its temporary files, TMPDIR of its processes too, and removes it. It fails when a
-test leaves a file in TMPDIR outside its own `tmp_path`, when a file in /dev/shm that nobody has open, or a process, is
+file is left in TMPDIR outside all `tmp_path`s, when a file in /dev/shm that nobody has open, or a process, is
 left at the end, and when more than 2 GiB were in use. That is what lies there after each test; what a test itself has
 removed is not seen. Of /dev/shm only hotspan's own files count, and none while another run is under way.
 """
@@ -24,8 +24,10 @@ MAX_BYTES = 2 << 30
 PATIENCE_S = 60.0
 SHARED = Path("/dev/shm")
 PREFIX = "tests-of-hotspan-"
-ENGINES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|torchinductor_.*|ray")
-"""What vLLM, torch and Ray leave in TMPDIR."""
+ALLOWED = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|torchinductor_.*|ray|hotspan-(store-)?[a-z0-9_]{8}|gw\d+"
+)
+"""In TMPDIR: what vLLM, torch and Ray leave, the directory of a server that was killed, and those of workers."""
 
 
 class Leftovers:
@@ -38,7 +40,7 @@ class Leftovers:
         self.base, self.temporary, self.files = base, temporary, files
         self.most_bytes = 0
         self.left: list[str] = []
-        self._known: set[str] = set()
+        self._seen: dict[str, str] = {}
         self._shared = dict.fromkeys(shared_files(), "")
 
     def measure(self) -> None:
@@ -46,13 +48,21 @@ class Leftovers:
         self.most_bytes = max(self.most_bytes, used_bytes(self.files) + used_bytes(self.temporary))
 
     def look(self, test: str) -> None:
-        """After a test: what is there that was not there before."""
-        there = set(os.listdir(self.temporary)) if self.temporary.is_dir() else set()
-        new = {name for name in there if not ENGINES.fullmatch(name)} - self._known
-        self._known |= new
-        self.left += [f"{test} left {self.temporary / name}" for name in sorted(new)]
+        """After a test: what is there that was not there before; a fixture of the module may have it still."""
+        for name in self._temporary_files():
+            self._seen.setdefault(name, test)
         for name in shared_files():
             self._shared.setdefault(name, test)
+
+    def end(self) -> None:
+        """After the last test: what is left of what was there."""
+        self.left += [
+            f"{self._seen.get(name, 'a test')} left {self.temporary / name}" for name in self._temporary_files()
+        ]
+
+    def _temporary_files(self) -> list[str]:
+        names = sorted(os.listdir(self.temporary)) if self.temporary.is_dir() else []
+        return [name for name in names if not ALLOWED.fullmatch(name)]
 
     def wait(self) -> None:
         """Until all that was started has ended, or will not end."""
@@ -173,6 +183,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if something is left."""
     leftovers = session.config.stash[_KEY]
+    leftovers.end()
     if worker_of(session.config):
         session.config.workeroutput["leftovers"] = (leftovers.most_bytes, leftovers.left)  # type: ignore[attr-defined]
         return
