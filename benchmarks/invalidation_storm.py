@@ -13,6 +13,7 @@ replica's disk and in the L2's log, and all replicas have read it.
 import argparse
 import itertools
 import json
+import os
 import random
 import shutil
 import statistics
@@ -45,6 +46,7 @@ from hotspan.tiers.slab import SharedSlab
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.file import FileStore
 from hotspan.tiers.stores.redis import RedisStore
+from hotspan.tiers.stores.shared_files import sync_directory
 
 NAMESPACE = bytes(range(32))
 PIPELINE = tenant_label("pipeline")
@@ -317,13 +319,39 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
+@contextmanager
+def syncs(directory: Path) -> Iterator[list[float]]:
+    """How long the disk takes meanwhile to sync a small new file and its name, ten times a second: is it healthy?"""
+    seconds: list[float] = []
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.wait(0.1):
+            began_s = time.monotonic()
+            path = directory / "sync"
+            with path.open("wb") as file:
+                file.write(bytes(300))
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(directory)
+            seconds.append(time.monotonic() - began_s)
+            path.unlink()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield seconds
+    ending.set()
+    thread.join()
+
+
 def measure(name: str, directory: Path, connect: Connect, settings: Settings) -> dict[str, object]:
     """Both rounds over one L2."""
     fleet = Fleet(directory, connect, settings)
     fleet.warm()
     before_disks, before_l2 = fleet.on_disks(), fleet.lost_in_l2()
     calm = fleet.play(is_storm=False, seed=1)
-    storm = fleet.play(is_storm=True, seed=1)
+    with syncs(directory) as synced:
+        storm = fleet.play(is_storm=True, seed=1)
     lost = sum(len(before - after) for before, after in zip(before_disks, fleet.on_disks(), strict=True))
     lost_l2 = fleet.lost_in_l2() - before_l2
     seconds = [receipt.ended_s - receipt.began_s for receipt in storm.receipts if not receipt.waits_for]
@@ -338,6 +366,9 @@ def measure(name: str, directory: Path, connect: Connect, settings: Settings) ->
         "receipts_missing_a_replica": sum(bool(receipt.missing) for receipt in storm.receipts),
         "receipt_p50_s": round(statistics.median(seconds), 4) if seconds else None,
         "receipt_p99_s": round(percentile(seconds, 0.99), 4) if seconds else None,
+        "sync_p50_s": round(percentile(synced, 0.5), 4),
+        "sync_p99_s": round(percentile(synced, 0.99), 4),
+        "load_average": round(os.getloadavg()[0], 1),
         "others_chunks_asked": [calm.asked, storm.asked],
         "others_hit_rate": [round(rate, 5) for rate in rates],
         "others_hits_by_tier": [dict(calm.by_tier), dict(storm.by_tier)],
