@@ -1,0 +1,157 @@
+"""One real house under attack: a server with two tenants, a disk, keys and a shared directory; a router; a daemon.
+
+One start for the whole package: the attacks run one after the other against the same processes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hotspan.demo.model import make_demo_model
+from tests.daemon.rig import DaemonProcess
+from tests.server.conftest import Server, free_port, serving
+
+ADMIN_TOKEN = "an-admin-token-of-the-house"
+KEYS = {"acme": "sk-acme-0123456789", "globex": "sk-globex-0123456789"}
+TENANTS = "tenants:\n" + "".join(f'  {name}: {{keys: ["{key}"]}}\n' for name, key in KEYS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a completion gave. cached: tokens of the prompt that were not computed."""
+
+    text: str
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """The processes under attack, and the files they keep."""
+
+    server: Server
+    router_port: int
+    daemon: DaemonProcess
+    directory: Path
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Each entry's port."""
+        return {"server": self.server.port, "router": self.router_port, "daemon": self.daemon.port}
+
+    @property
+    def disk(self) -> Path:
+        return self.directory / "kv"
+
+    @property
+    def shared(self) -> Path:
+        return self.directory / "shared"
+
+    def call(self, method: str, path: str, key: str | None, body: Any = None) -> httpx.Response:
+        """One request to the server."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.request(method, self.server.url + path, headers=headers, json=body, timeout=120)
+
+    def ask(self, who: str, prompt: str, **more: Any) -> Asked:
+        """A tenant's completion, which must be answered."""
+        body = {"model": self.server.model, "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        answer = self.call("POST", "/v1/completions", KEYS[who], body | more)
+        assert answer.status_code == 200, answer.text
+        said = answer.json()
+        return Asked(said["choices"][0]["text"], said["usage"]["prompt_tokens_details"]["cached_tokens"] or 0)
+
+    def stats(self) -> dict[str, Any]:
+        """What each tier of the server holds."""
+        answer = self.call("GET", "/hotspan/cache", ADMIN_TOKEN)
+        assert answer.status_code == 200, answer.text
+        (replica,) = answer.json()["replicas"]
+        return dict(replica["tiers"])
+
+    def is_well(self) -> None:
+        """Raises AssertionError unless server, router and daemon answer, and the router still trusts its replica."""
+        for port in self.ports.values():
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+        models = httpx.get(
+            f"http://127.0.0.1:{self.router_port}/v1/models", headers={"x-api-key": KEYS["acme"]}, timeout=60
+        )
+        assert models.status_code == 200, models.text
+
+
+@pytest.fixture(scope="package")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    directory = tmp_path_factory.mktemp("adversary")
+    model = make_demo_model(directory / "model", "tiny").path
+    (directory / "run").mkdir(mode=0o700)
+    for name, text in (("tenants.yaml", TENANTS), ("admin", ADMIN_TOKEN), ("keys.txt", "\n".join(KEYS.values()))):
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o600)
+    kek = ("--kek", f"file:{directory / 'kek'}")
+    subprocess.run(
+        [sys.executable, "-m", "hotspan", "keys", "init", "--store", str(directory / "store"), *kek, "--new-kek"],
+        check=True,
+        capture_output=True,
+    )
+    options = ("--ram-gib", "0.03", "--disk", str(directory / "kv"), "--disk-gib", "0.1", *kek)
+    options += ("--key-store", str(directory / "store"), "--tenants", str(directory / "tenants.yaml"))
+    options += ("--l2", f"file://{directory / 'shared'}", "--l2-option", "capacity_gib=0.2")
+    options += ("--admin-token-file", str(directory / "admin"), "--sessions-path", str(directory / "sessions"))
+    environment = {"XDG_RUNTIME_DIR": str(directory / "run")}
+    daemon = DaemonProcess()
+    with ExitStack() as stack:
+        stack.callback(daemon.close)
+        server = stack.enter_context(
+            serving(model, directory / "server.log", *options, ready=False, variables=environment)
+        )
+        daemon.start()
+        router_port = free_port()
+        command = ["route", "--replica", server.url, "--port", str(router_port), "--health-interval-s", "0.2"]
+        with (directory / "router.log").open("wb") as log:
+            router = subprocess.Popen(
+                [sys.executable, "-m", "hotspan", *command, "--api-keys-file", str(directory / "keys.txt")],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | environment,
+            )
+        stack.callback(router.wait, 60)
+        stack.callback(router.terminate)
+        server.wait_until_ready()
+        _wait_for_router(router, router_port, directory / "router.log")
+        found = House(server, router_port, daemon, directory)
+        yield found
+        found.is_well()
+
+
+def _wait_for_router(router: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/ping", timeout=60).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert router.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def well(house: House) -> Iterator[House]:
+    """The house, which must answer everybody after the attack."""
+    yield house
+    house.is_well()
+
+
+def as_json(answer: httpx.Response) -> Any:
+    """An answer's body. Raises: AssertionError if it is no JSON."""
+    try:
+        return json.loads(answer.text)
+    except ValueError:
+        raise AssertionError(answer.text) from None
