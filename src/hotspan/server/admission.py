@@ -1,4 +1,7 @@
-"""Who may work now: so many requests at a time, each for so long, and none once the server stops."""
+"""Which requests may work now: a limited number at a time, each for a limited time, and none once the server stops.
+
+Each principal has places of its own: a tenant that sends more requests than the engine can take leaves those of others.
+"""
 
 import asyncio
 import contextlib
@@ -6,9 +9,11 @@ import math
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from hotspan.core.budget import Budget
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.server.errors import HttpError
 from hotspan.server.exchange import Exchange, ended
+from hotspan.server.principal import Principal, current_principal
 from hotspan.server.settings import HttpSettings
 
 _MOST_RETRY_S = 60
@@ -32,6 +37,7 @@ class Admission:
     def __init__(self, settings: HttpSettings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._places = Budget(settings.job_queue_size, max(1, settings.principals - 1))  # who has no key has no work
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -45,12 +51,13 @@ class Admission:
 
         Raises: HttpError 429 or 503, at once. An answer that is overdue ends with an error.
         """
+        owner = current_principal()
         try:
-            self._check()
+            self._enter(owner)
         except HttpError:
             work.close()
             raise
-        async with exchange.watched(), self._place():
+        async with self._place(owner), exchange.watched():
             task = asyncio.create_task(work)
             try:
                 await self._in_time(task)
@@ -76,23 +83,29 @@ class Admission:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _enter(self, owner: Principal) -> None:
+        """Take a place. Raises: HttpError if there is none for this principal."""
         if self.is_draining:
             raise HttpError(503, "the server stops: send this to another one, or try again", retry_s=1)
         if self.in_flight >= self._settings.job_queue_size:
             raise HttpError(
                 429, f"{self.in_flight} requests are in work, as many as may be: try again", retry_s=self._retry_s()
             )
-
-    @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        began_s = self._clock.monotonic()
+        if not self._places.take(owner, 1):
+            message = "as many of your requests are in work as may be beside those of others: try again"
+            raise HttpError(429, message, retry_s=self._retry_s())
         self.in_flight += 1
         self._idle.clear()
+
+    @contextlib.asynccontextmanager
+    async def _place(self, owner: Principal) -> AsyncIterator[None]:
+        """Gives the place back that `_enter` took."""
+        began_s = self._clock.monotonic()
         try:
             yield
         finally:
             self.in_flight -= 1
+            self._places.give(owner, 1)
             self._mean_s += _WEIGHT * (self._clock.monotonic() - began_s - self._mean_s)
             if not self.in_flight:
                 self._idle.set()

@@ -19,7 +19,8 @@ class HttpSettings:
     session_s:          how long a session lives.
     is_strict_sessions: an id that nobody created is an error, and not taken as it is.
     close_forgets:      closing a session also invalidates what the cache holds of it.
-    job_queue_size:     requests in the engine at a time; more are refused.
+    job_queue_size:     requests in the engine at a time; more are refused. Half of them is divided between the
+                        principals.
     max_request_bytes:  of one body.
     held_bytes:         of all bodies in memory; half of it is divided between the principals.
     principals:         how many there are: tenants, the administrator, and clients without a key.

@@ -13,6 +13,7 @@ import pytest
 from hotspan.server.admission import Admission
 from hotspan.server.errors import HttpError
 from hotspan.server.exchange import Exchange
+from hotspan.server.principal import Principal, asking
 from hotspan.server.settings import HttpSettings
 from hotspan.testing.clock import SimulatedClock
 from tests.bench.simulated import in_simulated_time
@@ -114,6 +115,34 @@ async def test_a_full_queue(compat: str, status: int) -> None:
         await until(lambda: app.admission.in_flight == 0)
         engine.steps, engine.delay_s = engine.steps[-1:], 0
         assert (await http.post("/invocations", json={"inputs": "Say"})).status_code == 200
+
+
+@in_simulated_time
+async def test_no_principal_takes_every_place() -> None:
+    """A principal with more requests than its share is refused while places are left, which others then get."""
+    admission = Admission(HttpSettings(job_queue_size=8, principals=4))  # two tenants, the administrator, no key
+    ending = asyncio.Event()
+
+    async def work() -> None:
+        await ending.wait()
+
+    def ask(tenant: str) -> asyncio.Task[None]:
+        exchange = Exchange(
+            {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
+        )
+        with asking(Principal(tenant, has_key=True)):
+            return asyncio.create_task(admission.run(exchange, work()))
+
+    noisy = [ask("noisy") for _ in range(20)]
+    await until(lambda: sum(task.done() for task in noisy) == 14)
+    assert {task.exception().status for task in noisy if task.done()} == {429}  # type: ignore[union-attr]
+    quiet = ask("quiet")
+    await until(lambda: admission.in_flight == 7)
+    assert not quiet.done()
+    ending.set()
+    await asyncio.gather(quiet, *(task for task in noisy if not task.done()))
+    assert admission.in_flight == 0
+    await asyncio.gather(*(ask("noisy") for _ in range(6)))
 
 
 @in_simulated_time
