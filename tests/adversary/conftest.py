@@ -114,9 +114,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         daemon.start()
         router_port = free_port()
         command = ["route", "--replica", server.url, "--port", str(router_port), "--health-interval-s", "0.2"]
+        command += ["--api-keys-file", str(directory / "keys.txt"), "--admin-token-file", str(directory / "admin")]
         with (directory / "router.log").open("wb") as log:
             router = subprocess.Popen(
-                [sys.executable, "-m", "hotspan", *command, "--api-keys-file", str(directory / "keys.txt")],
+                [sys.executable, "-m", "hotspan", *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | environment,
