@@ -20,6 +20,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_position(tmp_path) is None
     assert write_position(tmp_path, ONE) and write_position(tmp_path, TWO)
     assert read_position(tmp_path) == TWO
+    assert (tmp_path / POSITION_FILE).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": "xy", "generation": 1}', b'{"epoch": "00"}'])

@@ -28,7 +28,7 @@ def write_position(directory: Path, position: LogPosition) -> bool:
     """Whole or not at all. False if the disk does not take it: the next start will do more than it needs to."""
     fresh = directory / (POSITION_FILE + ".new")
     try:
-        with fresh.open("w") as file:
+        with open(fresh, "w", opener=_private) as file:
             json.dump({"epoch": position.epoch.hex(), "generation": position.generation}, file)
             file.flush()
             os.fsync(file.fileno())
@@ -37,6 +37,10 @@ def write_position(directory: Path, position: LogPosition) -> bool:
         logger.warning("l2_position_not_written path=%s error=%s", directory, str(error))
         return False
     return True
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class PositionKeeper:
