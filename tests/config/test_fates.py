@@ -46,7 +46,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
 OF_KEY = {
     "l2": "redis://cache",
     "l2_log": "redis://log",
-    "model_digest": "full",
+    "model_digest": "sampled",
     "persistence": "none",
     "kek": "env:KEK",
     "model": "other/model",
