@@ -19,6 +19,8 @@ LEAST_COMPUTE_S: Final = 180.0
 
 _LENGTHS: Final = (8192, 6144, 4096, 3072, 2048, 1536, 1024, 512)
 _DOCUMENTS: Final = (6, 4)
+"""Fewer only where even short ones take too long: the engine's own pool would hold too many of them."""
+
 _STEPS: Final = (512, 1024, 2048, 4096)
 """Tokens of the prompts that are measured, as long as that takes seconds."""
 
@@ -84,15 +86,15 @@ def compute_s(sizes: DemoSizes, costs: Costs, modes: Sequence[str]) -> float:
 
 
 def fit(sizes: DemoSizes, costs: Costs, modes: Sequence[str], repetitions: int = 1) -> DemoSizes:
-    """`sizes` with the longest documents that the budget allows, and as many of them as it allows.
+    """`sizes` with as many documents as the budget allows, as long as it allows.
 
     The smallest are taken where none fit.
     """
     budget_s = max(BUDGET_S / repetitions - len(modes) * costs.start_s, LEAST_COMPUTE_S / repetitions)
-    for tokens in _LENGTHS:
-        for documents in _DOCUMENTS:
-            if documents <= sizes.in_flight:
-                continue
+    for documents in _DOCUMENTS:
+        if documents <= sizes.in_flight:
+            continue
+        for tokens in _LENGTHS:
             tried = replace(sizes, documents=documents, document_tokens=tokens)
             if compute_s(tried, costs, modes) <= budget_s:
                 return tried
