@@ -6,6 +6,10 @@ from typing import Any
 import openai
 import pytest
 
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.runner import run_rounds
+from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+
 from .rig import Container
 
 pytestmark = pytest.mark.engine
@@ -156,6 +160,14 @@ def test_an_adapter_is_a_model(container: Container) -> None:
         assert answer.model == name
         texts[name] = answer.choices[0].text
     assert len(set(texts.values())) == 3
+
+
+def test_the_benchmarks_check(container: Container) -> None:
+    """`bench engine --check`: answers that come from a cache are those of the same texts under a salt of their own."""
+    options = LongDocQaOptions(document_length=400, num_documents=2, num_inflight_requests=1, max_output_length=6)
+    config = BenchConfig(options=options, engine_url=container.server.url, model="lmi", check=3, ignore_eos=True)
+    check = run_rounds(config).check
+    assert check is not None and check.is_passed and (check.asked, check.hits) == (3, 3), str(check)
 
 
 def test_errors_are_openais(container: Container) -> None:
