@@ -30,6 +30,7 @@ from hotspan.bench.records import BenchResult, Quantiles
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import failures, pacing
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import BLOCK_TOKENS, GIB, EngineSettings, usable_threads
@@ -145,7 +146,7 @@ def started(l2: L2, log: Path) -> Iterator[None]:
 
     Raises: EngineError if it ends, or nobody answers on its port within 30 s.
     """
-    with ServerProcess(l2.command, {}, l2.port, log) as process:
+    with Aftermath() as aftermath, ServerProcess(l2.command, {}, l2.port, log, aftermath) as process:
         deadline = time.monotonic() + L2_START_S
         while not _accepts(l2.port):
             process.check_alive()
@@ -195,7 +196,8 @@ class Setting:
                 told = l2.serve
             port = free_port()
             served = serve_command(self.model.path, self.arguments(port, told))
-            server = ServerProcess(served, self.engine.environment(), port, self.work / f"server-{name}.log")
+            log, aftermath = self.work / f"server-{name}.log", stack.enter_context(Aftermath())
+            server = ServerProcess(served, self.engine.environment(), port, log, aftermath)
             stack.enter_context(server).wait_until_ready(START_S, lambda waited, line: None)
             result = run_rounds(self._workload(server), command=command)
             for line in failures(result.rounds):

@@ -31,6 +31,7 @@ from hotspan.bench.machine import machine_facts
 from hotspan.bench.prose import prose
 from hotspan.bench.texts import fitted_prose
 from hotspan.bench.workloads.base import Prompt
+from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, plan_modes, usable_threads
 from hotspan.demo.server import ServerProcess, free_port, serve_command
@@ -147,11 +148,12 @@ def main() -> None:
         model = make_demo_model(work / "model", "demo")
         engine = EngineSettings(max_model_len=sizes.request_tokens, threads=usable_threads())
         served: dict[str, Served] = {}
+        aftermath = stack.enter_context(Aftermath())
         for mode in plan_modes(sizes, model.kv_bytes_per_token, work / "kv"):
             if mode.name in MODES:
                 port = free_port()
                 command = serve_command(model.path, (*engine.arguments(port, mode.pool_blocks), *mode.arguments))
-                server = ServerProcess(command, engine.environment(), port, work / f"{mode.name}.log")
+                server = ServerProcess(command, engine.environment(), port, work / f"{mode.name}.log", aftermath)
                 stack.enter_context(server).wait_until_ready(300, lambda waited, line: None)
                 served[mode.name] = Served(mode.name, server)
         rounds = asyncio.run(measure(served, sizes.documents, sizes.document_tokens, sizes.output_tokens))

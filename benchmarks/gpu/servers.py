@@ -20,6 +20,7 @@ from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.runner import play_rounds
 from hotspan.bench.workloads.base import WorkloadOptions
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import HotspanError
 from hotspan.core.types import GIB
 from hotspan.demo.plan import EngineSettings, usable_threads
@@ -74,7 +75,6 @@ class Setting:
         port = int(arguments[arguments.index("--port") + 1])
         command = serve_command(self.model, arguments)
         log = self.work / f"{name}-{self.repetition}.log"
-        server = ServerProcess(command, self.environment(), port, log, stop_timeout_s=20.0)
         said = [0.0]
 
         def waiting(waited_s: float, line: str) -> None:
@@ -83,7 +83,7 @@ class Setting:
                 say(f"{name}: starting for {waited_s:.0f} s: {line[:100]}")
 
         started = time.monotonic()
-        with server:
+        with Aftermath() as aftermath, ServerProcess(command, self.environment(), port, log, aftermath, 20.0) as server:
             server.wait_until_ready(max(1.0, self.deadline.left_s), waiting)
             ready_s = time.monotonic() - started
             say(f"{name}: ready after {ready_s:.1f} s")

@@ -17,6 +17,7 @@ import uvicorn
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.core.listen import bind
+from hotspan.server.adapters.routes import WRITES
 from hotspan.server.connections import connection_class
 from hotspan.server.hardening import tls_options
 from hotspan.server.loading import answering_while_loading
@@ -108,16 +109,18 @@ def test_the_host_header_does_not_choose_the_port(ports: tuple[int, int, bool]) 
     assert status(port, "/sleep", OF_ADMIN | lies) == 403
 
 
-def test_every_route_has_a_port() -> None:
+@pytest.mark.parametrize("has_client_adapters", [False, True])
+def test_every_route_has_a_port(has_client_adapters: bool) -> None:
     """Of the whole table, each route is served at one port at least, and only the public and the shared at both."""
-    table = access_table(has_keys=True, has_given_token=True)
+    table = access_table(has_keys=True, has_given_token=True, has_client_adapters=has_client_adapters)
     served = {
         name: (access is not Access.ADMIN, access is not Access.CLIENT or name in SHARED)
         for name, access in table.items()
     }
     assert all(any(at) for at in served.values())
     both = {name for name, at in served.items() if all(at)}
-    assert both == {*PUBLIC, *SHARED} and not both & {*ADMIN} and {*CLIENT} & both == {"/hotspan/cache/invalidate"}
+    administrators = {*ADMIN} - ({*WRITES} if has_client_adapters else set())
+    assert both == {*PUBLIC, *SHARED} - administrators and {*CLIENT} & both == {"/hotspan/cache/invalidate"}
 
 
 def test_one_port_for_both_is_refused() -> None:

@@ -71,7 +71,7 @@ class EngineSettings:
 
     max_model_len: int
     threads: int
-    dtype: str
+    dtype: str = "bfloat16"
     block_size: int = BLOCK_TOKENS
     max_num_batched_tokens: int = 2048
 
