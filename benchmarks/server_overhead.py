@@ -39,6 +39,7 @@ from starlette.routing import Route
 from hotspan.bench.machine import machine_facts
 from hotspan.config.settings import cache_settings
 from hotspan.config.tenants import Tenants
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.listen import bind
 from hotspan.demo.model import make_demo_model
 from hotspan.server.connections import connection_class
@@ -98,7 +99,8 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
     add_cache(arguments, cache_settings(ram_gib=0.25))
     settings = HttpSettings(model_names=(MODEL,), sessions_path=None)
     async with contextlib.AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(launch(arguments, Door(current_tenant)))
+        aftermath = stack.enter_context(Aftermath())
+        engine = await stack.enter_async_context(launch(arguments, Door(current_tenant), aftermath))
         # The same engine without the door: what `Door.guard` put upon these two objects is not on their copies.
         bare = copy.copy(engine.client)
         bare.engine_core = copy.copy(engine.client.engine_core)

@@ -21,6 +21,7 @@ from vllm.utils.counter import AtomicCounter
 
 from hotspan.bench.prose import prose
 from hotspan.config.settings import cache_settings
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.directives import Directives
 from hotspan.engine.admission import Admission
 from hotspan.engine.door import Door
@@ -192,8 +193,9 @@ async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Seei
     model = make_vision_model(tmp_path_factory.mktemp("vision"))
     arguments = parse_engine_arguments(str(model), OPTIONS)
     add_cache(arguments, cache_settings(ram_gib=0.05))
-    async with launch(arguments, DOOR) as engine:
-        yield Seeing(engine.app)
+    with Aftermath() as aftermath:
+        async with launch(arguments, DOOR, aftermath) as engine:
+            yield Seeing(engine.app)
 
 
 @pytest.mark.engine
