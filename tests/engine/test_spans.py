@@ -107,3 +107,18 @@ def test_what_is_looked_at_is_what_may_be_meant() -> None:
         looked_at = spans.looked_at
         spans.taken([scope], NAMESPACE)
         assert spans.looked_at - looked_at == count
+
+
+def test_what_expires_is_remembered_once() -> None:
+    """A text that is used again and again takes no more memory for its expiry, and it expires when its first use
+    said."""
+    spans = Spans()
+    for use in range(20_000):
+        spans.keep(Span(b"one", [b"one"], None, Terms(tenant=1, expires_s=1_000_000 + use), frozenset()))
+    for n in range(5_000):
+        name = n.to_bytes(4)
+        spans.keep(Span(name, [name], None, Terms(tenant=1, expires_s=2_000_000), frozenset()))
+        spans.pop(name)
+    assert len(spans._expiries) < 2_000
+    assert not spans.expired(999_999)
+    assert spans.expired(1_000_000) == {b"one"}

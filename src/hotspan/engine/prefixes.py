@@ -124,16 +124,29 @@ class GpuPrefixes:
         """Evict these spans, and rename the running requests concerned."""
         users = set(hit)
         dropped: list[bytes] = []
+        pieces: dict[bytes | None, set[bytes]] = {}  # by what they stand on
         for name in taken:
             span = self.spans.pop(name)
             dropped += span.hashes
             users |= self._users.get(name, set())
             if len(span.hashes) < self._step:  # a piece: it may be the beginning of a chunk of others
-                above = self._users.get(span.parent, set()) if span.parent is not None else self._running.keys()
-                users |= {each for each in above if name in self._running[each].request.block_hashes}
+                pieces.setdefault(span.parent, set()).add(name)
+        users.update(self._going_on(pieces))
         for request_id in users & self._running.keys():
             dropped += self._rename(self._running[request_id], taken, hit.get(request_id))
         return self._evict(dropped), users
+
+    def _going_on(self, pieces: Mapping[bytes | None, set[bytes]]) -> Iterator[str]:
+        """Running requests whose texts go on where one of these pieces ends; each text is looked through once."""
+        users = (self._running if parent is None else self._users.get(parent, ()) for parent in pieces)
+        for request_id in set().union(*users):
+            running = self._running[request_id]
+            for at, parent in enumerate([None, *running.names]):
+                if parent not in pieces:
+                    continue
+                if not pieces[parent].isdisjoint(running.request.block_hashes[at * self._step : (at + 1) * self._step]):
+                    yield request_id
+                    break
 
     def _rename(self, running: Running, taken: set[bytes], start: int | None) -> list[bytes]:
         """Give a request's blocks names that no other can have, and those to come; returns the names to be evicted.

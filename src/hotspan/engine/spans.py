@@ -15,6 +15,9 @@ from hotspan.core.types import ChunkKey
 Name = bytes
 """The last of a span's block hashes, which names all tokens up to there."""
 
+_MOST_EXPIRIES = 1024
+"""Times that are remembered besides two of each span; what a span no longer expires at is dropped then."""
+
 
 @dataclass(slots=True)
 class Span:
@@ -74,6 +77,9 @@ class Spans:
             self._index(known)
         if span.terms.expires_s:
             heapq.heappush(self._expiries, (known.terms.expires_s, span.name))
+            if len(self._expiries) > _MOST_EXPIRIES + 2 * len(self._spans):
+                self._expiries = [(at, name) for name, each in self._spans.items() if (at := each.terms.expires_s)]
+                heapq.heapify(self._expiries)
 
     def pop(self, name: Name) -> Span:
         """Forget one."""
