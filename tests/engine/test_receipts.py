@@ -114,3 +114,15 @@ def test_what_is_not_durable_is_told_at_once(rig: Rig) -> None:
     told: list[dict[str, Any]] = []
     rig.receipts.ended(False, told.append)
     assert told == [{"is_durable": False, "replicas": ["own"]}]
+
+
+def test_a_fault_of_ours_holds_nobody_up_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no log should raise is as if the log did not answer, and the thread that answers goes on."""
+
+    def fails() -> dict[str, int]:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr(rig.follower, "readers", fails)
+    rig.ends(7)
+    rig.step()
+    assert rig.told[7]["is_durable"] and rig.told[7]["replicas"] == ["own"]

@@ -69,8 +69,8 @@ class Receipts:
             waiting = list(self._waiting)
         try:
             read = follower.readers()
-        except OSError as error:
-            logger.warning("l2_witnesses_unknown error=%s", str(error))
+        except Exception as error:  # also a mistake of ours: it must not end the thread that answers everybody
+            logger.warning("l2_witnesses_unknown error=%s", str(error), exc_info=not isinstance(error, OSError))
             read = {self._replica: follower.generation}
             waiting = [_Waiting(0, 0.0, each.tell) for each in waiting]
         now = self._clock.monotonic()

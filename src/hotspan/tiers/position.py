@@ -20,7 +20,7 @@ def read_position(directory: Path) -> LogPosition | None:
     try:
         said = json.loads((directory / POSITION_FILE).read_bytes())
         return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

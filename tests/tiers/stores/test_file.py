@@ -380,6 +380,22 @@ def test_an_acknowledged_entry_was_synced(root: Path, store: FileStore, monkeypa
     assert synced == [False, True]
 
 
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, "NaN", '"x"', "null", "[]"])
+def test_numbers_that_nobody_can_read_are_nobodys(root: Path, number: str) -> None:
+    """What another writes of a replica or an epoch with a number beyond all bounds is as if it was not there."""
+    store = FileStore(root)
+    store.log.read(0)
+    store.log.report("me", 5, 5.0)
+    for name, body in (
+        ("generation", f'{{"replica": "r", "generation": {number}, "until_s": 9e12}}'),
+        ("until", f'{{"replica": "s", "generation": 1, "until_s": {number}}}'),
+    ):
+        (root / "replicas" / f"r-{name}").write_text(body)
+    assert store.log.replicas()["me"] == 5
+    (root / "epochs" / f"{9:020d}").write_text(f'{{"epoch": "{"ab" * 16}", "floor": {number}}}')
+    assert isinstance(FileStore(root).log.read(0).epoch, bytes)
+
+
 def test_to_say_the_same_again_costs_nothing(root: Path) -> None:
     """A report that says what the last one said is written only when that would soon be over."""
     clock = SimulatedClock()

@@ -31,6 +31,9 @@ EPOCHS, LOG, REPLICAS = "epochs", "log", "replicas"
 _FORGOTTEN_S = 3600.0
 """After which the file of a replica that is not alive is deleted."""
 
+_MOST_GENERATION = 1 << 63
+"""Generations are times in milliseconds, or a little more; what claims another one is damaged."""
+
 _LOOKS = 3
 """At a log one of whose entries can't be read: another replica may be trimming it."""
 
@@ -221,7 +224,7 @@ class FileLog:
                 until_s = float(body["until_s"])
                 if now_s < until_s:
                     alive[str(body["replica"])] = int(body["generation"])
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 continue
             if now_s > until_s + _FORGOTTEN_S:
                 self._files.unlink(path)
@@ -247,8 +250,9 @@ def _read_epoch(files: SharedFiles, path: Path, number: int) -> Epoch | None:
     body = _read_json(files, path)
     try:
         name = bytes.fromhex(body["epoch"])
-        return Epoch(number, name, int(body["floor"])) if len(name) == 16 else None
-    except (KeyError, TypeError, ValueError):
+        floor = int(body["floor"])
+        return Epoch(number, name, floor) if len(name) == 16 and 0 <= floor < _MOST_GENERATION else None
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -301,7 +301,7 @@ class S3Log:
         try:
             body = json.loads(bytes(blob.data)) if blob is not None else {}
             return _Said(str(body["replica"]), int(body["generation"]), float(body["until_s"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None  # gone, or nobody's
 
 
