@@ -18,7 +18,9 @@ from hotspan.testing.chunks import key_of
 from hotspan.testing.faults import SHORT, FaultyFiles
 from hotspan.tiers.directory import check_directory, open_directory, remove_directory
 from hotspan.tiers.files import Files
+from hotspan.tiers.follower import LogPosition
 from hotspan.tiers.log import Invalidation
+from hotspan.tiers.position import write_position
 from hotspan.tiers.record import Record
 from hotspan.tiers.table import DiskTable
 
@@ -164,6 +166,7 @@ def test_a_directory_is_removed_with_those_of_its_replicas(tmp_path: Path) -> No
     """What a server left is removed, and how much that was is said; one that holds replicas' goes with them."""
     for path in (tmp_path / "one", tmp_path / "both" / "replica-0", tmp_path / "both" / "replica-1"):
         open_directory(path, SLOT, 8 * SLOT).close()
+        assert write_position(path, LogPosition(b"epoch", 7))  # how far a shared log was followed is the tier's, too
     assert remove_directory(tmp_path / "one") >= 8 * SLOT
     assert remove_directory(tmp_path / "both") >= 16 * SLOT
     assert not list(tmp_path.iterdir())
@@ -184,6 +187,22 @@ def test_only_what_is_ours_and_unused_is_removed(tmp_path: Path) -> None:
             remove_directory(tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
     used.close()
+
+
+def test_what_only_has_our_names_is_not_removed(tmp_path: Path) -> None:
+    """A directory whose files have the names of a tier's, and what a link leads to, are somebody else's."""
+    (tmp_path / "theirs").mkdir()
+    for name in ("table", "log"):
+        (tmp_path / "theirs" / name).write_text("customers" * 1000)
+    with pytest.raises(DirectoryError, match="no disk tier's"):
+        remove_directory(tmp_path / "theirs")
+    for path in (tmp_path / "other", tmp_path / "mine" / "replica-0"):
+        open_directory(path, SLOT, 8 * SLOT).close()
+    (tmp_path / "mine" / "link").symlink_to(tmp_path / "other")
+    remove_directory(tmp_path / "mine")
+    assert sorted(each.name for each in (tmp_path / "theirs").iterdir()) == ["log", "table"]
+    assert {"table", "slab", "log"} <= {each.name for each in (tmp_path / "other").iterdir()}
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["link"]
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Everything is 0600 in a 0700 directory.
 
 import logging
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +27,14 @@ from hotspan.tiers.owned import (
     open_slab,
     reserve_slab,
 )
+from hotspan.tiers.position import POSITION_FILE
 from hotspan.tiers.room import NO_SPACE, SlabSpace
-from hotspan.tiers.table import DiskTable, Geometry, read_geometry
+from hotspan.tiers.table import DiskTable, Geometry, is_table, read_geometry
 
 logger = logging.getLogger(__name__)
 
 WHOSE = "the disk tier"
-_OWN_FILES = ("lock", "table", "slab", "log", "log.new", "lost+found")
+_OWN_FILES = ("lock", "table", "slab", "log", "log.new", POSITION_FILE, POSITION_FILE + ".new", "lost+found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +205,15 @@ def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None
 def remove_directory(path: Path) -> int:
     """Remove a disk tier's directory that no server uses, and those of its replicas or models in it; the bytes freed.
 
+    A directory is a tier's if its table is one. Links in it are not followed.
     Raises: DirectoryError, before anything is removed, if one of them is in use or holds files of others.
     """
     files = Files()
     locks: list[int] = []
     try:
-        tiers = [each for each in (path, *sorted(path.glob("*/"))) if (each / "table").is_file()]
+        path = path.resolve()
+        inner = (each for each in sorted(path.glob("*/")) if not each.is_symlink())
+        tiers = [each for each in (path, *inner) if _has_table(files, each)]
         if not tiers:
             raise DirectoryError(f"{path} is no disk tier's directory: nothing was removed")
         for tier in tiers:
@@ -233,6 +238,18 @@ def remove_directory(path: Path) -> int:
     finally:
         for lock in locks:
             files.close(lock)
+
+
+def _has_table(files: Files, path: Path) -> bool:
+    """Whether there is a disk tier's table in a directory."""
+    try:
+        fd = os.open(path / "table", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and is_table(files, fd)
+    finally:
+        os.close(fd)
 
 
 def _geometry(path: Path, found: Geometry | None, slot_bytes: int, disk_bytes: int) -> Geometry:

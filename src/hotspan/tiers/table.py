@@ -69,6 +69,11 @@ class Geometry:
         return SUPERBLOCK_BYTES + RECORD_BYTES * self.slots
 
 
+def is_table(files: Files, fd: int) -> bool:
+    """Whether a file was made for a table, of whatever version."""
+    return read_all(files, fd, 0, len(_MAGIC)) == _MAGIC
+
+
 def read_geometry(files: Files, fd: int) -> Geometry | None:
     """The geometry that an existing table was made for, or None if it is no whole table."""
     data = read_all(files, fd, 0, _SUPER.size + 8)
