@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hotspan.core.aftermath import Aftermath, stopping_in_order
+from hotspan.core.aftermath import Aftermath, _Child, _end, _lines, stopping_in_order
 
 PARENT = """
 import subprocess, sys, tempfile, time
@@ -65,6 +66,36 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     until(lambda: not Path(directory).exists(), "the directory is still there")
     assert parent.stdout.read() == "", "the second process has ended, too: nobody holds the pipe any more"
     assert status == {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number, status)
+
+
+def test_who_ended_before_is_forgotten() -> None:
+    """The numbers of a child that ended long before its parent, and of its group, may be others' by then: nothing is
+    sent to them. While somebody of its group lives, the number is the group's, and it is ended with its parent."""
+    ends = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        for code in ("input()", "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid); input()")
+    ]
+    reading, writing = os.pipe()
+    children = [_Child(os.pidfd_open(each.pid), each.pid, 0.1, True) for each in ends]
+    known = list(children)
+    listener = threading.Thread(target=lambda: list(_lines(reading, children)))
+    listener.start()
+    assert ends[1].stdout is not None and ends[1].stdout.readline()
+    for each in ends:
+        assert each.stdin is not None
+        each.stdin.write(b"\n")
+        each.stdin.close()
+        each.wait(60)
+    until(lambda: known[0] not in children, "the first is still known")
+    assert children == known[1:]
+    os.close(writing)
+    listener.join(60)
+    os.close(reading)
+    _end(children)
+    until(lambda: not known[1].has_group(), "its group lives on")
+    for each in ends:
+        assert each.stdout is not None
+        each.stdout.close()
 
 
 def test_what_ends_by_itself_is_left_alone(tmp_path: Path) -> None:

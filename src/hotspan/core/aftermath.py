@@ -23,6 +23,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 _DONE = {"done": True}
+_LOOK_AGAIN_S = 1.0
+"""How often the group of a child that has ended is looked for: somebody has to wait for the child first."""
+
 _UNTOLD = "resource_tracker"
 """Of multiprocessing: it ends by itself with the last process that uses it, and unlinks shared memory then."""
 
@@ -108,6 +111,16 @@ class _Child(NamedTuple):
     def has_ended(self, within_s: float) -> bool:
         return bool(select.select([self.pidfd], [], [], max(0.0, within_s))[0])
 
+    def has_group(self) -> bool:
+        """Whether its process group is there; while it is, the kernel gives its number to nobody else."""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # another user's, so it is not ours any more
+            return False
+        return self.is_group
+
 
 def main() -> None:
     """Read what to do until the pipe closes, then do it, unless all is done."""
@@ -115,7 +128,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # its life is that of the pipe
     children: list[_Child] = []
     directories: list[str] = []
-    for line in sys.stdin:
+    for line in _lines(sys.stdin.fileno(), children):
         told = json.loads(line)
         if told == _DONE:
             return
@@ -127,6 +140,30 @@ def main() -> None:
     _end(children)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _lines(fd: int, children: list[_Child]) -> Iterator[bytes]:
+    """The lines that come through a pipe, until it closes.
+
+    Mutates: `children`, of which those are taken out that ended meanwhile, with their groups: their numbers will be
+    others'.
+    """
+    rest = b""
+    while True:
+        ended = [child for child in children if child.has_ended(0.0)]
+        gone = [child for child in ended if not child.has_group()]
+        for child in gone:
+            children.remove(child)
+            os.close(child.pidfd)
+        living = [child.pidfd for child in children if child not in ended]
+        ready, _, _ = select.select([fd, *living], [], [], _LOOK_AGAIN_S if len(gone) < len(ended) else None)
+        if fd not in ready:
+            continue
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
 
 
 def _end(children: list[_Child]) -> None:
