@@ -185,6 +185,21 @@ def test_space_goes_back_when_others_need_it(path: Path) -> None:
         assert all(running.store(chunk) for chunk in ROOTS[10:14]) and running.blocks <= SLOTS * SLOT
 
 
+def test_stores_do_not_take_what_is_to_be_given_back(path: Path) -> None:
+    """While chunks are stored all the time, the reserve is free again after as many looks as without them."""
+    files, page = SmallDisk(20 * SLOT), 4096
+    with rig(path, files, reserve_bytes=SLOT) as running:
+        for chunk in ROOTS[:SLOTS]:
+            assert running.store(chunk)
+        files.others_bytes = 20 * SLOT - 5 * SLOT - page  # ext4 keeps long lists of extents in a page of their own
+        for chunk in ROOTS[SLOTS : SLOTS + 8]:
+            running.turn(1.1)
+            for _ in range(2):  # what is offered a second time takes another's slot
+                running.store(chunk)
+        assert running.blocks <= 4 * SLOT + page and running.tier.usage().capacity_chunks == 4
+        assert sum(running.here(ROOTS[: SLOTS + 8])) == 4
+
+
 def test_no_space_to_grow_is_a_ceiling_and_no_fault(path: Path) -> None:
     """Where the file system is full, the tier goes on with what it has: its guard stays up, hits are hits."""
     files, queues, clock = SmallDisk(5 * SLOT), InlineQueues(), SimulatedClock()

@@ -122,6 +122,8 @@ class SlotRoom:
         self._landed = landed
         self._reports: deque[_Report] = deque()
         self._moving = 0  # slots that a job is working on
+        self._owed = 0  # slots that are to be released as soon as they are free
+        self._returned: list[int] = []  # those of them that are free
         self._is_busy = False
         self._is_full = False
         self._has_holes = True
@@ -130,7 +132,7 @@ class SlotRoom:
     @property
     def used(self) -> int:
         """Slots that hold something, or are about to be free."""
-        return self._slots - len(self._free) - len(self._bare) - self._moving
+        return self._slots - len(self._free) - len(self._bare) - len(self._returned) - self._moving
 
     @property
     def capacity(self) -> int:
@@ -150,11 +152,15 @@ class SlotRoom:
 
     def give(self, slot: int) -> None:
         """A slot holds nothing any more."""
-        self._free.append(slot)
+        if self._owed:  # before a store takes it: else no space would go back while chunks are stored
+            self._owed -= 1
+            self._returned.append(slot)
+        else:
+            self._free.append(slot)
 
     def spare(self) -> list[int]:
         """All slots that hold nothing (for tests)."""
-        return sorted(self._free + self._bare)
+        return sorted(self._free + self._returned + self._bare)
 
     def note_full(self) -> None:
         """A write found no space although its slot should have had it: some file systems write elsewhere."""
@@ -178,8 +184,10 @@ class SlotRoom:
                 self._is_full = report.is_full
                 event = "disk_space_low" if report.is_full else "disk_space_back"
                 logger.warning("%s slots=%d of=%d", event, self._slots - len(self._bare), self._slots)
-            if report.lacking and self._has_holes:
-                evictions = self._release(min(report.lacking, self._step))
+            if report.lacking is not None:
+                self._owed = evictions = self._release(min(report.lacking, self._step)) if self._has_holes else 0
+        if self._returned and not self._is_busy:
+            self._release(len(self._returned))
         self._grow()
         return evictions
 
@@ -196,6 +204,7 @@ class SlotRoom:
 
     def _release(self, slots: int) -> int:
         """Give back the space of free slots; how many more are wanted."""
+        self._free[:0], self._returned = self._returned, []
         given = self._free[:slots]
         del self._free[: len(given)]
         if given:
