@@ -156,7 +156,8 @@ def test_stop_drains_and_restart_is_warm(tiny_model: Path, tmp_path: Path, how: 
         assert again.choices[0].text == first.choices[0].text
         engine = psutil.Process(server.process.pid).children(recursive=True)
         left = {Path(each.path) for one in engine for each in one.memory_maps() if each.path.startswith("/dev/shm/")}
-        left.update(Path(temporary).iterdir())
+        # torch keeps its compiled kernels on purpose, for processes to come
+        left.update(path for path in Path(temporary).iterdir() if not path.name.startswith("torchinductor_"))
         assert len(engine) > 1 and len(left) > 1
         server.process.kill()
         assert psutil.wait_procs(engine, 60)[1] == []

@@ -83,8 +83,10 @@ def test_the_life_of_an_adapters_component(container: Container, address: str, r
     control.update_inference_component(Specification=specification("poet"), **asked)
     assert said() == container.generate(PROMPT, adapters="poet")
     control.delete_inference_component(**asked)
-    with pytest.raises(runtime.exceptions.ModelError, match="component-7"):
+    with pytest.raises(runtime.exceptions.ModelError) as refused:
         said()
+    assert refused.value.response["OriginalStatusCode"] == 404
+    assert "component-7" in refused.value.response["OriginalMessage"]
 
 
 def test_sessions(runtime: Any) -> None:
