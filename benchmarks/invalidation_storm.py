@@ -4,10 +4,10 @@ usage: python -m benchmarks.invalidation_storm [--seconds 60] [--directory DIR] 
 
 Each replica is what an engine has below it: RAM, a disk tier with O_DIRECT in DIR, and an L2 that all share; once a
 shared directory in DIR, once a redis-server that is started here. Four tenants ask for texts at a steady rate, each
-request at any replica. First alone; then while a fifth one, a pipeline, updates documents: as behind the router, every
-replica is told to forget a document's tag, and the new version is stored at one of them. No model runs: one thread
-plays the eight schedulers, and what a request misses it stores. A receipt is complete when it is durable on every
-replica's disk and in the L2's log, and all replicas have read it.
+request at any replica. First alone; then while a fifth one, a pipeline, updates documents, as the router has it done:
+one replica forgets a document's tag and writes it to the shared log, the others are told which entry that is, and the
+new version is stored. No model runs: one thread plays the eight schedulers, and what a request misses it stores. A
+receipt is complete when it is durable on every replica's disk and in the L2's log, and all replicas have read it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -46,7 +46,6 @@ from hotspan.tiers.slab import SharedSlab
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.file import FileStore
 from hotspan.tiers.stores.redis import RedisStore
-from hotspan.tiers.stores.shared_files import sync_directory
 
 NAMESPACE = bytes(range(32))
 PIPELINE = tenant_label("pipeline")
@@ -149,8 +148,19 @@ class Replica:
         if self.follower.position is not None and (scopes := self.follower.foreign()):
             self.cache.invalidate(scopes, lambda done: None, is_foreign=True)
 
-    def invalidate(self, scopes: Sequence[Scope], receipt: Receipt, lock: threading.Lock) -> None:
-        """Forget, and complete this replica's part of a receipt."""
+    def invalidate(
+        self,
+        scopes: Sequence[Scope],
+        receipt: Receipt,
+        lock: threading.Lock,
+        *,
+        logged: int | None = None,
+        then: Callable[[dict[str, Any]], None] = lambda said: None,
+    ) -> None:
+        """Forget, complete this replica's part of a receipt, then call `then` with that part, on any thread.
+
+        logged: the generation of the entry that another replica wrote.
+        """
 
         def tell(said: dict[str, Any]) -> None:
             with lock:
@@ -158,8 +168,10 @@ class Replica:
                 receipt.is_durable &= said["is_durable"]
                 receipt.missing.update(said.get("replicas_missing", ()))
                 receipt.ended_s = time.monotonic()
+            then(said)
 
-        self.cache.invalidate(scopes, lambda done: self.receipts.ended(done, tell))
+        is_foreign = logged is not None
+        self.cache.invalidate(scopes, lambda done: self.receipts.ended(done, tell, logged), is_foreign=is_foreign)
 
     def ask(self, text: Text) -> None:
         reader = Reader(terms=text.terms)
@@ -225,6 +237,7 @@ class Fleet:
             for number in range(settings.texts)
         ]
         self._versions: Counter[int] = Counter()
+        self._to_do: deque[Callable[[], None]] = deque()  # on the schedulers' thread
         self._lock = threading.Lock()
 
     def document(self, number: int) -> Text:
@@ -256,8 +269,7 @@ class Fleet:
             while is_storm and updated < now_s * settings.updates_per_minute / 60:
                 self._update(next(updates), rng.choice(self.replicas), found)
                 updated += 1
-            for replica in self.replicas:
-                replica.step(found)
+            self._step(found)
             time.sleep(0.001)
         self._settle(found)
         deadline_s = time.monotonic() + 10.0
@@ -298,17 +310,31 @@ class Fleet:
         receipt = Receipt(time.monotonic(), len(self.replicas))
         found.receipts.append(receipt)
         scopes = [Scope(tenant=PIPELINE, labels=tag_labels([f"document {number}"]))]
+
+        def tell_others(logged: int | None) -> None:
+            for replica in self.replicas:
+                if replica is not at:
+                    replica.invalidate(scopes, receipt, self._lock, logged=logged)
+            self._versions[number] += 1
+            at.ask(self.document(number))
+
+        def logged(said: dict[str, Any]) -> None:
+            generation = said["log"]["generation"] if "log" in said else None
+            self._to_do.append(lambda: tell_others(generation))
+
+        at.invalidate(scopes, receipt, self._lock, then=logged)
+
+    def _step(self, found: Round) -> None:
+        while self._to_do:
+            self._to_do.popleft()()
         for replica in self.replicas:
-            replica.invalidate(scopes, receipt, self._lock)
-        self._versions[number] += 1
-        at.ask(self.document(number))
+            replica.step(found)
 
     def _settle(self, found: Round | None = None) -> None:
         """Go on until no request waits and nothing is on its way to a tier."""
         found, deadline_s = found or Round(), time.monotonic() + 60
-        while any(replica.requests or replica.cache.is_persisting for replica in self.replicas):
-            for replica in self.replicas:
-                replica.step(found)
+        while self._to_do or any(replica.requests or replica.cache.is_persisting for replica in self.replicas):
+            self._step(found)
             if time.monotonic() > deadline_s:
                 raise SystemExit("the replicas don't come to rest")
             time.sleep(0.0005)
@@ -333,7 +359,9 @@ def syncs(directory: Path) -> Iterator[list[float]]:
                 file.write(bytes(300))
                 file.flush()
                 os.fsync(file.fileno())
-            sync_directory(directory)
+            entered = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(entered)
+            os.close(entered)
             seconds.append(time.monotonic() - began_s)
             path.unlink()
 
