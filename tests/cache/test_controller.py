@@ -1,10 +1,116 @@
 """Which chunks of RAM go to a tier below."""
 
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
 from hotspan.cache.controller import StoreController
+from hotspan.cache.entry import Reader
 from hotspan.cache.stats import CacheStats
+from hotspan.cache.tiered import TieredCache
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import Tier
 from hotspan.testing.chunks import chain
-from tests.cache.rig import Rig
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.inline import InlineQueues
+from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.guard import STALL_S, GuardedTier
+from hotspan.tiers.slab import SharedSlab
+from tests.cache.rig import SIZE, Rig
 from tests.operations import operations
+
+CHUNKS = 40
+TAGS = frozenset([1])
+
+
+class Held:
+    """A cache whose chunks are held back: the log of its disk hangs, with so many invalidations to write."""
+
+    def __init__(self, path: Path, invalidations: int) -> None:
+        self.queues, self.clock = InlineQueues(), SimulatedClock()
+        self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", CHUNKS, SIZE)
+        self.slab.unlink()
+        options = DiskOptions(path, CHUNKS * (SIZE + 4096), store_depth=CHUNKS, queue=self.queues.queue)
+        self.tier = GuardedTier(lambda is_back: DiskTier(options, bytes(32), SIZE, self.clock), self.clock)
+        self.cache = TieredCache(self.slab, self.tier, clock=self.clock)
+        self.queues.run()
+        (self.log,) = (queue for queue in self.queues.all if queue.name == "disk-log")
+        self.log.hung = True
+        for number in reversed(range(invalidations)):  # the last takes them, the others other chunks of their tenant
+            self.cache.invalidate([Scope(tenant=1, adapter=number, labels=TAGS)], lambda done: None)
+        self.chunks = chain("held", CHUNKS)
+
+    def store(self) -> None:
+        """Compute and store all of the text."""
+        self.cache.begin_store(self.chunks, Reader(terms=Terms(tenant=1, labels=TAGS)))
+        self.cache.end_store(self.chunks)
+
+    def land(self) -> None:
+        """All I/O that can end does, and is noted."""
+        for _ in range(4):
+            self.queues.run()
+            self.cache.step()
+
+    def close(self) -> None:
+        self.log.hung = False
+        self.land()
+        self.cache.check()
+        self.cache.close(1.0)
+        self.slab.close()
+
+
+class _Costs(NamedTuple):
+    store: int
+    step: int
+
+
+def test_chunks_that_are_held_back_cost_nothing_until_they_may_go(tmp_path: Path) -> None:
+    """A step costs the same with 40 chunks held back as with none; to hold back is independent of what is unlogged."""
+
+    def costs(invalidations: int) -> _Costs:
+        held = Held(tmp_path / str(invalidations), invalidations)
+        store = operations(held.store)
+        assert held.cache.queued()[Tier.DISK] == CHUNKS
+        held.queues.run()
+        held.cache.step()
+        step = operations(held.cache.step)
+        held.close()
+        return _Costs(store, step)
+
+    none, few, many = costs(0), costs(2), costs(400)
+    assert few.step == many.step <= none.step
+    assert many.store < 1.05 * few.store
+
+
+def test_chunks_that_were_held_back_are_stored_in_order(tmp_path: Path) -> None:
+    """Once the log has what held them back, all are written, the root first; what was forgotten meanwhile is not."""
+    held = Held(tmp_path / "disk", 3)
+    held.store()
+    assert [held.tier.lookup(chunk.key) for chunk in held.chunks] == [False] * CHUNKS
+    held.cache.invalidate([Scope(keys=frozenset([held.chunks[30].key]))], lambda done: None)
+    held.log.hung = False
+    held.land()
+    assert [held.tier.lookup(chunk.key) for chunk in held.chunks] == [True] * 30 + [False] * 10
+    assert held.cache.take_stats().stores_refused == {}
+    held.close()
+
+
+def test_what_a_tier_held_back_that_was_given_up_is_stored_when_it_is_back(tmp_path: Path) -> None:
+    """Also if the entry of the log that held it back never ended."""
+    held = Held(tmp_path / "disk", 3)
+    held.store()
+    held.clock.advance(2 * STALL_S)
+    held.cache.step()
+    assert not held.tier.is_up and held.cache.queued()[Tier.DISK] == CHUNKS
+    held.log.hung = False  # the disk lets go of the directory, and it is opened anew
+    for _ in range(100):
+        held.clock.advance(1.0)
+        held.queues.run()
+        held.cache.step()
+        if held.tier._opening is not None:
+            held.tier._opening.join()
+    assert held.tier.is_up and all(held.tier.lookup(chunk.key) for chunk in held.chunks)
+    held.close()
 
 
 def test_a_step_costs_the_same_however_many_wait() -> None:

@@ -44,6 +44,25 @@ def test_a_set_takes_what_one_of_it_takes(scopes: list[Scope], key: ChunkKey, te
 
 
 @settings(derandomize=True)
+@given(st.lists(SCOPES, max_size=8), st.sets(st.integers(0, 7)), st.sampled_from(KEYS), TERMS)
+def test_a_set_knows_the_newest_that_takes_a_chunk(
+    scopes: list[Scope], ended: set[int], key: ChunkKey, terms: Terms
+) -> None:
+    """Of those that were added and not discarded; a scope that was added twice counts as the later one."""
+    asked = ScopeSet()
+    for number, scope in enumerate(scopes):
+        asked.add([scope], number)
+    numbers = {scope: number for number, scope in enumerate(scopes)}
+    for number in ended & set(range(len(scopes))):
+        asked.discard([scopes[number]], number)
+    left = {scope: number for scope, number in numbers.items() if number not in ended}
+    taking = [number for scope, number in left.items() if scope.takes(key, NAMESPACE, terms)]
+    assert asked.newest(key, NAMESPACE, terms) == max(taking, default=None)
+    assert asked.concerns(terms.tenant) == any(scope.tenant in (None, terms.tenant) for scope in left)
+    assert asked.keys == frozenset().union(*(scope.keys or frozenset() for scope in left))
+
+
+@settings(derandomize=True)
 @given(st.lists(SCOPES, min_size=1, max_size=4))
 def test_json_gives_back_the_scopes(scopes: list[Scope]) -> None:
     """One scope is an object, as it always was, and several are a list."""

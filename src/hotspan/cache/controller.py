@@ -10,19 +10,23 @@ from hotspan.tiers.base import StorageTier, Transfer
 
 
 class StoreController:
-    """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile."""
+    """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile.
+
+    Those that an invalidation holds back are set aside until the tier releases them, and are the next then.
+    """
 
     def __init__(self, ram: RamTier, below: StorageTier, stats: CacheStats) -> None:
         self._ram = ram
         self._below = below
         self._stats = stats
         self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
+        self._held: set[ChunkKey] = set()  # held back by an invalidation
         self._writing: dict[ChunkKey, Entry] = {}
 
     @property
     def queued(self) -> int:
         """How many chunks wait for the tier, or are on their way to it."""
-        return len(self._offered) + len(self._writing)
+        return len(self._offered) + len(self._held) + len(self._writing)
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether the tier has the chunk, or is being given it."""
@@ -31,42 +35,44 @@ class StoreController:
 
     def offer(self, key: ChunkKey) -> None:
         """A chunk came to RAM, or was used there a second time."""
-        if not self.holds(key):
+        if key not in self._held and not self.holds(key):
             self._offered[key] = None
 
     def waits(self, key: ChunkKey) -> bool:
         """Whether a chunk is to be given to the tier."""
-        return key in self._offered
+        return key in self._offered or key in self._held
 
     def left(self, key: ChunkKey) -> None:
         """A chunk went from RAM for room."""
-        if key in self._offered:
-            del self._offered[key]
+        if self.waits(key):
+            self.forget(key)
             self._stats.stores_late[self._below.tier] += 1
 
     def forget(self, key: ChunkKey) -> None:
         """A chunk is not to be written any more."""
         self._offered.pop(key, None)
+        self._held.discard(key)
 
     def step(self) -> None:
-        """Hand over chunks until the tier takes no more; those that an invalidation holds back keep their place."""
-        held: list[ChunkKey] = []
+        """Hand over chunks until the tier takes no more."""
+        for key in reversed(self._below.released()):
+            if key in self._held:
+                self._held.remove(key)
+                self._offered[key] = None
+                self._offered.move_to_end(key, last=False)
         while self._offered and self._below.can_store():
             key, _ = self._offered.popitem(last=False)
             entry = self._ram.entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
                 continue
             if self._below.holds_back(key, entry.terms):
-                held.append(key)
+                self._held.add(key)
             elif self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
             else:
                 self._stats.stores_refused[self._below.tier] += 1
-        for key in reversed(held):
-            self._offered[key] = None
-            self._offered.move_to_end(key, last=False)
 
     def ended(self, transfer: Transfer) -> Entry:
         """A write ended: the chunk's entry, whose slot the tier uses no more."""

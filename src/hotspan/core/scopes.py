@@ -1,6 +1,8 @@
 """Several scopes at once: which chunks they take, how a log keeps them, and how many are remembered."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,34 +11,52 @@ from hotspan.core.types import ChunkKey
 
 
 class ScopeSet:
-    """Whether any of several scopes takes a chunk, asked of many chunks: each is held against few of the scopes.
+    """Whether any of several scopes takes a chunk, asked of many chunks: each is compared with few of the scopes."""
 
-    keys: the chunks that they name.
-    """
+    def __init__(self, scopes: Iterable[Scope] = ()) -> None:
+        self._numbers: dict[Scope, int] = {}
+        self._tenants: Counter[int | None] = Counter()
+        # The scopes of each are in the order of their numbers.
+        self._broad: dict[_Owner, dict[Scope, None]] = {}  # those that name neither chunks nor labels
+        self._keyed: dict[_Owner, dict[Scope, None]] = {}
+        self._by_key: dict[ChunkKey, dict[Scope, None]] = {}
+        self._labelled: dict[_Owner, dict[Scope, None]] = {}
+        self._by_label: dict[int, dict[Scope, None]] = {}  # under one of their labels
+        self.add(scopes)
 
-    def __init__(self, scopes: Iterable[Scope]) -> None:
-        self._broad: dict[int | None, list[Scope]] = {}  # by tenant: those that name neither chunks nor labels
-        self._keyed: dict[int | None, list[Scope]] = {}
-        self._by_key: dict[ChunkKey, list[Scope]] = {}
-        self._labelled: dict[int | None, list[Scope]] = {}
-        self._by_label: dict[int, list[Scope]] = {}  # under one of their labels
-        for scope in dict.fromkeys(scopes):
-            if scope.keys is not None:
-                self._keyed.setdefault(scope.tenant, []).append(scope)
-                for key in scope.keys:
-                    self._by_key.setdefault(key, []).append(scope)
-            elif scope.labels:
-                self._labelled.setdefault(scope.tenant, []).append(scope)
-                self._by_label.setdefault(min(scope.labels), []).append(scope)
-            else:
-                self._broad.setdefault(scope.tenant, []).append(scope)
-        self.keys = frozenset(self._by_key)
-        self._tenants = {*self._broad, *self._keyed, *self._labelled}
+    def add(self, scopes: Iterable[Scope], number: int = 0) -> None:
+        """More scopes, under a number that is not below those before; one that is here already gets the new number."""
+        for scope in scopes:
+            if (known := self._numbers.get(scope)) is not None:
+                self.discard([scope], known)
+            self._numbers[scope] = number
+            self._tenants[scope.tenant] += 1
+            for index, name in self._places(scope):
+                index.setdefault(name, {})[scope] = None
+
+    def discard(self, scopes: Iterable[Scope], number: int) -> None:
+        """Take out those of `scopes` that are here under this number."""
+        for scope in scopes:
+            if self._numbers.get(scope) != number:
+                continue
+            del self._numbers[scope]
+            self._tenants[scope.tenant] -= 1
+            if not self._tenants[scope.tenant]:
+                del self._tenants[scope.tenant]
+            for index, name in self._places(scope):
+                del index[name][scope]
+                if not index[name]:
+                    del index[name]
+
+    @property
+    def keys(self) -> AbstractSet[ChunkKey]:
+        """The chunks that they name."""
+        return self._by_key.keys()
 
     @property
     def is_everything(self) -> bool:
         """Whether one of them takes everything."""
-        return Scope() in self._broad.get(None, ())
+        return Scope() in self._numbers
 
     def concerns(self, tenant: int) -> bool:
         """Whether chunks of a tenant may be taken."""
@@ -44,21 +64,50 @@ class ScopeSet:
 
     def takes(self, key: ChunkKey, namespace: bytes, terms: Terms) -> bool:
         """Whether one of them takes a chunk under these terms, not counting what it stands on."""
+        return self.newest(key, namespace, terms) is not None
+
+    def newest(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int | None:
+        """The greatest number of those that take a chunk, as `takes` says; None if none does."""
         if not self.concerns(terms.tenant):
-            return False
-        tried = [self._by_key.get(key, ()), *(self._by_label.get(label, ()) for label in terms.labels)]
-        for tenant in (terms.tenant, None):
-            tried.append(self._broad.get(tenant, ()))
-            tried.append(self._labelled.get(tenant, ()) if terms.is_wild else ())
-        return any(scope.takes(key, namespace, terms) for some in tried for scope in some)
+            return None
+        tried = [self._by_key.get(key), *(self._by_label.get(label) for label in terms.labels)]
+        for owner in _owners(terms):
+            tried.append(self._broad.get(owner))
+            tried.append(self._labelled.get(owner) if terms.is_wild else None)
+        newest = None
+        for some in filter(None, tried):
+            found = next((scope for scope in reversed(some) if scope.takes(key, namespace, terms)), None)
+            if found is not None:
+                newest = max(self._numbers[found], -1 if newest is None else newest)
+        return newest
 
     def may_name(self, namespace: bytes, terms: Terms) -> bool:
         """Whether chunks under these terms may be among those that one of them names by key."""
-        keyed = [scope for tenant in (terms.tenant, None) for scope in self._keyed.get(tenant, ())]
+        keyed = [scope for owner in _owners(terms) for scope in self._keyed.get(owner, ())]
         return any(without_keys(scope).takes(_NO_KEY, namespace, terms) for scope in keyed)
+
+    def _places(self, scope: Scope) -> Iterator[tuple[dict[Any, dict[Scope, None]], Hashable]]:
+        """Where a scope stands: the indexes, and the name in each."""
+        owner = scope.tenant, scope.adapter
+        if scope.keys is not None:
+            yield self._keyed, owner
+            yield from ((self._by_key, key) for key in scope.keys)
+        elif scope.labels:
+            yield self._labelled, owner
+            yield self._by_label, min(scope.labels)
+        else:
+            yield self._broad, owner
 
 
 _NO_KEY = ChunkKey(bytes(32))
+
+_Owner = tuple[int | None, int | None]
+"""Tenant and adapter, as a scope has them."""
+
+
+def _owners(terms: Terms) -> list[_Owner]:
+    """Those of the scopes that may take chunks under these terms."""
+    return [(tenant, adapter) for tenant in (terms.tenant, None) for adapter in (terms.adapter, None)]
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------

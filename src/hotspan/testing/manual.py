@@ -73,7 +73,6 @@ class ManualTier:
         self.flights: list[Flight] = []
         self.refusals: list[ChunkKey] = []
         self.invalidations: list[tuple[Scope, ...]] = []
-        self.back: set[ChunkKey] = set()  # keys whose stores an invalidation holds back, as a test says
         self.holds_durables = False
         self.durables: list[Durable] = []
         self.lates = 0
@@ -130,7 +129,10 @@ class ManualTier:
         return sum(not flight.is_load for flight in self.flights) < self._store_depth
 
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
-        return key in self.back
+        return False
+
+    def released(self) -> list[ChunkKey]:
+        return []
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         self._check_size(payload)

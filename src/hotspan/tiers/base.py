@@ -128,7 +128,14 @@ class StorageTier(Protocol):
         ...
 
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
-        """Whether a store of this chunk has to wait for an invalidation that may take it to reach the log."""
+        """Whether a store of this chunk has to wait for an invalidation that may take it to reach the log.
+
+        If so, `released` reports it: there is no use in asking before.
+        """
+        ...
+
+    def released(self) -> list[ChunkKey]:
+        """Chunks that were held back, and may be stored now; some of them may be held back anew."""
         ...
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:

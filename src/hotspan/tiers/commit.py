@@ -16,13 +16,18 @@ logger = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
+    """An invalidation that no thread has begun to write."""
+
     number: int
     scopes: Sequence[Scope]
     durable: Durable
 
 
 class GroupCommit:
-    """What a tier was told to invalidate and its log does not have yet. One thread submits.
+    """What a tier was told to invalidate and its log does not have yet. One thread (the scheduler's) calls it.
+
+    However much that is, a chunk is compared with a few scopes only, and what was held back is looked at again when the
+    invalidation that held it back is logged.
 
     queue: of one thread, on which the log is written.
     write: given the number of the newest invalidation, counted from 1, and the scopes of all that it is to write.
@@ -33,26 +38,64 @@ class GroupCommit:
         self._queue = queue
         self._write = write
         self._number = 0
-        self._pending: dict[int, ScopeSet] = {}
-        self._waiting: deque[_Waiting] = deque()  # of those, what no thread has begun to write
+        self._pending: dict[int, Sequence[Scope]] = {}
+        self._scopes = ScopeSet()  # all of those
+        self._waiting: deque[_Waiting] = deque()
+        self._ended: deque[int] = deque()  # of the pending, what any thread has ended
+        self._held: dict[int, dict[ChunkKey, None]] = {}  # by the newest invalidation that takes them
+        self._released: dict[ChunkKey, None] = {}
 
     def __len__(self) -> int:
+        self._settle()
         return len(self._pending)
 
     def submit(self, scopes: Sequence[Scope], durable: Durable) -> None:
         """Write these scopes as soon as the log is free; `durable` is told on its thread, or here if it is closed."""
+        self._settle()
         self._number += 1
-        self._pending[self._number] = ScopeSet(scopes)
+        self._pending[self._number] = scopes
+        self._scopes.add(scopes, self._number)
         self._waiting.append(_Waiting(self._number, scopes, durable))
         self._queue.submit(lambda scratch: self._commit(), lambda: self._end(self._taken(), False), urgent=True)
 
     def concerns(self, tenant: int) -> bool:
         """Whether chunks of a tenant may be among what is not logged yet."""
-        return any(scopes.concerns(tenant) for scopes in list(self._pending.values()))
+        self._settle()
+        return self._scopes.concerns(tenant)
 
     def takes(self, key: ChunkKey, namespace: bytes, terms: Terms) -> bool:
         """Whether what is not logged yet takes such a chunk, not counting what it stands on."""
-        return any(scopes.takes(key, namespace, terms) for scopes in list(self._pending.values()))
+        self._settle()
+        return self._scopes.takes(key, namespace, terms)
+
+    def hold_back(self, key: ChunkKey, namespace: bytes, terms: Terms) -> bool:
+        """As `takes`; a chunk that is taken is among the `released` once the invalidation that takes it has ended."""
+        self._settle()
+        number = self._scopes.newest(key, namespace, terms)
+        if number is None:
+            return False
+        self._held.setdefault(number, {})[key] = None
+        return True
+
+    def released(self) -> list[ChunkKey]:
+        """The chunks that nothing holds back any more of what did when they were tried; each is reported once."""
+        self._settle()
+        released = list(self._released)
+        self._released.clear()
+        return released
+
+    def give_up(self) -> None:
+        """The log is written no more, and what is being written may never end: nothing is held back for it."""
+        for keys in self._held.values():
+            self._released |= keys
+        self._held.clear()
+
+    def _settle(self) -> None:
+        """Bring the books in line with what has ended."""
+        while self._ended:
+            number = self._ended.popleft()
+            self._scopes.discard(self._pending.pop(number), number)
+            self._released |= self._held.pop(number, {})
 
     # -- the log's thread ----------------------------------------------------------------------------------------------
 
@@ -82,4 +125,4 @@ class GroupCommit:
     def _end(self, waiting: Sequence[_Waiting], done: bool) -> None:
         for each in waiting:
             each.durable(done)  # before it counts as logged: who is told that it failed gives the tier up
-            self._pending.pop(each.number, None)
+            self._ended.append(each.number)

@@ -160,12 +160,17 @@ class DiskTier:
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
         # A chunk that comes back while its invalidation is not logged would have the old bytes' generation, perhaps in
         # their slot; nothing of that kind is left to what a power loss drops and keeps.
-        return self._commits.takes(key, self._namespace, terms)
+        return self._commits.hold_back(key, self._namespace, terms)
+
+    def released(self) -> list[ChunkKey]:
+        return self._commits.released()
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         if len(payload) != self._payload_bytes:
             raise ValueError(f"the payload has {len(payload)} bytes, not {self._payload_bytes}")
-        if chunk.key in self._entries or not self.can_store() or self.holds_back(chunk.key, terms):
+        if chunk.key in self._entries or not self.can_store():
+            return False
+        if self._commits.takes(chunk.key, self._namespace, terms):
             return False
         slot = self._take_slot(chunk, terms.tenant)
         if slot is None:
@@ -278,6 +283,7 @@ class DiskTier:
         """Begin no I/O that has not begun; what is dropped is reported as such."""
         self._queue.drop()
         self._log_queue.drop()
+        self._commits.give_up()
         self._room_queue.drop()
 
     def close(self, timeout_s: float) -> None:

@@ -87,6 +87,7 @@ class GuardedTier:
         self._unlogged: dict[int, Sequence[Scope]] = {}  # what it was told, and is not durable yet
         self._logged_s = 0.0  # when one of those was last durable, or the first was told
         self._log_failed = False
+        self._released: list[ChunkKey] = []  # by what was given up
         self._joins: dict[ChunkKey, Terms] = {}  # while it was given up
         self._told = 0
         self._closed = False
@@ -122,6 +123,10 @@ class GuardedTier:
 
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
         return self._is_up and self._current.holds_back(key, terms)
+
+    def released(self) -> list[ChunkKey]:
+        released, self._released = self._released, []
+        return released + ([] if self._opening is not None else self._current.released())
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload), len(payload))
@@ -231,6 +236,7 @@ class GuardedTier:
         self.trips += 1
         logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._pause_s)
         self._current.give_up()
+        self._released += self._current.released()
 
     def _heal(self, now: float) -> None:
         """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""

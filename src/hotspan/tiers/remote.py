@@ -149,13 +149,16 @@ class RemoteTier:
         return len(self._storing) < self._store_depth and self._follower.is_fresh
 
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
-        return self._commits.takes(key, self._namespace, terms)
+        return self._commits.hold_back(key, self._namespace, terms)
+
+    def released(self) -> list[ChunkKey]:
+        return self._commits.released()
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         self._check_size(payload)
         if chunk.key in self._storing or self.lookup(chunk.key) or not self.can_store():
             return False
-        if self.holds_back(chunk.key, terms):
+        if self._commits.takes(chunk.key, self._namespace, terms):
             return False  # the log's readers would count it as of before
         terms = replace(terms, generation=self._follower.applied)
         stamp = secrets.randbits(64)
@@ -237,6 +240,7 @@ class RemoteTier:
         """Begin no I/O that has not begun; what is dropped is reported as such."""
         self._queue.drop()
         self._log_queue.drop()
+        self._commits.give_up()
 
     def close(self, timeout_s: float) -> None:
         if self._closed:
