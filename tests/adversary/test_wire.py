@@ -114,6 +114,16 @@ def test_hosts_that_come_twice_are_refused(well: House, entry: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
+def test_a_request_has_a_host(well: House, entry: str) -> None:
+    """HTTP/1.1 without a Host is refused (RFC 9112, 3.2), and the connection goes on or ends; HTTP/1.0 has none."""
+    for head in (b"GET /health HTTP/1.1\r\n", b"GET http://h/health HTTP/1.1\r\n", b"POST /health HTTP/1.1\r\n"):
+        (answer,) = exchange(well.ports[entry], head + KEY + b"Connection: close\r\n\r\n")
+        assert answer.status == 400, head
+    (answer,) = exchange(well.ports[entry], b"GET /health HTTP/1.0\r\n\r\n")
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_a_folded_header_hides_nothing(well: House, entry: str) -> None:
     """A header that goes on in the next line is refused, or is one value: never a header of its own."""
     folded = post(b"X-A: 1\r\n Transfer-Encoding: chunked", b"Content-Length: 2", body=b"{}")

@@ -144,6 +144,8 @@ async def test_what_two_readers_could_take_for_two_requests_is_refused() -> None
             sized = any(line.lower().startswith((b"content-length", b"transfer")) for line in lines)
             status, _ = await raw(at, asking(*lines, *(() if sized else (b"Content-Length: 15",))), BODY)
             assert status == 400 and not fake.works, lines
+        status, _ = await raw(at, b"/v1/completions HTTP/1.1\r\nContent-Length: 15", BODY)
+        assert status == 400 and not fake.works  # HTTP/1.1 has a Host
         await untouched(at, fake)
 
 

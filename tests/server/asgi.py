@@ -24,7 +24,7 @@ def call(
 ) -> Reply:
     """The reply of `app`; a websocket that was closed before it opened has status 403."""
     data = b"" if body is None else json.dumps(body).encode()
-    given = {"content-type": "application/json"} | (headers or {})
+    given = {"host": "h", "content-type": "application/json"} | (headers or {})
     scope = {
         "type": kind,
         "asgi": {"version": "3.0"},

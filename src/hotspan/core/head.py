@@ -36,11 +36,12 @@ class HeadError(HotspanError):
     status = 400
 
 
-def check_head(target: bytes, headers: RawHeaders, decisive: frozenset[bytes] = DECISIVE) -> None:
+def check_head(target: bytes, headers: RawHeaders, decisive: frozenset[bytes] = DECISIVE, *, version: str) -> None:
     """Raise HeadError for a head that programs could read differently.
 
     target:  its path; the query may follow.
     headers: with lower-case names.
+    version: of HTTP, such as "1.1", where each request has a Host (RFC 9112, 3.2).
     """
     if not target.startswith(b"/"):
         raise HeadError(f"the target {_shown(target)} is no path: send one that begins with /")
@@ -50,6 +51,8 @@ def check_head(target: bytes, headers: RawHeaders, decisive: frozenset[bytes] = 
             if name in seen:
                 raise HeadError(f"the header {name.decode()} came twice: send it once")
             seen.add(name)
+    if version == "1.1" and b"host" not in seen:
+        raise HeadError("no host header came, which HTTP/1.1 requires: send one")
     if seen >= _SIZES:
         raise HeadError("both content-length and transfer-encoding came: send one of them")
 

@@ -319,11 +319,12 @@ class _Head:
             return HTTPStatus.BAD_REQUEST
         finally:
             self._parser = None  # they would keep each other
-        if parser.get_http_version() not in ("1.0", "1.1"):
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
             return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
         try:
             self.target = origin_form(self.target)
-            check_head(self.target, self._headers)
+            check_head(self.target, self._headers, version=version)
         except HeadError as error:
             return HTTPStatus(error.status)
         self.method = parser.get_method().decode("ascii")

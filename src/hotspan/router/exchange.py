@@ -97,7 +97,7 @@ class Exchange:
         if self.method == "CONNECT":
             raise Refusal(400, "CONNECT is not served: send the request itself")
         try:
-            check_head(target, self.raw_headers, decisive)
+            check_head(target, self.raw_headers, decisive, version=self.scope["http_version"])
         except HeadError as error:
             raise Refusal(error.status, str(error)) from error
         size = len(self.target) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)

@@ -199,7 +199,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            check_head(_target(scope), scope["headers"])
+            check_head(_target(scope), scope["headers"], version=scope["http_version"])
         except HeadError as error:
             await _refuse((error.status, "bad_request", str(error)), scope, receive, send)
             return

@@ -87,11 +87,12 @@ class Client:
     """One request in raw ASGI."""
 
     def __init__(self, path: str, word: Word | None, body: bytes = b"{}") -> None:
-        headers = [(b"content-length", b"%d" % len(body)), (b"authorization", b"Bearer k")]
+        headers = [(b"host", b"ray"), (b"content-length", b"%d" % len(body)), (b"authorization", b"Bearer k")]
         if word is not None:
             headers.append((HEADER.encode(), str(word).encode()))
         self.scope = {
             "type": "http",
+            "http_version": "1.1",
             "method": "POST",
             "path": path,
             "raw_path": path.encode(),
@@ -135,15 +136,26 @@ async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard
 
 
 @pytest.mark.parametrize(
-    ("path", "more"), [("*@127.0.0.1:1/x", ()), ("*", ()), ("/x", (b"authorization",)), ("/x", (HEADER.encode(),))]
+    ("path", "more"),
+    [
+        ("*@127.0.0.1:1/x", ()),
+        ("*", ()),
+        ("/no/host", ()),
+        ("/x", (b"host",)),
+        ("/x", (b"authorization",)),
+        ("/x", (HEADER.encode(),)),
+    ],
 )
 async def test_heads_that_lead_elsewhere_are_refused(
     relay: Relay, behind: Behind, heard: tuple[Heard, int], path: str, more: tuple[bytes, ...]
 ) -> None:
-    """A target that is no path, or a header that decides and came twice, is a 400; the request is reported as over."""
+    """A target that is no path, a decisive header that came twice, or no Host, is a 400; the end is reported."""
     protocol, port = heard
+    behind.go_on.set()
     client = Client(path, Word("127.0.0.1", port, 7, 2.0))
     client.scope["headers"] += [(name, b"again") for name in more]
+    if path == "/no/host":
+        client.scope["headers"] = [pair for pair in client.scope["headers"] if pair[0] != b"host"]
     await client.run(relay)
     assert (await client.sent.get())["status"] == 400 and not behind.got
     if HEADER.encode() not in more:  # of two words neither is believed

@@ -12,10 +12,12 @@ KEY = b"Authorization: Bearer " + KEYS["acme"].encode()
 
 
 async def raw(running: Store, target: bytes, *lines: bytes, method: bytes = b"POST", body: bytes = b"{}") -> Any:
-    """The status, and the answer's JSON if it has some."""
+    """The status, and the answer's JSON if it has some. With no `lines`, not even a Host is sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     try:
-        head = [method + b" " + target + b" HTTP/1.1", *lines, b"Connection: close"]
+        has_host = not lines or any(line.startswith(b"Host:") for line in lines)
+        host = [] if has_host else [b"Host: store"]
+        head = [method + b" " + target + b" HTTP/1.1", *host, *lines, b"Connection: close"]
         writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         async with asyncio.timeout(60):
             answer = await reader.read()
@@ -42,6 +44,7 @@ async def test_heads(has_keys: bool) -> None:
         ):
             status, _ = await raw(running, b"/invocations", *(() if KEY in twice else (KEY,)), size, *twice)
             assert status == 400, twice
+        assert (await raw(running, b"/ping", method=b"GET", body=b""))[0] == 400
         for target in (b"*", b"*x", b"*@127.0.0.1:1/x", b"*#/invocations"):
             for method in (b"GET", b"POST", b"OPTIONS"):
                 status, said = await raw(running, target, KEY, size, method=method)
