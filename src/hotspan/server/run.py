@@ -31,6 +31,7 @@ from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.plan.tiers import Extent
+from hotspan.plan.weights import model_directory, weights_bytes
 from hotspan.server.access_log import leave_out
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import AdapterRegistry
@@ -274,13 +275,21 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     registry = AdapterRegistry(
         adapters,
         Sources([directory] if own is None else [directory, own]),
-        SnapshotStore(_copies(options.server)),
+        SnapshotStore(_copies(options.server), _most_adapter_bytes(options.model)),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
     )
     adapters.publish(lambda: registry.names(current_owner()))
     await registry.autoload(directory, tenants=options.tenants.names)
     return registry
+
+
+def _most_adapter_bytes(model: str) -> int:
+    """Of one adapter, which the engine reads into memory as a whole: no more than the model has, and 1 GiB for any."""
+    try:
+        return max(GIB, weights_bytes(model_directory(model)))
+    except (ConfigError, OSError):  # it is not here
+        return 16 * GIB
 
 
 def _copies(server: ServerSettings) -> Path:

@@ -321,3 +321,66 @@ def test_shapes_of_a_model(tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
     assert model_shapes(model) == {} == model_shapes(tmp_path / "none")
+
+
+# -- what could stop the engine ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("pattern", ["([a-z]+)+!", "(a|a)(a|a)", "a?a?a?aaa", ".*.*.*x", "a{1,9}{1,9}", "a" * 300])
+def test_patterns_that_take_for_ever(tmp_path: Path, name: str, pattern: str) -> None:
+    """The engine matches an adapter's patterns by itself: those whose time is not bounded are refused."""
+    with pytest.raises(AdapterError, match="for ever"):
+        check(tmp_path, **{name: {pattern: 4}})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["q_proj", r"^model\.layers\.\d+\.self_attn.q_proj$", "layers.[0-9].mlp", ".*k_proj"]
+)
+def test_patterns_that_peft_writes(tmp_path: Path, pattern: str) -> None:
+    """Names of modules, anchored or with one repetition, are taken."""
+    check(tmp_path, rank_pattern={pattern: 4}, alpha_pattern={pattern: 8})
+
+
+def test_many_patterns(tmp_path: Path) -> None:
+    """Patterns are counted with the modules that each is matched against."""
+    check(tmp_path, rank_pattern={f"layers.{n}.q_proj": 4 for n in range(1000)})
+    with pytest.raises(AdapterError, match="too many patterns"):
+        check(tmp_path, rank_pattern={f"layers.{n}.*.q_proj": 4 for n in range(8001)})
+
+
+@pytest.mark.parametrize("changes", [{"rank_pattern": 4}, {"alpha_pattern": ["q_proj"]}])
+def test_patterns_that_are_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Patterns of another type are refused with what to give."""
+    with pytest.raises(AdapterError, match="give an object"):
+        check(tmp_path, **changes)
+
+
+def test_weights_that_are_larger_than_the_configuration_says(tmp_path: Path) -> None:
+    """The rank of the tensors counts, too; and a module has a name of ordinary length."""
+    with pytest.raises(AdapterError, match="--max-lora-rank 9"):
+        check(tmp_path, weights=tensors(rank=9))
+    long = {name.replace("self_attn", "a" * 300): data for name, data in tensors().items()}
+    with pytest.raises(AdapterError, match="a module of"):
+        check(tmp_path, weights=long)
+
+
+def test_a_configuration_without_an_end_of_depth(tmp_path: Path) -> None:
+    """Nesting that no parser follows is an error of the adapter's."""
+    directory = write_adapter(tmp_path / "a")
+    (directory / CONFIG).write_text("[" * 100_000)
+    with pytest.raises(AdapterError, match="is no JSON"):
+        check_adapter(directory, FITS)
+
+
+def test_no_adapter_fills_the_disk(tmp_path: Path, root: Path) -> None:
+    """A file of any size is refused before a byte is copied; a sparse one costs its owner nothing."""
+    directory = write_adapter(root / "a")
+    os.truncate(directory / WEIGHTS, 1 << 42)
+    with pytest.raises(AdapterError, match="stay free") as caught:
+        take(SnapshotStore(tmp_path / "copies"), [root], "a")
+    assert caught.value.status == 507
+    os.truncate(directory / WEIGHTS, 1 << 20)
+    with pytest.raises(AdapterError, match="may have") as caught:
+        take(SnapshotStore(tmp_path / "copies", max_bytes=1 << 19), [root], "a")
+    assert caught.value.status == 400 and list((tmp_path / "copies").iterdir()) == []

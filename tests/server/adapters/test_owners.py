@@ -1,5 +1,6 @@
 """Whose adapters are: what each principal sees, uses and changes, through the policy of routes and a fake engine."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -78,7 +79,7 @@ async def test_tenants_have_adapters_of_their_own(rig: Rig, served: Served) -> N
         assert (await served.ask("globex", method, path)).status_code == 404
     assert await served.register("globex", "legal", "mine") == 200
     models = [await served.model(who, "legal") for who in ("acme", "globex")]
-    assert models[0] != models[1] and set(rig.formats.added) == {"shared", "legal@acme", "legal@globex"}
+    assert models[0] != models[1] and set(rig.formats.added) == {"shared"}
     assert (await served.ask("globex", "DELETE", "/adapters/legal")).status_code == 200
     await rig.settle()
     assert await served.model("acme", "legal") == models[0] and await served.model("globex", "legal") is None
@@ -172,3 +173,23 @@ async def test_tenants_directories_are_no_adapters(rig: Rig) -> None:
     rig.write("globex", 2)  # an adapter of that name, too
     await rig.registry.autoload(rig.root, tenants=("acme", "globex"))
     assert list(rig.registry.names()) == ["globex", "shared"] and not rig.registry._refused
+
+
+@pytest.mark.parametrize("name", ["model.py", "formatter.yaml", "formatter.yml"])
+async def test_no_tenant_brings_code(rig: Rig, served: Served, name: str) -> None:
+    """A formatter in a tenant's directory is refused, also after its adapter was registered; nothing of it is read."""
+    mine = rig.root / "acme" / "mine"
+    assert await served.register("acme", "legal", "mine") == 200
+    os.mkfifo(mine / name)  # who opened it would wait for ever
+    assert await served.register("acme", "other", "mine") == 403
+    assert (await served.ask("acme", "POST", "/adapters/legal/update", json={})).status_code == 403
+    assert await served.names("acme") == ["legal", "shared"] and set(rig.formats.added) == {"shared"}
+
+
+async def test_no_tenant_takes_all_files(rig: Rig, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each adapter holds an open file: a tenant has at most so many, and others are as free as before."""
+    monkeypatch.setattr("hotspan.server.adapters.registry._MOST_OF_A_TENANT", 3)
+    assert [await served.register("acme", f"a{n}", "mine") for n in range(4)] == [200, 200, 200, 507]
+    assert await served.register("globex", "a0", "mine") == 200 and await served.register("admin", "b", "shared") == 200
+    assert (await served.ask("acme", "DELETE", "/adapters/a0")).status_code == 200
+    assert await served.register("acme", "a3", "mine") == 200

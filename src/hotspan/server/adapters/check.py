@@ -6,7 +6,7 @@ of the slot, and modules that the model does not have are left out, so that the 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,13 @@ from hotspan.server.adapters.source import CONFIG, WEIGHTS
 _MOST_CONFIG_BYTES = 1 << 20
 _HALF = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LORA = "LORA"
+_MOST_NAME_LENGTH = 256
+_ATOM = r"(?:[\w-]|\\?\.|\\d|\[[\w-]+\])"
+_PATTERN = re.compile(rf"\^?{_ATOM}*(?:{_ATOM}[*+?]{_ATOM}*)?\$?")
+"""Regular expressions that take at most quadratic time: no groups, no alternatives, one repetition."""
+_REPETITION_COST = 50
+_MOST_MATCHES = 400_000
+"""Matches of patterns against modules. The engine computes nothing else meanwhile: 0.4 s, or 60 s for 560 patterns."""
 
 
 class Shape(NamedTuple):
@@ -42,14 +49,16 @@ class AdapterLimits:
 
 def check_adapter(directory: Path, limits: AdapterLimits) -> None:
     """Raise AdapterError for what can't be loaded, or would not be this adapter's answer once it is."""
-    ranks = _ranks(_config(directory / CONFIG))
+    config = _config(directory / CONFIG)
+    ranks = _ranks(config)
     if max(ranks) > limits.max_rank:
         raise AdapterError(
             400,
             f"the adapter's rank is {max(ranks)} and the engine takes {limits.max_rank}: serve with --max-lora-rank "
             f"{max(ranks)} or more",
         )
-    modules = _modules(directory / WEIGHTS)
+    modules = _modules(directory / WEIGHTS, limits.max_rank)
+    _check_cost(config, modules)
     for module, shape in modules.items():
         known = limits.shapes.get(module)
         if known is not None and shape is not None and shape != known:
@@ -88,7 +97,7 @@ def _config(path: Path) -> Mapping[str, Any]:
         raise AdapterError(400, f"{CONFIG} is {path.stat().st_size} bytes long: give the one that PEFT wrote")
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(400, f"{CONFIG} is no JSON ({error}): give the one that PEFT wrote") from error
     if not isinstance(config, dict):
         raise AdapterError(400, f"{CONFIG} holds no JSON object: give the one that PEFT wrote")
@@ -120,7 +129,30 @@ def _ranks(config: Mapping[str, Any]) -> list[int]:
     return ranks
 
 
-def _modules(path: Path) -> dict[str, Shape | None]:
+def _check_cost(config: Mapping[str, Any], modules: Collection[str]) -> None:
+    """Raise AdapterError for patterns that could stop the engine, which matches each of them against each module."""
+    cost = 0
+    for name in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict):
+            raise AdapterError(400, f"{CONFIG} says {name} {patterns!r:.80}: give an object of patterns and numbers")
+        for pattern in patterns:
+            if len(pattern) > _MOST_NAME_LENGTH or not _PATTERN.fullmatch(pattern):
+                raise AdapterError(
+                    400,
+                    f"{CONFIG} has the pattern {pattern!r:.80} in {name}, and matching it could take for ever: use "
+                    "module names, without groups, alternatives or more than one of * + ?",
+                )
+            cost += len(modules) * (_REPETITION_COST if re.search("[*+?]", pattern) else 1)
+    if cost > _MOST_MATCHES:
+        raise AdapterError(
+            400,
+            f"{CONFIG} has too many patterns in rank_pattern and alpha_pattern for {len(modules):,} modules: the "
+            "engine would stand still while it matches them",
+        )
+
+
+def _modules(path: Path, max_rank: int) -> dict[str, Shape | None]:
     """The adapted modules; None where a module's two halves are no plain matrices."""
     try:
         tensors = _tensors(path)
@@ -132,10 +164,15 @@ def _modules(path: Path) -> dict[str, Shape | None]:
             halves.setdefault(found["module"], {})[found["half"]] = shape
     if not halves:
         raise AdapterError(400, f"{WEIGHTS} holds no LoRA weights ({_few(tensors)}): give the file that PEFT wrote")
-    return {module: _shape(module, pair) for module, pair in halves.items()}
+    if too_long := next((module for module in halves if len(module) > _MOST_NAME_LENGTH), None):
+        raise AdapterError(
+            400,
+            f"{WEIGHTS} has a module of {len(too_long)} characters ({too_long:.40}...): give the file that PEFT wrote",
+        )
+    return {module: _shape(module, pair, max_rank) for module, pair in halves.items()}
 
 
-def _shape(module: str, pair: Mapping[str, tuple[int, ...]]) -> Shape | None:
+def _shape(module: str, pair: Mapping[str, tuple[int, ...]], max_rank: int) -> Shape | None:
     if pair.keys() != {"A", "B"}:
         raise AdapterError(400, f"{WEIGHTS} has only half of {module} (lora_{min(pair)}): give the whole adapter")
     a, b = pair["A"], pair["B"]
@@ -143,6 +180,12 @@ def _shape(module: str, pair: Mapping[str, tuple[int, ...]]) -> Shape | None:
         return None
     if a[0] != b[1]:
         raise AdapterError(400, f"{WEIGHTS} has halves of {module} with ranks {a[0]} and {b[1]}: they must be equal")
+    if a[0] > max_rank:
+        raise AdapterError(
+            400,
+            f"{WEIGHTS} has {module} with rank {a[0]}, and the engine takes {max_rank}: serve with --max-lora-rank "
+            f"{a[0]} or more",
+        )
     return Shape(b[0], a[1])
 
 

@@ -21,12 +21,14 @@ from hotspan.server.adapters.base import Adapter, AdapterEngine, AdapterFormatte
 from hotspan.server.adapters.check import AdapterLimits, check_adapter
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
-from hotspan.server.adapters.source import CONFIG, Sources
+from hotspan.server.adapters.source import CONFIG, Sources, refuse_formatters
 from hotspan.server.principal import SERVER
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
+_MOST_OF_A_TENANT = 1000
+"""Each adapter takes an open file, of which the server has a limited number for all its clients."""
 _T = TypeVar("_T")
 
 
@@ -209,6 +211,8 @@ class AdapterRegistry:
             raise AdapterError(409, f"there is an adapter {name!r} already: update it, or delete it first")
         if self._engine.has(name):
             raise AdapterError(409, f"{name!r} is what the server calls a model of its own: give another name")
+        if owner and sum(hosted.owner == owner for hosted in self._hosted.values()) >= _MOST_OF_A_TENANT:
+            raise AdapterError(507, f"{_MOST_OF_A_TENANT} adapters are registered already: delete some first")
         self._check_pin(name, preload=preload, pin=pin, owner=owner)
         hosted = await self._take(name, src, preload=preload, pin=pin, owner=owner)
         try:
@@ -285,6 +289,8 @@ class AdapterRegistry:
         def take() -> tuple[Path, Snapshot]:
             sources = self._sources.of(owner)
             directory = sources.directory(src)
+            if owner:
+                refuse_formatters(directory)
             return directory, self._snapshots.take(sources, directory, lambda copy: check_adapter(copy, self._limits))
 
         directory, snapshot = await asyncio.to_thread(take)
@@ -378,8 +384,8 @@ class AdapterRegistry:
         )
 
     async def _format(self, hosted: _Hosted) -> None:
-        """Give an adapter its formatters, in place of those it had."""
-        if self._formatters is None:
+        """Give an adapter its formatters, in place of those it had. A tenant's has none: see `refuse_formatters`."""
+        if self._formatters is None or hosted.owner:
             return
         try:
             await asyncio.to_thread(self._formatters.add, hosted.key, hosted.directory)

@@ -164,7 +164,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
         return {}
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(400, f"the body is no JSON ({error}): give an object, or arguments in the query") from error
     if not isinstance(body, dict):
         raise AdapterError(400, f"the body is {body!r:.80}: give a JSON object")

@@ -21,10 +21,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
 
 _PART_BYTES = 1 << 22
+_RESERVE_BYTES = GIB
+_RESERVE_PART = 20
+"""Of the file system 1 GiB stays free, or a twentieth of one that is smaller than 20 GiB."""
 _PART = "part-"
 _OURS = re.compile(rf"[0-9a-f]{{64}}|{_PART}[a-z0-9_]+")
 
@@ -50,11 +54,13 @@ class Snapshot:
 class SnapshotStore:
     """Snapshots under one directory, which servers of one user may share.
 
+    max_bytes: of one file that is copied.
     Raises: ConfigError if the directory can't be had for this user alone.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, max_bytes: int = 1 << 62) -> None:
         self._root = root
+        self._max_bytes = max_bytes
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = root.lstat()
@@ -85,7 +91,7 @@ class SnapshotStore:
             raise self._no_room(error) from error
         try:
             try:
-                digest = _copy(sources, directory, part)
+                digest = self._copy(sources, directory, part)
             except OSError as error:
                 raise self._no_room(error) from error
             check(part)
@@ -124,6 +130,41 @@ class SnapshotStore:
         finally:
             os.close(lock)
 
+    def _copy(self, sources: Sources, directory: Path, into: Path) -> str:
+        """Copy an adapter's two files; the digest of exactly the bytes that were written."""
+        digest = hashlib.sha256(b"hotspan-adapter-files-1")
+        for name in (CONFIG, WEIGHTS):
+            part = hashlib.sha256()
+            with (
+                open(sources.open(directory, name), "rb", buffering=0) as source,
+                open(into / name, "xb", buffering=0, opener=_private) as copy,
+            ):
+                left = self._checked_size(name, os.fstat(source.fileno()).st_size)
+                while data := source.read(min(_PART_BYTES, left)):  # what is appended meanwhile is not read
+                    left -= len(data)
+                    part.update(data)
+                    view = memoryview(data)
+                    while view:
+                        view = view[copy.write(view) :]
+            digest.update(part.digest())
+        return digest.hexdigest()
+
+    def _checked_size(self, name: str, size: int) -> int:
+        """The size. A file without contents (a sparse one) may be of any size. Raises: AdapterError."""
+        if size > self._max_bytes:
+            raise AdapterError(
+                400, f"{name} has {size / GIB:.2f} GiB, and an adapter may have {self._max_bytes / GIB:.2f} GiB here"
+            )
+        disk = shutil.disk_usage(self._root)
+        reserve = min(_RESERVE_BYTES, disk.total // _RESERVE_PART)
+        if size > disk.free - reserve:
+            raise AdapterError(
+                507,
+                f"the adapter can't be copied to {self._root}: {name} has {size / GIB:.2f} GiB, "
+                f"{disk.free / GIB:.2f} GiB are free and {reserve / GIB:.2f} GiB of that stay free: make room there",
+            )
+        return size
+
     def _no_room(self, error: OSError) -> AdapterError:
         return AdapterError(507, f"the adapter can't be copied to {self._root} ({error.strerror}): make room there")
 
@@ -137,24 +178,6 @@ def _hold(path: Path, kind: int = fcntl.LOCK_SH) -> int:
         os.close(hold)
         raise
     return hold
-
-
-def _copy(sources: Sources, directory: Path, into: Path) -> str:
-    """Copy an adapter's two files; the digest of exactly the bytes that were written."""
-    digest = hashlib.sha256(b"hotspan-adapter-files-1")
-    for name in (CONFIG, WEIGHTS):
-        part = hashlib.sha256()
-        with (
-            open(sources.open(directory, name), "rb", buffering=0) as source,
-            open(into / name, "xb", buffering=0, opener=_private) as copy,
-        ):
-            while data := source.read(_PART_BYTES):
-                part.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[copy.write(view) :]
-        digest.update(part.digest())
-    return digest.hexdigest()
 
 
 def _private(path: str, flags: int) -> int:

@@ -16,6 +16,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
 _PICKLED = ("adapter_model.bin", "adapter_model.pt")
+_FORMATTERS = ("model.py", "formatter.yaml", "formatter.yml")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -83,3 +84,14 @@ def _missing(directory: Path, name: str, error: OSError) -> str:
             f"{WEIGHTS} (PEFT's save_pretrained with safe_serialization=True)"
         )
     return f"{directory} has no readable {name} ({error.strerror}): an adapter is {CONFIG} and {WEIGHTS}"
+
+
+def refuse_formatters(directory: Path) -> None:
+    """Raise AdapterError for a tenant's adapter with formatters: they run in the server, with all tenants' texts."""
+    for name in _FORMATTERS:
+        if os.path.lexists(directory / name):
+            raise AdapterError(
+                403,
+                f"{name} would run in the server, for a tenant's adapter: remove it, or let the administrator register "
+                "the adapter for everybody",
+            )
