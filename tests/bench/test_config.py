@@ -67,7 +67,7 @@ def test_objectives_are_in_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"workload": "long-doc-qa", "ldqa_document_lenght": 5}', "did you mean 'ldqa_document_length'"),
+        ('{"workload": "long-doc-qa", "ldqa_document_lenght": 5}', "did you mean ldqa_document_length"),
         ('{"workload": "long-doc-qa", "seed": "one"}', "seed must be of type int"),
         ('{"workload": "long-doc-qa", "seed": true}', "seed must be of type int"),
         ("[]", "one JSON object"),

@@ -1,6 +1,5 @@
 """What a benchmark is asked to do, from flags and a JSON file, with flat keys in both."""
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -10,7 +9,7 @@ from typing import Any, Self
 from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions, option
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +140,9 @@ def _check_keys(flat: Mapping[str, Any]) -> None:
     types = key_types()
     for key, value in flat.items():
         if key not in types:
-            near = difflib.get_close_matches(key, types, n=1)
-            raise ConfigError(f"unknown key {key!r} in the benchmark's configuration" + _did_you_mean(near))
+            hint = did_you_mean(key, types, "see 'hotspan bench engine --help'")
+            raise ConfigError(f"unknown key {key!r} in the benchmark's configuration: {hint}")
         wanted = types[key]
         fitting = (int, float) if wanted is float else wanted
         if not isinstance(value, fitting) or (isinstance(value, bool) and wanted is not bool):
             raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
-
-
-def _did_you_mean(near: list[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else "; see 'hotspan bench engine --help'"

@@ -1,7 +1,6 @@
 """`hotspan route`: one address for several replicas, each request to where it costs least."""
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from hotspan.cli.errors import explained
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from hotspan.config.kinds import Kind
@@ -163,8 +162,7 @@ def read_file(path: Path, kinds: Mapping[str, "Kind"]) -> dict[str, Any]:
     for entry in parse_entries(read_text(path), path):
         name = entry.name.replace("-", "_")
         if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`hotspan route --help` lists what there is"
+            hint = did_you_mean(name, kinds, "`hotspan route --help` lists what there is")
             raise ConfigError(f"{entry.place}: there is no {entry.name!r}: {hint}")
         if entry.value is not None:
             found[name] = kinds[name].parse(entry.value, f"{entry.place} {entry.name}")
@@ -231,8 +229,7 @@ def _strategy(name: str) -> Any:
     known = [strategy.value for strategy in Strategy]
     if name.lower() in known:
         return Strategy(name.lower())
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    hint = did_you_mean(name.lower(), known, f"there are {', '.join(known)}")
     raise ConfigError(f"--strategy {name}: {hint}")
 
 

@@ -1,12 +1,12 @@
 """The table of known keys, written once: reading, checking, --help, explaining and the docs come from it."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hotspan.config import kinds
 from hotspan.config.kinds import Kind
+from hotspan.core.errors import did_you_mean
 from hotspan.core.types import MIB
 
 Part = Literal["cache", "server", "model", "engine"]
@@ -459,5 +459,4 @@ def unlisted(name: str) -> Key:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """A hint at the nearest known names."""
-    near = difflib.get_close_matches(name, list(known), n=3)
-    return f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists what there is"
+    return did_you_mean(name, known, "docs/configuration.md lists what there is", count=3)

@@ -1,6 +1,5 @@
 """LMI's configuration: serving.properties, config.properties, OPTION_*, SERVING_*, SAGEMAKER_* and other variables."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, Spelling, meant
 from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.config.properties import read_properties
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 
 _UPPER = re.compile(r"[A-Z_\d]+")
 _OPTION = "option."
@@ -140,6 +139,5 @@ def _option(name: str) -> str:
 def _refuse_near(name: str) -> None:
     """Others may have variables with these prefixes, too; one that is nearly ours is a typo."""
     known = [*_VARIABLES, *SAGEMAKER_ACCEPTED, *SECURE_ONLY]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
-    if near:
-        raise ConfigError(f"{said(ENVIRONMENT, name)}: there is no such variable: did you mean {near[0]}?")
+    if hint := did_you_mean(name, known, cutoff=_NEAR):
+        raise ConfigError(f"{said(ENVIRONMENT, name)}: there is no such variable: {hint}")

@@ -9,7 +9,6 @@
 A key is held as its SHA-256 only, from here on.
 """
 
-import difflib
 import glob
 import math
 import re
@@ -25,7 +24,7 @@ from hotspan.config.secrets import is_token, read_private
 from hotspan.config.settings import TenantShare
 from hotspan.core.credentials import key_digest
 from hotspan.core.directives import RetentionRule, seconds
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.terms import DEFAULT_TENANT
 
 _SECTIONS = ("tenants", "retention")
@@ -209,8 +208,7 @@ class _Reader:
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"it may be {', '.join(known)}"
+    return did_you_mean(name, known, f"it may be {', '.join(known)}")
 
 
 def _shown(name: object) -> str:

@@ -1,12 +1,12 @@
 """What a request asks of the cache, and the retention rules that an operator lays down on top of it."""
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hotspan.core.errors import did_you_mean
 from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_labels, tenant_label
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -86,8 +86,7 @@ def parse_directives(params: Mapping[str, Any]) -> Directives:
     """
     for name in params:
         if name not in CLIENT_DIRECTIVES:
-            near = difflib.get_close_matches(str(name), CLIENT_DIRECTIVES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(CLIENT_DIRECTIVES)}"
+            hint = did_you_mean(str(name), CLIENT_DIRECTIVES, f"it takes {', '.join(CLIENT_DIRECTIVES)}")
             raise ValueError(f"kv_transfer_params has no {name!r}: {hint}")
     tags = _names("tags", params.get("tags", ()))
     session = params.get("session")

@@ -11,6 +11,9 @@ A miss is a value and not an error (`core.types.Lookup`), and so is a fault of a
 `cache.tiered`, which counts it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class HotspanError(Exception):
     """The root: anything hotspan raises on purpose."""
@@ -43,3 +46,9 @@ class FormatterError(HotspanError):
         self.phase = phase
         self.name = name
         self.status = status
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, count: int = 1, cutoff: float = 0.6) -> str:
+    """A question that names the known names most like `name`, at most `count`; `otherwise` if none is like it."""
+    near = difflib.get_close_matches(name, list(known), count, cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

@@ -1,6 +1,5 @@
 """The engine's own options: whatever vLLM takes, checked here so that a typo is an error that names what was meant."""
 
-import difflib
 import re
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.model_source import is_remote
 from hotspan.config.settings import CacheSettings
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.plan.memory import available_memory
 
@@ -131,6 +130,5 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     name = word.split("=", 1)[0]
     if not name.startswith("-"):
         return f"{name!r} belongs to no option: options are written --name value, after the model"
-    near = difflib.get_close_matches(name.replace("_", "-"), known, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`hotspan serve --help` lists hotspan's options"
-    return f"unknown option {name}: {hint}"
+    otherwise = "`hotspan serve --help` lists hotspan's options"
+    return f"unknown option {name}: {did_you_mean(name.replace('_', '-'), known, otherwise, count=3)}"

@@ -9,7 +9,6 @@ output:
   rename: {generated_text: answer}
 """
 
-import difflib
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.formatters.formatter import Context, Formatter, Phase
 from hotspan.formatters.rules import INPUT_VARIABLES, OUTPUT_VARIABLES, VARIABLES, InputRules, OutputRules
 from hotspan.formatters.schema import Schema
@@ -109,7 +108,8 @@ class _Reader:
             raise self._wrong(f"has no names in {where}: write {', '.join(known)}, with a colon and the value behind")
         for name in given:
             if name not in known:
-                raise self._wrong(f"has an unknown {name!r} in {where}: {_meant(str(name), known)}")
+                hint = did_you_mean(str(name), known, f"it may be {', '.join(known)}")
+                raise self._wrong(f"has an unknown {name!r} in {where}: {hint}")
         return given
 
     def _wrong(self, problem: str) -> ConfigError:
@@ -120,7 +120,8 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
     for text in _texts(given):
         if text.startswith("$") and not text.startswith("$$") and text[1:] not in VARIABLES:
             known = [f"${name}" for name in sorted(VARIABLES)]
-            raise ValueError(f"names {text}: {_meant(text, known)}. Write $${text[1:]} for the text {text} itself")
+            hint = did_you_mean(text, known, f"it may be {', '.join(known)}")
+            raise ValueError(f"names {text}: {hint}. Write $${text[1:]} for the text {text} itself")
     return given
 
 
@@ -140,11 +141,6 @@ def _renames(given: dict[str, Any]) -> dict[str, str]:
         if targets.count(target) > 1:
             raise ValueError(f"gives several fields the name {target}: give each its own")
     return given
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"it may be {', '.join(known)}"
 
 
 class _UniqueNames(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -8,7 +8,6 @@ A wrapped key says itself which of them opens it (keyring/wrapped.py).
 """
 
 import base64
-import difflib
 import os
 import stat
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from hotspan.core.errors import ConfigError, KeyUnavailable
+from hotspan.core.errors import ConfigError, KeyUnavailable, did_you_mean
 from hotspan.keyring.kms import open_kms
 from hotspan.keyring.wrapped import changed, pack, unpack, wrapped_by
 
@@ -204,9 +203,8 @@ def _open_aws(rest: str) -> KeyWrapper:
     key, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options.keys() - {"region", "endpoint"}:
-        close = difflib.get_close_matches(name, ("region", "endpoint"), 1)
-        meant = f": did you mean {close[0]}?" if close else ": region and endpoint may follow"
-        raise ConfigError(f"an aws-kms: key takes no option {name!r}{meant}")
+        hint = did_you_mean(name, ("region", "endpoint"), "region and endpoint may follow")
+        raise ConfigError(f"an aws-kms: key takes no option {name!r}: {hint}")
     if not key:
         raise ConfigError("aws-kms: names no key: give aws-kms:KEY_ID_OR_ARN")
     endpoint = options.get("endpoint")

@@ -6,7 +6,6 @@
 Each stands under /models/{model} too. Arguments come in the query or in a JSON body. `tenant` is the administrator's.
 """
 
-import difflib
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from hotspan.core.errors import did_you_mean
 from hotspan.server.adapters.base import Adapter
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.registry import LORA_OFF, AdapterRegistry
@@ -146,8 +146,7 @@ async def _asked(request: Request, *known: str) -> dict[str, Any]:
         asked[name] = value
     for name in asked:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = did_you_mean(name, known, f"there are {', '.join(known)}")
             raise AdapterError(400, f"unknown argument {name!r:.80}: {hint}")
     return asked
 

@@ -1,9 +1,9 @@
 """The parameters of LMI's schema: which there are, and what each is to the engine."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hotspan.core.errors import did_you_mean
 from hotspan.server.errors import HttpError
 
 RENAMED = {
@@ -81,6 +81,5 @@ def flag(given: Mapping[str, Any], name: str) -> bool:
 def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], what: str) -> None:
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "leave it out (docs/http.md has the list)"
+            hint = did_you_mean(name, known, "leave it out (docs/http.md has the list)")
             raise HttpError(400, f"{what} {name!r:.80}: {hint}", param=name)

@@ -1,12 +1,11 @@
 """What a client of HyperPod's managed tiered storage can be told, under the names that its users write already."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.types import MIB
 
 PREFIX = "sagemaker_hyperpod_"
@@ -94,13 +93,12 @@ def parse_hyperpod_settings(given: Mapping[str, Any]) -> HyperpodSettings:
     Raises: ConfigError that names the key and says what would do.
     """
     known = {PREFIX + field.name: field for field in fields(HyperpodSettings)}
-    names = [field.name for field in known.values()]
     values: dict[str, Any] = {}
     for key, value in given.items():
         field = known.get(key)
         if field is None:
-            near = difflib.get_close_matches(str(key).removeprefix(PREFIX), names, n=1)
-            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"it may be {', '.join(known)}"
+            plain = PREFIX + str(key).removeprefix(PREFIX)
+            hint = did_you_mean(plain, known, f"it may be {', '.join(known)}", cutoff=0.85)  # of names with a prefix
             raise ConfigError(f"there is no setting {key!r}: {hint}")
         kind = int if field.default is None else type(field.default)
         values[field.name] = None if value is None and field.default is None else _parsed(key, kind, value)

@@ -5,12 +5,11 @@ import math
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit, urlunsplit
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.redaction import is_secret, redacted, redacted_text
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.hyperpod_settings import PREFIX, HyperpodSettings, parse_hyperpod_settings
@@ -53,11 +52,9 @@ def parse_store_url(option: str, url: str) -> StoreAddress:
             "or redis://HOST:6379"
         )
     if parts.scheme not in _OPENERS:
-        meant = get_close_matches(parts.scheme, _OPENERS, 1)
-        known = ", ".join(f"{scheme}://" for scheme in _OPENERS)
-        raise ConfigError(
-            f"{option} is {shown!r}: {f'did you mean {meant[0]}://?' if meant else f'give one of {known}'}"
-        )
+        known = [f"{scheme}://" for scheme in _OPENERS]
+        hint = did_you_mean(f"{parts.scheme}://", known, f"give one of {', '.join(known)}", cutoff=0.85)
+        raise ConfigError(f"{option} is {shown!r}: {hint}")
     _refuse_secrets(option, parts)
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise ConfigError(f"{option} is {shown!r}: a directory is written file:///SHARED/DIRECTORY, with three slashes")
@@ -160,8 +157,7 @@ def _check_client(client: Options, known: Sequence[str]) -> None:
         try:
             ObstoreS3("bucket", config={name: ""})  # type: ignore[arg-type]
         except UnknownConfigurationKeyError as error:
-            meant = get_close_matches(name, known, 1)
-            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(known)} and obstore's (endpoint, ...)"
+            hint = did_you_mean(name, known, f"it has {', '.join(known)} and obstore's (endpoint, ...)")
             raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}") from error
         except (BaseError, ValueError):
             pass  # an empty value will not do for it; which it is to be is not known here
@@ -218,8 +214,7 @@ def _typed(options: Options, known: Sequence[StoreOption]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in kinds:
-            meant = get_close_matches(name, kinds, 1)
-            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(sorted(kinds))}"
+            hint = did_you_mean(name, kinds, f"it has {', '.join(sorted(kinds))}")
             raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}")
         values[name] = _value(name, value, kinds[name])
     return values
