@@ -74,8 +74,8 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
-	@$(BIN)/hotspan bench index --output benchmarks/results/index.json
-	@$(BIN)/hotspan bench eviction --output benchmarks/results/eviction.json
+	@$(BIN)/python -m benchmarks.index --output benchmarks/results/index.json
+	@$(BIN)/python -m benchmarks.eviction --output benchmarks/results/eviction.json
 	@$(BIN)/python -m benchmarks.l2_daemon --output benchmarks/results/l2-daemon.json
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
@@ -101,33 +101,33 @@ R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing
 proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: install  ## R1: 10,000 kills of writing processes
-	@$(BIN)/hotspan prove kill --cycles 10000 --output $(R)/kill.json
+	@$(BIN)/python -m proofs kill --cycles 10000 --output $(R)/kill.json
 power: install  ## R2: 100,000 power losses
-	@$(BIN)/hotspan prove power --images 100000 --output $(R)/power.json
+	@$(BIN)/python -m proofs power --images 100000 --output $(R)/power.json
 flip: install  ## R3: every header bit, a million flips, cuts and swaps
-	@$(BIN)/hotspan prove flip --flips 1000000 --output $(R)/flip.json
+	@$(BIN)/python -m proofs flip --flips 1000000 --output $(R)/flip.json
 fault: install  ## R4: every error at every call
-	@$(BIN)/hotspan prove fault --output $(R)/fault.json
+	@$(BIN)/python -m proofs fault --output $(R)/fault.json
 l2: install  ## R1, R3, R4 and R10 with an L2 in the disk's place
-	@$(BIN)/hotspan prove l2 --flips 200000 --hours 1 --output $(R)/l2.json
+	@$(BIN)/python -m proofs l2 --flips 200000 --hours 1 --output $(R)/l2.json
 slow: install  ## R5: requests over a slow, hung or failing disk
 	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
 slow-l2: install servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling
 	@$(BIN)/python -m benchmarks.slow_l2 --output $(R)/slow-l2.json
 model: install  ## R6: a million random steps against a dict
-	@$(BIN)/hotspan prove model --steps 1000000 --output $(R)/model.json
+	@$(BIN)/python -m proofs model --steps 1000000 --output $(R)/model.json
 simulate: install  ## R7: 10,000 seeds of everything at once
-	@$(BIN)/hotspan prove simulate --seeds 10000 --output $(R)/simulate.json
+	@$(BIN)/python -m proofs simulate --seeds 10000 --output $(R)/simulate.json
 replicas: install  ## R11: 10,000 seeds of replicas that share an L2
-	@$(BIN)/hotspan prove replicas --seeds 10000 --output $(R)/replicas.json
+	@$(BIN)/python -m proofs replicas --seeds 10000 --output $(R)/replicas.json
 fuzz: install  ## R8: 100,000 malformed frames, tables, logs, requests and settings
-	@$(BIN)/hotspan prove fuzz --cases 100000 --output $(R)/fuzz.json
+	@$(BIN)/python -m proofs fuzz --cases 100000 --output $(R)/fuzz.json
 identity: install  ## R9: digests at store and at load
 	@$(BIN)/python -m benchmarks.identity --output $(R)/identity.json
 timing: install  ## What a tenant learns from its time to first token, in 10,000 probes
 	@$(BIN)/python -m benchmarks.timing --output $(R)/timing.json
 soak: install  ## R10: an hour of churn
-	@$(BIN)/hotspan prove soak --hours 1 --output $(R)/soak.json
+	@$(BIN)/python -m proofs soak --hours 1 --output $(R)/soak.json
 
 .PHONY: fuzz-http
 fuzz-http: install  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
@@ -199,4 +199,4 @@ lock: install  ## Write the versions in .venv to requirements-cpu.lock
 
 clean:  ## Remove .venv and what the tools cached
 	rm -rf $(VENV) .venv-vllm-* .vllm-sources build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

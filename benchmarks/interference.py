@@ -28,12 +28,10 @@ from typing import Any
 
 import numpy as np
 import xxhash
+
 from tests.engine.rig import prepare_environment
 
 prepare_environment()
-
-from tests.daemon.rig import DaemonProcess  # noqa: E402
-from tests.engine.rig import Rig, rig  # noqa: E402
 
 from hotspan.bench.machine import machine_facts  # noqa: E402
 from hotspan.core.terms import Terms  # noqa: E402
@@ -44,6 +42,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.follower import LogFollower  # noqa: E402
 from hotspan.tiers.remote import RemoteOptions, RemoteTier  # noqa: E402
 from hotspan.tiers.stores.open import open_store  # noqa: E402
+from tests.daemon.rig import DaemonProcess  # noqa: E402
+from tests.engine.rig import Rig, rig  # noqa: E402
 
 GOAL = 1.1
 CHUNK_BYTES = 8 * MIB

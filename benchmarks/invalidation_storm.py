@@ -29,8 +29,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.tiers.stores.servers import redis_server
-
 from hotspan.bench.machine import machine_facts
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
@@ -46,6 +44,7 @@ from hotspan.tiers.slab import SharedSlab
 from hotspan.tiers.stores.base import ObjectStore
 from hotspan.tiers.stores.file import FileStore
 from hotspan.tiers.stores.redis import RedisStore
+from tests.tiers.stores.servers import redis_server
 
 NAMESPACE = bytes(range(32))
 PIPELINE = tenant_label("pipeline")

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import redis
-from tests.tiers.stores.servers import RedisServer, redis_server
 
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.storage import Figure, in_turns, page_buffers
@@ -30,6 +29,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey, round_up
 from hotspan.tiers.record import Record
 from hotspan.tiers.stores.redis import RedisStore
+from tests.tiers.stores.servers import RedisServer, redis_server
 
 GOAL = 0.6
 AHEAD = 4

@@ -24,7 +24,6 @@ from typing import Any
 
 import obstore
 from obstore.store import S3Store as ObstoreS3
-from tests.tiers.stores.s3_server import CLIENT, S3Server
 
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.storage import Figure, in_turns, page_buffers
@@ -35,6 +34,7 @@ from hotspan.testing.chunks import chain
 from hotspan.tiers.record import Record
 from hotspan.tiers.stores.s3 import S3Store
 from hotspan.tiers.stores.s3_settings import S3Settings
+from tests.tiers.stores.s3_server import CLIENT, S3Server
 
 GOAL = 0.6
 BUCKET = "benchmark"

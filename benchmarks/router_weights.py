@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.router.fleet import Fleet
 from hotspan.router.policy import Weights
 from hotspan.router.types import Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import Sizes
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import FleetRouter, told_speeds
 from hotspan.simulate.simulation import Setup, Simulation

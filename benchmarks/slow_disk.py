@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, compare, fill, recovery
-from tests.engine.rig import rig
-
 from hotspan.demo.model import make_demo_model
-from hotspan.proofs.proof import Proof, write_proof
 from hotspan.tiers.files import Files
+from proofs.proof import Proof, write_proof
+from tests.engine.rig import rig
 
 
 class Sickness:

@@ -20,11 +20,10 @@ from tests.engine.rig import Rig, prepare_environment
 
 prepare_environment()
 
-from tests.engine.rig import rig  # noqa: E402
-
 from hotspan.core.directives import Directives  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
-from hotspan.proofs.proof import Proof, write_proof  # noqa: E402
+from proofs.proof import Proof, write_proof  # noqa: E402
+from tests.engine.rig import rig  # noqa: E402
 
 TOKENS = 300
 BOUND = 0.55

@@ -1,6 +1,10 @@
 """What must not stand anywhere in the package."""
 
 import ast
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 from tests.real_time import judging_tests
@@ -37,6 +41,37 @@ def executing(node: ast.AST) -> str:
         case ast.Attribute(attr="load", value=ast.Name(id="torch" | "np" | "numpy")):
             return "loads what may run code"
     return ""
+
+
+def test_the_package_imports_no_proofs_benchmarks_or_tests() -> None:
+    """What is installed runs alone: nothing in src/ imports proofs/, benchmarks/ or tests/, also inside a function."""
+    apart = {"proofs", "benchmarks", "tests"}
+    found = [
+        f"{path}:{node.lineno}"
+        for path in (Path(__file__).parents[1] / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import) and {name.name.split(".")[0] for name in node.names} & apart)
+        or (isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in apart)
+    ]
+    assert not found
+
+
+def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
+    """A wheel built from this tree has hotspan and djl_python; no proofs, benchmarks or tests."""
+    root = Path(__file__).parents[1]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("src", "proofs", "benchmarks", "tests"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, copy)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    subprocess.run(build, cwd=copy, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("hotspan-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+        assert "hotspan/testing/conformance.py" in archive.namelist()
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"hotspan", "djl_python"}
 
 
 def test_only_one_place_reads_the_environment() -> None:

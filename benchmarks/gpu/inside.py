@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
 from benchmarks.gpu.servers import Setting, fresh
 from benchmarks.gpu.watch import Watch, watched
-from tests.engine.rig import CHUNK, OPTIONS, Digests, Rig
-
 from hotspan.config.settings import cache_settings
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB
 from hotspan.engine.arguments import transfer_config
 from hotspan.engine.compat import CPULoadStoreSpec, GPULoadStoreSpec, OffloadingWorker
+from tests.engine.rig import CHUNK, OPTIONS, Digests, Rig
 
 LOAD_FORMAT: Final = "hotspan_random"
 ANSWER_TOKENS: Final = 16

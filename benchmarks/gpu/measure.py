@@ -24,7 +24,6 @@ from typing import Any, Final
 from benchmarks.gpu.models import SHAPES, cut_to, make_model
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, command_line, gpu_facts, gpu_memory_mib, head, say
 from benchmarks.gpu.servers import Setting, failed_requests
-
 from hotspan.core.errors import HotspanError
 
 PARTS: Final = ("identity", "transfers", "long-doc-qa", "chat", "startup")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+
 from benchmarks.gpu.models import Shape
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
-
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.runner import play_rounds

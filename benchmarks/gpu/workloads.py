@@ -22,7 +22,6 @@ from benchmarks.gpu.servers import (
     summaries,
 )
 from benchmarks.multi_round_chat import ChatSizes, plan_l2, started
-
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer
-from tests.timing import TRIES
 
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig
@@ -16,6 +15,7 @@ from hotspan.bench.terminal import pacing
 from hotspan.bench.workloads.base import CountTokens, Message, Scale
 from hotspan.bench.workloads.multi_round_chat import ACKNOWLEDGEMENT, MultiRoundChat, MultiRoundChatOptions
 from hotspan.core.errors import ConfigError
+from tests.timing import TRIES
 
 
 async def no_tokenizer(text: str) -> int | None:

@@ -9,8 +9,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 from openai_server import Behaviour, OpenAIServer
-from tests.bench.simulated import in_simulated_time
-from tests.timing import TRIES
 
 from conftest import StartServer
 from hotspan.bench import client
@@ -21,6 +19,8 @@ from hotspan.bench.summary import quantiles
 from hotspan.bench.workloads.base import Prompt
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.errors import ConfigError
+from tests.bench.simulated import in_simulated_time
+from tests.timing import TRIES
 
 
 def small(server: OpenAIServer, *, in_flight: int = 2, **more: object) -> BenchConfig:

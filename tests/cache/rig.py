@@ -10,8 +10,8 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup
 from hotspan.testing.chunks import content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.manual import Flight, ManualTier
 from hotspan.tiers.slab import SharedSlab
+from tests.cache.manual import Flight, ManualTier
 
 SIZE = 4096
 

@@ -12,10 +12,10 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Tier
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.guard import STALL_S, GuardedTier
 from hotspan.tiers.slab import SharedSlab
+from proofs.simulated.inline import InlineQueues
 from tests.cache.rig import SIZE, Rig
 from tests.operations import operations
 

@@ -15,13 +15,13 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.slab import SharedSlab
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
 
 SIZE, RAM, DISK = 4096, 16, 256
 NAMESPACE = bytes(range(32))

@@ -13,13 +13,13 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.manual import ManualTier
-from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.base import Fault
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.slab import SharedSlab
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from tests.cache.manual import ManualTier
 
 from .cost_rig import CHUNK, CPU, attended
 

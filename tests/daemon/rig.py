@@ -151,7 +151,7 @@ HANGING = """
 import os, signal, sys
 from pathlib import Path
 from hotspan.daemon.server import DaemonOptions, run_daemon
-from hotspan.testing.faults import SlowFiles
+from proofs.simulated.faults import SlowFiles
 port, name, size_gib, disk, disk_gib, kinds = sys.argv[1:]
 files = SlowFiles(kinds=kinds.split(","))
 signal.signal(signal.SIGUSR1, lambda *_: (files.hang(), os.write(1, b"hangs\\n")))

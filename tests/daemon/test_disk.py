@@ -24,12 +24,12 @@ from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.faults import FaultyFiles
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.power import RecordingFiles, power_loss_images
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record, pack
 from hotspan.tiers.stores.base import marks_of
+from proofs.simulated.faults import FaultyFiles
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.power import RecordingFiles, power_loss_images
 from tests.daemon.test_pool import bytes_of, fill, store, there
 
 MEMORY_PAGES, DISK_PAGES = 10, 24

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.daemon.journal import Journal
-from hotspan.testing.faults import SHORT, FaultyFiles, SlowFiles
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.power import RecordingFiles, power_loss_images
 from hotspan.tiers.files import Files
+from proofs.simulated.faults import SHORT, FaultyFiles, SlowFiles
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.power import RecordingFiles, power_loss_images
 
 NAMES = st.sampled_from([b"a", b"b", b"", b"c" * 255])
 STEPS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=40), st.sampled_from(["", "wait", "reopen"])))

@@ -15,7 +15,7 @@ from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine import connector
-from hotspan.testing.memory_store import MemoryLog, MemoryServer
+from proofs.simulated.memory_store import MemoryLog, MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
 

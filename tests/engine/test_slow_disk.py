@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from benchmarks.beside_alone import CHUNK_GIB
 from benchmarks.slow_disk import Sickness, fail, hang
 

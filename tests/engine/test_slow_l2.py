@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.beside_alone import CHUNK_GIB
 
+from benchmarks.beside_alone import CHUNK_GIB
+from benchmarks.link import Trouble, TroubledLink
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
-from hotspan.testing.link import Trouble, TroubledLink
 from tests.tiers.stores.servers import RedisServer
 
 from .rig import Rig, rig

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.timing import area_under_roc, measure
 
+from benchmarks.timing import area_under_roc, measure
 from tests.timing import TRIES
 
 pytestmark = pytest.mark.engine

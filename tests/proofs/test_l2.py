@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from hotspan.proofs import l2, l2_fault
-from hotspan.proofs.engine import Broken
-from hotspan.proofs.l2_fault import Fault, Tally, meet, sweep
-from hotspan.proofs.l2_files import HangingFiles
-from hotspan.proofs.l2_flip import change
-from hotspan.proofs.l2_soak import Churn, churn
-from hotspan.proofs.proof import Findings
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.stores.file_room import FileRoom
 from hotspan.tiers.stores.shared_files import SharedFiles, Turn
 from hotspan.tiers.view import LogView
+from proofs import l2, l2_fault
+from proofs.engine import Broken
+from proofs.l2_fault import Fault, Tally, meet, sweep
+from proofs.l2_files import HangingFiles
+from proofs.l2_flip import change
+from proofs.l2_soak import Churn, churn
+from proofs.proof import Findings
 
 from .test_proofs import silent
 

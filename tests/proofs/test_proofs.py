@@ -9,14 +9,14 @@ import pytest
 from hotspan.cache.ram import RamTier
 from hotspan.core.directives import parse_directives
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
-from hotspan.proofs.proof import Proof
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.stores.base import Found
 from hotspan.tiers.table import DiskTable
 from hotspan.tiers.view import LogView
+from proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
+from proofs.proof import Proof
 
 from ..timing import TRIES
 
@@ -205,7 +205,7 @@ def test_fuzz() -> None:
 
 def test_fuzz_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verification that takes anything is found out."""
-    monkeypatch.setattr("hotspan.proofs.fuzz.verify", lambda *a: None)
+    monkeypatch.setattr("proofs.fuzz.verify", lambda *a: None)
     assert not fuzz.run(fuzz.Options(cases=300), silent).passed
 
 

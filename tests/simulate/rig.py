@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.simulation import Setup
 from hotspan.simulate.trace import Row, Workload
 

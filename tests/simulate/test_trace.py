@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.core.errors import ConfigError
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.trace import SHAPES, Workload, draw, read, sources, write
 from tests.simulate.rig import row, workload
 

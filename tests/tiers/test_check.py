@@ -18,10 +18,10 @@ from hotspan.core.types import Chunk
 from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, TERMS, invalidate, load, settle, store
-from hotspan.testing.faults import FaultyFiles, SlowFiles
-from hotspan.testing.keys import FixedKeys
 from hotspan.tiers.check import check_offline
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from proofs.simulated.faults import FaultyFiles, SlowFiles
+from proofs.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 2 * 4096, 8
 SLOT = HEADER_BYTES + SIZE

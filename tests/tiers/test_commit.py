@@ -6,8 +6,8 @@ import pytest
 
 from hotspan.core.terms import Scope, Terms
 from hotspan.testing.chunks import key_of
-from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.commit import GroupCommit
+from proofs.simulated.inline import InlineQueues
 
 NAMESPACE = bytes(32)
 

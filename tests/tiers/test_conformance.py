@@ -8,14 +8,14 @@ import pytest
 
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.keys import FixedKeys
-from hotspan.testing.manual import ManualTier
-from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.remote import RemoteOptions, RemoteTier
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from tests.cache.manual import ManualTier
 
 
 class DiskTierTests(StorageTierTests):

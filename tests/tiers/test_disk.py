@@ -20,13 +20,13 @@ from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, TERMS, DurableSpy, invalidate, load, settle, store
-from hotspan.testing.faults import FaultyFiles, SlowFiles
-from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import RECORD_BYTES, Record
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry
+from proofs.simulated.faults import FaultyFiles, SlowFiles
+from proofs.simulated.inline import InlineQueues
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096

@@ -12,9 +12,9 @@ from hotspan.core.types import MIB, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, invalidate, load, store
-from hotspan.testing.keys import FixedKeys
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from proofs.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 8 * 4096, 6
 CHUNKS = chain("a", 4)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hotspan.bench.policies import LeafLru, replay_one
-from hotspan.bench.traces import Request
+from benchmarks.policies import LeafLru, replay_one
 from hotspan.core.types import Chunk, ChunkKey
+from hotspan.simulate.mooncake import Request
 from hotspan.testing.chunks import chain, key_of
 from hotspan.tiers.eviction import LeafArc, Share, Shares
 from tests.tiers.arc_reference import ReferenceArc

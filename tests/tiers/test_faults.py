@@ -14,11 +14,11 @@ from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, DurableSpy
-from hotspan.testing.faults import SHORT, FaultyFiles, HookedFiles, VanishedFiles
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.keys import FixedKeys
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from proofs.simulated.faults import SHORT, FaultyFiles, HookedFiles, VanishedFiles
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 3 * 4096, 5
 TAGGED, OTHERS = chain("tagged", 2), chain("others", 3)

@@ -7,10 +7,10 @@ import pytest
 
 from hotspan.core.terms import Scope
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.memory_store import MemoryLog, MemoryServer
 from hotspan.tiers import follower as followers
 from hotspan.tiers.follower import STALE_S, LogFaults, LogFollower, Witnesses
 from hotspan.tiers.stores.base import LogPage, SharedInvalidation
+from proofs.simulated.memory_store import MemoryLog, MemoryServer
 
 ONE, TWO = Scope(tenant=1, labels=frozenset([5])), Scope(tenant=2, labels=frozenset([6]))
 

@@ -12,13 +12,13 @@ from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, TENANT, TERMS, DurableSpy, load, settle, store
-from hotspan.testing.faults import FaultyFiles, SlowFiles, VanishedFiles
-from hotspan.testing.inline import InlineQueues
 from hotspan.tiers import guard as guard_module
 from hotspan.tiers.base import Durable, Fault, Transfer
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.guard import MOST_FAULTS, STALL_S, GuardedTier
+from proofs.simulated.faults import FaultyFiles, SlowFiles, VanishedFiles
+from proofs.simulated.inline import InlineQueues
 
 SIZE, SLOTS = 2 * 4096, 8
 CHUNKS = chain("a", 6)

@@ -14,10 +14,10 @@ from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.keys import FixedKeys
-from hotspan.testing.power import PowerLoss, Recording, RecordingFiles, power_loss, power_loss_images
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.simulated.power import PowerLoss, Recording, RecordingFiles, power_loss, power_loss_images
 
 SIZE, SLOTS = 3 * 4096, 8
 NAMESPACE = bytes(range(32))

@@ -13,15 +13,15 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.inline import InlineQueues
-from hotspan.testing.keys import FixedKeys
-from hotspan.testing.memory_store import MemoryLog, MemoryServer, MemoryStore
 from hotspan.tiers import remote
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.follower import STALE_S, LogFollower, VolatileLog
 from hotspan.tiers.record import unpack
 from hotspan.tiers.remote import RemoteOptions, RemoteTier, _Checked
 from hotspan.tiers.stores.base import StoreUsage
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
 
 SIZE = 2 * 4096
 NAMESPACE = bytes(range(32))

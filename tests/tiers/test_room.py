@@ -16,8 +16,6 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import GIB, MIB, Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.faults import FaultyFiles, SmallDisk
-from hotspan.testing.inline import InlineQueues
 from hotspan.tiers.base import Fault
 from hotspan.tiers.check import check_offline
 from hotspan.tiers.directory import check_directory, open_directory
@@ -25,6 +23,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.room import SlabSpace, step_bytes
+from proofs.simulated.faults import FaultyFiles, SmallDisk
+from proofs.simulated.inline import InlineQueues
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096

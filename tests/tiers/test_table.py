@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
-from hotspan.testing.faults import SHORT, FaultyFiles, SlowFiles
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry, read_geometry
+from proofs.simulated.faults import SHORT, FaultyFiles, SlowFiles
 
 GEOMETRY = Geometry(8192, 16)
 DIGESTS = st.binary(min_size=32, max_size=32)

@@ -6,8 +6,6 @@ import typer
 
 from hotspan import __version__
 from hotspan.cli import bench
-from hotspan.cli.bench_eviction import eviction
-from hotspan.cli.bench_index import index
 from hotspan.cli.bench_storage import storage
 from hotspan.cli.cache import cache
 from hotspan.cli.config import config
@@ -19,7 +17,6 @@ from hotspan.cli.doctor import doctor
 from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.keys import keys
 from hotspan.cli.plan import plan
-from hotspan.cli.prove import prove
 from hotspan.cli.route import route
 from hotspan.cli.serve import serve
 from hotspan.cli.simulate import simulate
@@ -39,12 +36,9 @@ app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(deploy, name="deploy")
 app.add_typer(bench.app, name="bench")
-bench.app.command("index")(index)
 bench.app.command("storage")(storage)
-bench.app.command("eviction")(eviction)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan")(plan)
-app.command("prove")(prove)
 app.command("simulate")(simulate)
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.router.types import Medium
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 
 GB = 10**9
 

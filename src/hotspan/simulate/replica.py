@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change
 from hotspan.simulate.costs import Costs
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.trace import Row
 
 _TINY = 1e-9

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from hotspan.bench.traces import BLOCK_TOKENS
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
 from hotspan.router.fleet import Fleet, Ticket
@@ -17,6 +16,7 @@ from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import GB, Costs, Sizes
+from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.replica import Job
 
 LEAST_LOAD: Final = "least-load"

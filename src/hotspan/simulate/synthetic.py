@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from hotspan.bench.traces import BLOCK_TOKENS, Lengths, Request, Trace, TraceFacts
 from hotspan.core.types import ChunkKey
+from hotspan.simulate.mooncake import BLOCK_TOKENS, Lengths, Request, Trace, TraceFacts
 
 _SPAN_S = 1022.0
 _LONGEST_TOKENS = 126_195
@@ -44,7 +44,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """What a trace is made after; draws like `hotspan.bench.traces.Shape`."""
+    """What a trace is made after; draws like `hotspan.simulate.mooncake.Shape`."""
 
     name: str
     published: TraceFacts

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from hotspan.bench.traces import BLOCK_TOKENS, CONVERSATION, TOOLAGENT, Trace, TraceFacts
 from hotspan.core.errors import ConfigError
+from hotspan.simulate.mooncake import BLOCK_TOKENS, CONVERSATION, TOOLAGENT, Trace, TraceFacts
 from hotspan.simulate.synthetic import SYNTHETIC
 
 _MOST_TOKENS: Final = 1 << 24

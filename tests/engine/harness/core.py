@@ -37,7 +37,7 @@ from vllm.v1.request import Request
 from hotspan.config.settings import L2Settings, cache_settings
 from hotspan.engine import connector
 from hotspan.engine.arguments import transfer_config
-from hotspan.testing.memory_store import MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer, MemoryStore
 
 from .runner import KnownBytes
 

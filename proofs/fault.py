@@ -1,0 +1,139 @@
+"""R4: the n-th system call fails, for every n, in every way; once, or from then on."""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from hotspan.core.errors import DirectoryError
+from proofs.drive import Drive
+from proofs.engine import Broken
+from proofs.places import in_memory
+from proofs.proof import Findings, Progress, Proof, rng_of
+from proofs.simulated.faults import SHORT, FaultyFiles
+
+CLAIM = "whichever call fails: every request is right, nothing leaks, and the tier is back within 30 s"
+ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "short": SHORT}
+_MOST_HEAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """steps: of the scenario, which is run anew for each fault. every: only each so many-th call, for a quick look."""
+
+    steps: int = 120
+    every: int = 1
+    seed: int = 0
+    only: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One way in which one call fails. case: its number."""
+
+    case: int
+    nth: int
+    error: str
+    is_lasting: bool
+    is_sealed: bool
+
+    def arm(self, files: FaultyFiles) -> None:
+        files.arm(self.nth, ERRORS[self.error], lasting=self.is_lasting)
+
+
+@dataclass(slots=True)
+class _Tally:
+    runs: int = 0
+    refused: int = 0
+    trips: int = 0
+    hits: int = 0
+    disk_hits: int = 0
+    heal_s: list[float] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+
+
+def run(options: Options, progress: Progress) -> Proof:
+    """The scenario once for every fault."""
+    tally = _Tally()
+    calls = [_calls(options, is_sealed) for is_sealed in (False, True)]
+    faults = [fault for fault in _faults(calls) if options.only is None or fault.case == options.only]
+    if options.only is None:
+        faults = faults[:: options.every]
+    fds = open_fds()
+    for number, fault in enumerate(faults):
+        try:
+            _try(fault, options, tally)
+        except (Broken, AssertionError) as error:
+            what = "from call" if fault.is_lasting else "at call"
+            kind = "sealed" if fault.is_sealed else "plain"
+            tally.findings.add(fault.case, f"{fault.error} {what} {fault.nth}, {kind}: {error}")
+        tally.runs += 1
+        progress(number, len(faults))
+    leaked = len(open_fds()) - len(fds)
+    figures = {
+        "calls_plain": calls[0],
+        "calls_sealed": calls[1],
+        "errors": ", ".join(ERRORS),
+        "runs": tally.runs,
+        "openings_refused": tally.refused,
+        "trips": tally.trips,
+        "hits": tally.hits,
+        "disk_hits": tally.disk_hits,
+        "failures": tally.findings.count,
+        "leaked_descriptors": leaked,
+        "healed_after_s_max": max(tally.heal_s, default=0.0),
+    }
+    passed = not tally.findings.count and leaked == 0 and tally.runs > 0
+    return Proof("fault", CLAIM, figures, passed, tuple(tally.findings.kept))
+
+
+def _faults(calls: list[int]) -> Iterator[_Fault]:
+    case = 0
+    for is_sealed in (False, True):
+        for nth in range(1, calls[is_sealed] + 1):
+            for error in ERRORS:
+                for is_lasting in (False, True):
+                    yield _Fault(case, nth, error, is_lasting, is_sealed)
+                    case += 1
+
+
+def _calls(options: Options, is_sealed: bool) -> int:
+    """How many system calls the scenario makes when none fails."""
+    with in_memory() as path:
+        drive = Drive(path, rng_of("fault", options.seed, is_sealed), is_sealed=is_sealed, arm=lambda files: None)
+        drive.run(options.steps)
+        calls = sum(drive.world.files.calls.values())
+        drive.end()
+    return calls
+
+
+def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
+    """Raises: Broken."""
+    before = open_fds()
+    with in_memory() as path:
+        start = partial(Drive, path, rng_of("fault", options.seed, fault.is_sealed), is_sealed=fault.is_sealed)
+        try:
+            drive = start(arm=fault.arm)
+        except DirectoryError:  # a server that starts on such a disk says so, and does not start
+            tally.refused += 1
+            if open_fds() != before:
+                raise Broken("a refused opening left descriptors open") from None
+            return
+        try:
+            drive.run(options.steps)
+            tally.heal_s.append(drive.heal(_MOST_HEAL_S))
+            tally.trips += getattr(drive.world.tier, "trips", 0)
+            drive.end()
+            tally.hits += drive.engine.counts.hits
+            tally.disk_hits += drive.engine.counts.disk_hits
+        except BaseException:
+            drive.abandon()
+            raise
+    if leaked := open_fds() - before:
+        raise Broken(f"{len(leaked)} descriptors are left open")
+
+
+def open_fds() -> set[str]:
+    """This process's descriptors, but for the one that reads the list."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}

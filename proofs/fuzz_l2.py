@@ -1,0 +1,100 @@
+"""Fuzzing of settings, of stores' URLs, and of what lies in an L2: each kind as proofs/fuzz.py has them."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.core.errors import ConfigError
+from hotspan.core.terms import Terms
+from hotspan.testing.chunks import aligned
+from hotspan.tiers.follower import LogFollower
+from hotspan.tiers.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.stores.open import open_store, parse_store_url
+from proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+
+_NUMBERS = (0.5, 1.0, 4.0, 1e-12, 0.0, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
+_URLS: tuple[str, ...] = (
+    "redis://cache:6379/0",
+    "rediss://user@cache",
+    "file:///mnt/kv",
+    "s3://bucket/prefix",
+    "lm://cache:65432",
+)
+_URLS += ("sagemaker-hyperpod://10.0.0.1:9200",)
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "disk": (None, Path("/nvme"), Path("relative"), Path("~/kv")),
+    "disk_gib": (None, *_NUMBERS),
+    "l2": (None, *_URLS),
+    "l2_options": ({}, {"timeout_s": "1"}, {"": ""}),
+    "l2_log": (None, "redis://cache"),
+    "chunk_tokens": (256, 1, 0, -1, 1 << 70),
+    "model_digest": ("sampled", "full", "", "fast"),
+    "persistence": ("tiers", "none", "None"),
+    "kek": (None, "file:kek", "env:KEK", "aws-kms:alias/x", "", "file:"),
+    "key_store": (None, Path("keys")),
+    "is_isolated": (True, False),
+}
+
+
+def settings(bench: Bench, rng: random.Random) -> bool:
+    """What the command line may hand to the engine."""
+    given = {name: rng.choice(values) for name, values in _SETTINGS.items() if rng.random() < 0.3}
+    try:
+        found = cache_settings(ram_gib=rng.choice(_NUMBERS), **given)
+    except ConfigError:
+        return False
+    if CacheSettings.from_json(json.loads(json.dumps(found.to_json()))) != found:
+        raise Broken(f"{found!r} changed on its way through JSON")
+    if found.ram_bytes < 0 or (found.disk is not None and found.disk.bytes < 0) or found.chunk_tokens < 1:
+        raise Broken(f"{found!r}")
+    return True
+
+
+def url(bench: Bench, rng: random.Random) -> bool:
+    """A store's URL and options, as a user may mistype them."""
+    text = rng.choice(_URLS)
+    if rng.random() < 0.8:
+        text = mutated(rng, text.encode()).decode("latin-1")
+    names, values = ("timeout_s", "ttl_s", "prefix", "capacity_gib", "x", ""), ("1", "-1", "nan", "x")
+    options = {rng.choice(names): rng.choice(values)}
+    try:
+        address = parse_store_url("--l2", text)
+        if address.scheme in ("redis", "rediss"):
+            open_store("--l2", text, options if rng.random() < 0.5 else {}).close()
+    except ConfigError:
+        return False
+    return True
+
+
+def stored_object(bench: Bench, rng: random.Random) -> bool:
+    """What lies in an L2, changed: a chunk's own bytes, or a miss."""
+    server = MemoryServer()
+    queues = InlineQueues()
+    follower = LogFollower(MemoryLog(server), "fuzz")
+    follower.poll()
+    tier = RemoteTier(RemoteOptions(MemoryStore(server), follower, queue=queues.queue), NAMESPACE, SIZE)
+    for chunk in bench.chunks[:3]:
+        tier.submit_store(chunk, Terms(labels=frozenset({1})), aligned(SIZE, bench.allowed[chunk.key]))
+    queues.run()
+    tier.finished()
+    key = rng.choice(sorted(server.objects))
+    record, frame = server.objects[key]
+    server.objects[key] = (mutated(rng, record), frame) if rng.random() < 0.5 else (record, mutated(rng, frame))
+    server.marks[key] = {rng.randbytes(rng.choice((0, 1, 17, 30))) for _ in range(rng.choice((0, 0, 1)))}
+    reader = RemoteTier(RemoteOptions(MemoryStore(server), follower, queue=queues.queue), NAMESPACE, SIZE)
+    reader.ask(bench.chunks[:3], 0)
+    queues.run()
+    reader.finished()
+    into, found = aligned(SIZE), 0
+    for chunk in bench.chunks[:3]:
+        if reader.submit_load(chunk.key, into):
+            queues.run()
+            if all(transfer.fault is None for transfer in reader.finished()):
+                found += 1
+                if into != bench.allowed[chunk.key]:
+                    raise Broken("a chunk from the L2 has wrong bytes")
+    return found == 3

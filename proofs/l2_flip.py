@@ -1,0 +1,131 @@
+"""R3 with an L2 in the place of the disk: of what a shared directory holds, anything changed: none is a hit."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.terms import Terms
+from hotspan.core.types import Chunk
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.follower import LogFollower
+from hotspan.tiers.record import RECORD_BYTES
+from hotspan.tiers.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.stores.base import PREAMBLE_BYTES
+from hotspan.tiers.stores.file import FileStore
+from proofs.places import in_memory
+from proofs.proof import Findings, Progress, rng_of
+from proofs.replica import SIZE
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.world import NAMESPACE
+
+_OBJECT_BYTES = PREAMBLE_BYTES + HEADER_BYTES + SIZE
+_CUT_BYTES = 1024
+
+
+@dataclass(slots=True)
+class Changes:
+    """injected, detected: by kind of change."""
+
+    injected: Counter[str] = field(default_factory=Counter)
+    detected: Counter[str] = field(default_factory=Counter)
+
+
+class _Bench:
+    """A directory with one chunk, which a replica that knows nothing asks for and loads."""
+
+    def __init__(self, root: Path, is_sealed: bool) -> None:
+        self._clock = SimulatedClock()
+        self._store = FileStore(root, clock=self._clock)
+        self._keys = FixedKeys() if is_sealed else None
+        self._follower = LogFollower(self._store.log, "proof", self._clock)
+        self._into = aligned(SIZE)
+        self.chunk = chain("text", 1)[0]
+        self.objects = [self._stored(root, chunk) for chunk in (self.chunk, self.chunk, chain("other", 1)[0])]
+        self.path = self._path_of(root, self.chunk)
+
+    def answer(self, data: bytes) -> bytes | None:
+        """What a replica gets if the object's file says this; None for a miss."""
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_bytes(data)
+        tier, queues = self._opened(self._keys)
+        tier.ask([self.chunk], 1)
+        queues.run()
+        tier.finished()
+        is_there = tier.submit_load(self.chunk.key, self._into)
+        queues.run()
+        is_hit = is_there and [one.fault for one in tier.finished() if one.is_load] == [None]
+        queues.run()  # what is wrong is deleted
+        return bytes(self._into) if is_hit else None
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _opened(self, keys: FixedKeys | None) -> tuple[RemoteTier, InlineQueues]:
+        queues = InlineQueues()
+        self._follower.poll()
+        self._follower.foreign()
+        options = RemoteOptions(self._store, self._follower, threads=1, keys=keys, queue=queues.queue)
+        return RemoteTier(options, NAMESPACE, SIZE, self._clock), queues
+
+    def _stored(self, root: Path, chunk: Chunk) -> bytes:
+        tier, queues = self._opened(self._keys)
+        tier.submit_store(chunk, Terms(tenant=1), aligned(SIZE, content(chunk.key, SIZE)))
+        queues.run()
+        tier.finished()
+        data = self._path_of(root, chunk).read_bytes()
+        self._store.delete([chunk.key])
+        return data
+
+    @staticmethod
+    def _path_of(root: Path, chunk: Chunk) -> Path:
+        name = chunk.key.hex()
+        return next(root.glob("objects/*")) / name[0] / name[1] / name / "object"
+
+
+def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Changes:
+    """Plain and sealed; what nobody changed is a hit before and after."""
+    changes = Changes()
+    for number, is_sealed in enumerate((False, True)):
+        name = "sealed" if is_sealed else "plain"
+        with in_memory() as root:
+            bench = _Bench(root, is_sealed)
+            good, older, other = bench.objects
+            wanted = content(bench.chunk.key, SIZE)
+            for data in (good, older):
+                if bench.answer(data) != wanted:
+                    findings.add(0, f"{name}: an object that nobody changed is no hit")
+            for kind, data in _changed(good, older, other, flips // 2, rng_of("l2-flip", seed, number)):
+                answer = bench.answer(data)
+                changes.injected[f"{name} {kind}"] += 1
+                changes.detected[f"{name} {kind}"] += answer is None
+                if answer is not None:
+                    findings.add(0, f"{name} {kind}: a hit with {'right' if answer == wanted else 'wrong'} bytes")
+                progress(number * flips // 2 + changes.injected.total() // 2, flips)
+            bench.close()
+    return changes
+
+
+def _changed(good: bytes, older: bytes, other: bytes, flips: int, rng: random.Random) -> list[tuple[str, bytes]]:
+    """Kinds of change, and the object after each. The zeros behind the record mean nothing and are left out."""
+    record, header = range(RECORD_BYTES * 8), range(PREAMBLE_BYTES * 8, (PREAMBLE_BYTES + HEADER_BYTES) * 8)
+    payload = range(header.stop, _OBJECT_BYTES * 8)
+    changed = []
+    for kind, bits in (("record bits", record), ("header bits", header), ("payload bits", payload)):
+        for bit in rng.sample(bits, min(len(bits), flips // 3)):
+            data = bytearray(good)
+            data[bit // 8] ^= 1 << bit % 8
+            changed.append((kind, bytes(data)))
+    for at in range(0, len(good), _CUT_BYTES):
+        changed.append(("cut objects", good[:at]))
+        if any(good[max(at, PREAMBLE_BYTES) :]):
+            changed.append(("zeroed objects", good[:at].ljust(len(good), b"\0")))
+    changed.append(("longer objects", good + bytes(_CUT_BYTES)))
+    changed.append(("swapped objects", other))
+    changed.append(("swapped frames", good[:PREAMBLE_BYTES] + other[PREAMBLE_BYTES:]))
+    changed.append(("swapped frames", good[:PREAMBLE_BYTES] + older[PREAMBLE_BYTES:]))
+    changed.append(("swapped frames", older[:PREAMBLE_BYTES] + good[PREAMBLE_BYTES:]))
+    return changed

@@ -1,0 +1,44 @@
+"""R6: cache and disk tier against a dict, under any order of calls, with crashes and reopenings."""
+
+from dataclasses import dataclass
+
+from proofs.drive import Drive
+from proofs.engine import Broken, Counts
+from proofs.places import in_memory
+from proofs.proof import Findings, Progress, Proof, rng_of
+
+CLAIM = "whatever is called in whatever order, a hit is what a dict would have said, also after crashes"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """steps: in runs of `steps_per_run`, plain and sealed in turns."""
+
+    steps: int = 10_000
+    steps_per_run: int = 2_000
+    seed: int = 0
+    only: int | None = None
+
+
+def run(options: Options, progress: Progress) -> Proof:
+    """Run after run, each a case."""
+    findings, totals = Findings(), dict.fromkeys(Counts.__slots__, 0)
+    steps = crashes = found = 0
+    runs = -(-options.steps // options.steps_per_run)
+    for case in range(runs) if options.only is None else [options.only]:
+        with in_memory() as path:
+            drive = Drive(path, rng_of("model", options.seed, case), is_sealed=case % 2 == 1)
+            try:
+                drive.run(options.steps_per_run)
+                drive.end()
+            except (Broken, AssertionError) as error:
+                findings.add(case, f"step {drive.steps}: {error}")
+                drive.abandon()
+        steps, crashes, found = steps + drive.steps, crashes + drive.crashes, found + drive.found
+        for name in totals:
+            totals[name] += getattr(drive.engine.counts, name)
+        progress(steps, options.steps)
+    figures = {"steps": steps, "crashes": crashes, "chunks_found_after_crashes": found, **totals}
+    figures["failures"] = findings.count
+    passed = not findings.count and totals["disk_hits"] > 0 and (crashes > 0 or options.steps < 10_000)
+    return Proof("model", CLAIM, figures, passed, tuple(findings.kept))

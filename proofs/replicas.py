@@ -1,0 +1,256 @@
+"""R11: replicas that share an L2, in simulated time: faults, restarts, and invalidations from each of them.
+
+What each of them must never be given stands in proofs/replica.py.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hotspan.core.terms import Scope, Terms
+from hotspan.testing.clock import SimulatedClock
+from proofs.engine import Broken, Text, texts
+from proofs.proof import Findings, Progress, Proof, rng_of
+from proofs.replica import Connect, Epochs, Replica
+from proofs.simulated.memory_store import MemoryServer, MemoryStore
+from proofs.world import NAMESPACE
+
+CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"
+WEIGHTS = {
+    "arrive": 20,
+    "ask": 16,
+    "end_store": 10,
+    "turn": 30,
+    "step": 12,
+    "poll": 8,
+    "time": 6,
+    "long_time": 1,
+    "invalidate": 3,
+    "evict": 3,
+    "crash": 0.5,
+    "fail": 1.5,
+    "slow": 0.7,
+    "hang": 0.7,
+    "repair": 3,
+    "lose": 0.2,
+    "trim": 0.3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """seeds: simulations of `steps` each, with 2 to 4 replicas, plain and sealed in turns."""
+
+    seeds: int = 100
+    steps: int = 600
+    seed: int = 0
+    only: int | None = None
+
+
+class World:
+    """The replicas and their server.
+
+    connect: to another store than the server, of which the steps `lose` and `trim` know nothing.
+    weights: how often each step is taken.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        is_sealed: bool,
+        connect: Connect | None = None,
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> None:
+        self.steps = 0
+        self.counts = dict.fromkeys(("invalidations", "crashes", "losses", "faults"), 0)
+        self._rng = rng
+        self._weights = weights
+        self._clock = SimulatedClock()
+        self._texts = [Text(text.chunks, text.tenant, frozenset({text.tenant})) for text in texts(3)]
+        self._parents = {chunk.key: chunk.parent for text in self._texts for chunk in text.chunks}
+        self._labels = {chunk.key: text.labels for text in self._texts for chunk in text.chunks}
+        self._epochs = Epochs(dict.fromkeys(self._parents, 0))
+        self._server = MemoryServer(clock=self._clock, before=self._before)
+        self._chance, self._slow_s = 0.0, 0.0
+        names = "abcd"[: rng.randint(2, 4)]
+        connect = connect or (lambda clock: MemoryStore(self._server))
+        self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
+
+    def run(self, steps: int) -> None:
+        """Random steps of random replicas. Raises: Broken."""
+        for name in self._rng.choices(list(self._weights), list(self._weights.values()), k=steps):
+            self.steps += 1
+            replica = self._rng.choice(self.replicas)
+            getattr(self, "_" + name)(replica)
+            self.after(replica)
+            replica.check()
+
+    def after(self, replica: Replica) -> None:
+        """Called after each step with the replica that took it."""
+
+    def settle(self) -> float:
+        """All is well again: every replica ends what it is at. Seconds until they had, of the simulated clock.
+
+        Raises: Broken if they don't.
+        """
+        started_s = self._clock.monotonic()
+        for replica in self.replicas:
+            self._repair(replica)
+        for _ in range(60):
+            self._clock.advance(0.5)
+            for replica in self.replicas:
+                replica.follower.poll()
+                replica.follow()
+                replica.queues.run()
+                replica.cache.step()
+                for asked in list(replica.asked):
+                    replica.look(asked)
+                replica.end_store()
+                replica.check()
+            if all(replica.is_at_rest for replica in self.replicas):
+                return self._clock.monotonic() - started_s
+        raise Broken("not all replicas are at rest though all is well")
+
+    def read_all(self) -> None:
+        """A replica is started anew and asks for every text. Raises: Broken."""
+        replica = self._rng.choice(self.replicas)
+        replica.start(may_decide=False)
+        self.settle()
+        for text in self._texts:
+            replica.arrive(text)
+            self.settle()
+
+    def end(self) -> None:
+        """All is well again, and everybody goes. Raises: Broken if anything is left over."""
+        self.settle()
+        for replica in self.replicas:
+            replica.close()
+
+    def abandon(self) -> None:
+        """Let go of everything, whatever state it is in."""
+        for replica in self.replicas:
+            replica.abandon()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, replica: Replica) -> None:
+        if len(replica.asked) < 4:
+            replica.arrive(self._rng.choice(self._texts))
+
+    def _ask(self, replica: Replica) -> None:
+        if replica.asked:
+            replica.look(self._rng.choice(replica.asked))
+
+    def _end_store(self, replica: Replica) -> None:
+        replica.end_store()
+
+    def _turn(self, replica: Replica) -> None:
+        replica.queues.run(self._rng.randint(1, 4))
+
+    def _step(self, replica: Replica) -> None:
+        replica.cache.step()
+
+    def _poll(self, replica: Replica) -> None:
+        replica.follower.poll()
+
+    def _time(self, replica: Replica) -> None:
+        self._clock.advance(self._rng.uniform(0.001, 0.07))
+
+    def _long_time(self, replica: Replica) -> None:
+        self._clock.advance(self._rng.uniform(0.5, 12))
+        for each in self.replicas:
+            if self._rng.random() < 0.8:
+                each.follower.poll()
+
+    def _invalidate(self, replica: Replica) -> None:
+        text = self._rng.choice(self._texts)
+        scopes = (
+            Scope(labels=text.labels),
+            Scope(keys=frozenset({self._rng.choice(text.chunks).key})),
+            Scope(tenant=text.tenant),
+            Scope(namespace=NAMESPACE),
+        )
+        scope = self._rng.choices(scopes, (5, 8, 2, 1))[0]
+        taken = {
+            key
+            for key, labels in self._labels.items()
+            if scope.takes(key, NAMESPACE, Terms(tenant=min(labels), labels=labels))
+        }
+        for key, parent in self._parents.items():  # parents come before their children
+            if parent in taken:
+                taken.add(key)
+        epoch = 1 + max(self._epochs.latest.values())
+        for key in taken:
+            self._epochs.latest[key] = epoch
+        self._epochs.taken[id(scope)] = (epoch, taken)
+        self._epochs.scopes.append(scope)
+        self.counts["invalidations"] += 1
+        replica.invalidate(scope, taken, epoch)
+
+    def _evict(self, replica: Replica) -> None:
+        replica.evict()
+
+    def _crash(self, replica: Replica) -> None:
+        self.counts["crashes"] += 1
+        replica.start()
+
+    def _fail(self, replica: Replica) -> None:
+        self.counts["faults"] += 1
+        self._chance = self._rng.choice((0.05, 0.3, 1.0))
+
+    def _slow(self, replica: Replica) -> None:
+        self._slow_s = self._rng.choice((0.005, 0.06, 0.5))
+
+    def _hang(self, replica: Replica) -> None:
+        replica.queues.hang()
+
+    def _repair(self, replica: Replica) -> None:
+        self._chance = self._slow_s = 0.0
+        replica.queues.hang(False)
+
+    def _lose(self, replica: Replica) -> None:
+        """The server restarts, and has nothing."""
+        self.counts["losses"] += 1
+        self._server.lose()
+
+    def _trim(self, replica: Replica) -> None:
+        """The log gets too long, or the server evicts an object."""
+        entries = self._server.entries
+        if entries:
+            cut = self._rng.randrange(len(entries))
+            self._server.floor = max([self._server.floor, *(entry.generation for entry in entries[:cut])])
+            del entries[:cut]
+        for key in self._rng.sample(sorted(self._server.objects), min(3, len(self._server.objects))):
+            del self._server.objects[key]
+
+    def _before(self, method: str) -> None:
+        if self._slow_s:
+            self._clock.advance(self._slow_s)
+        if self._chance and self._rng.random() < self._chance:
+            raise ConnectionError("injected")
+
+
+def run(options: Options, progress: Progress) -> Proof:
+    """Simulation after simulation, each a case."""
+    findings = Findings()
+    figures = dict.fromkeys(
+        ("steps", "invalidations", "crashes", "losses", "faults", "hits", "l2_hits", "stores", "cuts"), 0
+    )
+    cases: Sequence[int] = range(options.seeds) if options.only is None else [options.only]
+    for done, case in enumerate(cases, 1):
+        world = World(rng_of("replicas", options.seed, case), is_sealed=case % 2 == 1)
+        try:
+            world.run(options.steps)
+            world.end()
+        except (Broken, AssertionError) as error:
+            findings.add(case, f"step {world.steps}: {error}")
+        figures["steps"] += world.steps
+        for name, value in world.counts.items():
+            figures[name] += value
+        for name in ("hits", "l2_hits", "stores", "cuts"):
+            figures[name] += sum(getattr(replica, name) for replica in world.replicas)
+        progress(done, len(cases))
+    enough = options.only is not None or (figures["l2_hits"] > 0 and figures["losses"] > 0)
+    said = {"simulations": len(cases), **figures, "failures": findings.count}
+    return Proof("replicas", CLAIM, said, not findings.count and enough, tuple(findings.kept))

@@ -1,0 +1,171 @@
+"""A cache over a disk tier, all in one thread and in simulated time, whose process and whose machine may die."""
+
+import contextlib
+import os
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotspan.cache.cost import CostModel
+from hotspan.cache.tiered import TieredCache
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.types import ChunkKey, Tier
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.base import Transfer
+from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.shares import Shares
+from hotspan.tiers.slab import SharedSlab
+from proofs.simulated.faults import FaultyFiles
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.simulated.power import RecordingFiles, power_loss
+
+NAMESPACE = bytes(range(32))
+JUNK = b"\x5a"
+
+
+class SlowFaultyFiles(FaultyFiles):
+    """Calls that may fail, and take `slow_s` of simulated time."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self.slow_s = 0.0
+        self._clock = clock
+
+    def before(self, kind: str) -> bool:
+        if self.slow_s:
+            self._clock.advance(self.slow_s)
+        return super().before(kind)
+
+
+class MortalFiles(SlowFaultyFiles, RecordingFiles):
+    """The same, recorded, so that the power may go."""
+
+    def __init__(self, clock: SimulatedClock, directory: Path) -> None:
+        SlowFaultyFiles.__init__(self, clock)
+        RecordingFiles.__init__(self, directory)
+
+
+class SettledGuard(GuardedTier):
+    """A guard that goes on only when its tier was opened anew, or refused: the one thread there is, is waited for."""
+
+    def finished(self) -> list[Transfer]:
+        transfers = super().finished()
+        if self._opening is not None:
+            self._opening.join()
+        return transfers
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOptions:
+    """What stands in the world.
+
+    is_guarded:  with a GuardedTier around the disk tier. is_recorded: so that the power may go.
+    is_deciding: a cost model says what is loaded from the disk tier.
+    """
+
+    payload_bytes: int = 4096
+    ram_slots: int = 6
+    disk_slots: int = 14
+    is_sealed: bool = False
+    is_guarded: bool = False
+    is_recorded: bool = False
+    is_deciding: bool = False
+    ram_shares: Shares = Shares()  # noqa: RUF009  (frozen)
+    disk_shares: Shares = Shares()  # noqa: RUF009
+
+
+class World:
+    """RAM, disk, time and I/O of one process after the other. `open` begins a life.
+
+    tier: what the cache has below it. disk: its DiskTier, the newest that was opened.
+    """
+
+    def __init__(self, root: Path, options: WorldOptions, rng: random.Random) -> None:
+        self.options = options
+        self.clock = SimulatedClock()
+        self.lives = 0
+        self._root = root
+        self._rng = rng
+        self._losses = 0
+        self.slab = SharedSlab(f"proof-{uuid.uuid4().hex}", options.ram_slots, options.payload_bytes)
+        self.slab.unlink()
+        self.files = SlowFaultyFiles(self.clock)
+        self.queues = InlineQueues()
+        self.disk: DiskTier
+        self.tier: DiskTier | GuardedTier
+        self.cache: TieredCache
+
+    @property
+    def directory(self) -> Path:
+        """Where the disk tier is now."""
+        return self._root / f"disk-{self._losses}"
+
+    def open(self, arm: Callable[[FaultyFiles], None] = lambda files: None) -> None:
+        """A process starts. arm: called before its first system call. Raises: DirectoryError."""
+        self.lives += 1
+        self.files = (
+            MortalFiles(self.clock, self.directory) if self.options.is_recorded else SlowFaultyFiles(self.clock)
+        )
+        self.queues = InlineQueues(self._rng.getrandbits(32))
+        self.slab.view[:] = JUNK * self.slab.bytes
+        arm(self.files)
+        self.tier = SettledGuard(self._open_disk, self.clock) if self.options.is_guarded else self._open_disk(False)
+        cost = CostModel(2048, {Tier.DISK: 3}, self.clock) if self.options.is_deciding else None
+        self.cache = TieredCache(
+            self.slab, self.tier, namespace=NAMESPACE, shares=self.options.ram_shares, cost=cost, clock=self.clock
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the tier below takes part."""
+        return not isinstance(self.tier, GuardedTier) or self.tier.is_up
+
+    def below(self) -> set[ChunkKey]:
+        """The chunks that the tier below has, whole or not; none while it is given up."""
+        if not self.is_up:
+            return set()
+        table = self.disk.directory.table
+        return {table.key(slot) for slot in table.slots()}
+
+    def crash(self) -> None:
+        """The process is gone, with all that it had not written."""
+        for fd in list(self.files.open_fds):
+            self.files.open_fds.discard(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def lose_power(self) -> None:
+        """The machine is gone, with all that was not synced."""
+        self.crash()
+        files = self.files
+        if not isinstance(files, MortalFiles):
+            raise ValueError("a power loss needs a recorded world")
+        image = power_loss(files.recording, len(files.recording.events), self._rng)
+        self._losses += 1
+        image.restore(self.directory)
+
+    def close(self) -> None:
+        """All is over."""
+        self.tier.close(5.0)
+        self.slab.close()
+
+    def _open_disk(self, again: bool) -> DiskTier:
+        options = DiskOptions(
+            self.directory,
+            self.options.disk_slots * (self.options.payload_bytes + HEADER_BYTES),
+            threads=3,
+            store_depth=4,
+            allow_direct=False,
+            is_new=not again,
+            keys=FixedKeys(self._rng.getrandbits(60)) if self.options.is_sealed else None,
+            shares=self.options.disk_shares,
+            files=self.files,
+            queue=self.queues.queue,
+            step_bytes=2 * (self.options.payload_bytes + HEADER_BYTES),
+        )
+        self.disk = DiskTier(options, NAMESPACE, self.options.payload_bytes, self.clock)
+        return self.disk
