@@ -12,6 +12,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.stores import found, put
+from hotspan.tiers.stores import tree
 from hotspan.tiers.stores.base import marks_of
 from hotspan.tiers.stores.file import FileStore
 from hotspan.tiers.stores.tree import Tree
@@ -20,6 +21,15 @@ from tests.tiers.stores.servers import PATIENCE_S
 (A,), (B,) = chain("a", 1), chain("b", 1)
 SIZE = 8192
 DAYS_S = 30 * 86400.0
+
+
+@pytest.fixture(autouse=True, params=["openat2", "part by part"])
+def opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a path is opened: as this kernel can, and as one without openat2(2) has to."""
+    if request.param == "openat2":
+        assert tree._opener() is not None
+    else:
+        monkeypatch.setattr(tree, "_opener", lambda: None)
 
 
 @pytest.fixture
@@ -130,7 +140,7 @@ def test_a_link_among_the_objects_does_not_stay(tmp_path: Path, store: FileStore
 
 def test_a_link_that_comes_while_a_tree_is_deleted(tmp_path: Path, victim: Path) -> None:
     """A directory that is replaced by a link in the middle of its deletion: only what was in it goes."""
-    tree = Tree(tmp_path / "root")
+    files = Tree(tmp_path / "root")
     doomed = tmp_path / "root" / "doomed"
     (doomed / "inner").mkdir(parents=True)
     for name in ("a", "b", "c"):
@@ -144,9 +154,9 @@ def test_a_link_that_comes_while_a_tree_is_deleted(tmp_path: Path, victim: Path)
             (doomed / "inner").rename(tmp_path / "aside")
             (doomed / "inner").symlink_to(victim)
 
-    tree.delete(Path("doomed"), step)
+    files.delete(Path("doomed"), step)
     assert contents(victim) == before and not list((tmp_path / "aside").iterdir())
-    tree.delete(Path("doomed"), lambda: None)
+    files.delete(Path("doomed"), lambda: None)
     assert not doomed.exists() and contents(victim) == before
 
 

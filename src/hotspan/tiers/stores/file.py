@@ -27,10 +27,10 @@ from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
 from hotspan.tiers.stores.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
 from hotspan.tiers.stores.file_log import FileEpochs, FileLog
-from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of
+from hotspan.tiers.stores.file_room import OBJECT, FileRoom, directory_of, objects_of, place_of
 from hotspan.tiers.stores.parts import parts_of
 from hotspan.tiers.stores.shared_files import Calls, SharedFiles, Turn
-from hotspan.tiers.stores.tree import READ, is_gone
+from hotspan.tiers.stores.tree import READ, is_gone, open_below
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,16 @@ class FileStore:
         def look(turn: Turn) -> list[Found | None]:
             epoch = self._epochs.current(turn)
             found: list[Found | None] = []
-            for key in keys:
-                turn.step()
-                found.append(_found(self._files, directory_of(epoch, key), key))
-                if is_chain and found[-1] is None:
-                    break
+            try:
+                with self._files.entered(objects_of(epoch)) as objects:
+                    for key in keys:
+                        turn.step()
+                        found.append(_found(objects, key))
+                        if is_chain and found[-1] is None:
+                            break
+            except OSError as error:
+                if not is_gone(error):
+                    raise
             return found + [None] * (len(keys) - len(found))
 
         return self._calls.run(look)
@@ -182,15 +187,18 @@ class FileStore:
                 self._sweeper.start()
 
 
-def _found(files: SharedFiles, directory: Path, key: ChunkKey) -> Found | None:
+def _found(objects: int, key: ChunkKey) -> Found | None:
     try:
-        with files.opened(directory, READ | os.O_DIRECTORY) as place:
+        place = open_below(objects, place_of(key), READ | os.O_DIRECTORY)
+        try:
             fd = os.open(OBJECT, READ, dir_fd=place)
             try:
                 record = unpack(os.pread(fd, RECORD_BYTES, 0))
             finally:
                 os.close(fd)
             names = os.listdir(place)  # of the directory that the object is in, even if it was renamed away
+        finally:
+            os.close(place)
     except OSError as error:
         if not is_gone(error):
             raise

@@ -30,10 +30,20 @@ _TAKEN = 0.25
 """Of the room that a look saw, what may be put here before the next look: others put, too, and know as little."""
 
 
-def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
-    """Of an object and its marks, under the root."""
+def objects_of(epoch: Epoch) -> Path:
+    """The directory of all objects of an epoch, under the root."""
+    return Path(OBJECTS, epoch.name.hex())
+
+
+def place_of(key: ChunkKey) -> str:
+    """The directory of an object and its marks, under that."""
     name = key.hex()
-    return Path(OBJECTS, epoch.name.hex(), name[0], name[1], name)
+    return f"{name[0]}/{name[1]}/{name}"
+
+
+def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
+    """The same under the root."""
+    return objects_of(epoch) / place_of(key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
 """A directory that others may write, entered without following a link.
 
-Each part of a path is opened in the part before it, and what is read, made or deleted is named relative to an open
-directory. So nothing outside of the root is touched, whatever links somebody puts there, and at whatever moment. What
-is no directory where one belongs is NotADirectoryError.
+A path is opened by one call of openat2(2) that follows no link, or, where the kernel or a sandbox has none, each part
+in the part before it. What is read, made or deleted is named relative to an open directory. So nothing outside of the
+root is touched, whatever links somebody puts there, and at whatever moment. What is no directory where one belongs is
+NotADirectoryError.
 """
 
 import contextlib
+import ctypes
 import errno
+import functools
 import io
 import os
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +20,10 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an open of 
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_DEPTH = 16
+
+_OPENAT2 = 437  # on every architecture that Linux runs on, but one
+_AT_CWD = -100
+_NO_LINKS = 0x04  # RESOLVE_NO_SYMLINKS
 
 
 class Tree:
@@ -31,10 +39,9 @@ class Tree:
             raise ValueError(f"{directory} is no path from the root on")
         fd = self._open_root(make=make)
         try:
-            for name in directory.parts:
-                inner = _open_in(fd, name, make=make)
-                os.close(fd)
-                fd = inner
+            if directory.parts:
+                fd, root = _entered(fd, directory, make=make), fd
+                os.close(root)
             yield fd
         except NotADirectoryError as error:
             raise NotADirectoryError(errno.ENOTDIR, "is a link, or no directory", str(self.root / directory)) from error
@@ -143,12 +150,62 @@ def is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESPIPE)
 
 
-def _open_in(parent: int, name: str, *, make: bool) -> int:
+def open_below(root: int, path: str, flags: int = _ENTER) -> int:
+    """A file below an open directory, reached by no link; `path` may not lead up."""
+    open_at_once = _opener()
+    if open_at_once is not None:
+        return open_at_once(root, path, flags)
+    *above, name = path.split("/")
+    fd = os.dup(root)
+    for each, how in [*((each, _ENTER) for each in above), (name, flags)]:
+        try:
+            inner = os.open(each, how, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def _entered(root: int, directory: Path, *, make: bool) -> int:
+    """A directory below an open one; made, with all above it, if need be."""
     try:
-        return os.open(name, _ENTER, dir_fd=parent)
+        return open_below(root, str(directory))
     except FileNotFoundError:
         if not make:
             raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
-    return os.open(name, _ENTER, dir_fd=parent)
+    fd = os.dup(root)
+    for name in directory.parts:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=fd)
+            inner = os.open(name, _ENTER, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+@functools.cache
+def _opener() -> Callable[[int, str, int], int] | None:
+    """Opens a file below a directory by openat2(2); None if there is no such call, or it is forbidden."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+    call.restype = ctypes.c_long
+
+    def open_at_once(root: int, path: str, flags: int) -> int:
+        how, name = struct.pack("QQQ", flags, 0, _NO_LINKS), os.fsencode(path)  # flags, mode, resolve
+        while (fd := call(_OPENAT2, root, name, how, len(how))) < 0:
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
+                number = errno.ENOTDIR if number == errno.ELOOP else number
+                raise OSError(number, os.strerror(number), path)
+        return int(fd)
+
+    try:
+        os.close(open_at_once(_AT_CWD, "/", _ENTER))
+    except OSError:
+        return None
+    return open_at_once
