@@ -258,6 +258,48 @@ def test_a_call_that_fails_costs_space_and_no_chunk(path: Path, kind: str, error
         assert all(running.here(ROOTS[:6]))
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("kind", ["allocate", "punch"])
+def test_what_fails_again_and_again_is_tried_less_and_less(
+    path: Path, caplog: pytest.LogCaptureFixture, kind: str, error: int
+) -> None:
+    """Of 200 looks a few try it, one line on the log tells it, and one that it works again; meanwhile hits are hits."""
+    files = SmallDisk(20 * SLOT)
+    with rig(path, files, reserve_bytes=SLOT) as running:
+        for chunk in ROOTS[:4]:
+            assert running.store(chunk)
+        if kind == "punch":
+            files.others_bytes = 20 * SLOT - 3 * SLOT
+        caplog.clear()
+        files.arm(1, error, kinds=[kind], lasting=True)
+        for chunk in ROOTS[4:8]:
+            running.store(chunk)
+        for _ in range(200):
+            running.turn(1.1)
+        assert 2 <= files.hits <= 12
+        event = {"allocate": "disk_not_grown", "punch": "disk_space_not_released"}[kind]
+        assert [caplog.text.count(each) for each in (event, "disk_space_low", "disk_space_back")] == [1, 1, 0]
+        assert running.loads(ROOTS[0].key) or kind == "punch"  # which costs chunks
+        files.disarm()
+        files.others_bytes = 0
+        for _ in range(65):
+            running.turn(1.1)
+        assert [caplog.text.count(each) for each in (event, "disk_space_low", "disk_space_back")] == [1, 1, 1]
+        assert running.tier.usage().capacity_chunks == SLOTS
+        assert all(running.store(chunk) or running.store(chunk) for chunk in ROOTS[10:14])
+
+
+def test_a_file_system_that_tells_nothing_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is asked each second, and one line on the log tells it."""
+    files = SmallDisk(20 * SLOT)
+    with rig(path, files, reserve_bytes=SLOT) as running:
+        files.arm(1, errno.EIO, kinds=["space"], lasting=True)
+        for _ in range(20):
+            running.turn(1.1)
+        assert files.hits >= 20 and caplog.text.count("disk_space_unknown") == 1
+        files.disarm()
+
+
 def test_a_new_slab_must_fit_and_an_old_one_is_opened(path: Path, tmp_path: Path) -> None:
     """A ceiling that has no place today is an error for a new directory; one in use is opened."""
     disk = os.statvfs(tmp_path)

@@ -27,6 +27,8 @@ RESERVE_BYTES: Final = 2 * GIB
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_HOLES: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _STEPS: Final = 16
+_LONGEST_PAUSE: Final = 64
+"""Looks, of which there is one a second."""
 
 
 def step_bytes(slab_bytes: int) -> int:
@@ -82,17 +84,52 @@ class SlabSpace:
         return room.f_bavail * room.f_frsize - min(self._reserve_bytes, room.f_blocks * room.f_frsize // 20)
 
 
+class _Attempts:
+    """A call that may fail again and again: when it is tried the next time, and one line on the log for all of it.
+
+    pauses: after 1, 2, 4, ... looks, at most 64; else at each look.
+    """
+
+    def __init__(self, event: str, *, pauses: bool = True) -> None:
+        self._event = event
+        self._pauses = pauses
+        self._pause = 0
+        self.failures = 0  # in a row
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it may be tried now."""
+        return not self._pause
+
+    def look(self) -> None:
+        """Time passes."""
+        self._pause = max(0, self._pause - 1)
+
+    def ended(self, error: str | None) -> None:
+        """It was tried: it worked, or failed with this error."""
+        if error is None:
+            self._pause = self.failures = 0
+            return
+        if not self.failures:
+            logger.warning("%s error=%s", self._event, error)
+        self._pause = min(1 << self.failures, _LONGEST_PAUSE) if self._pauses else 0
+        self.failures = min(self.failures + 1, _LONGEST_PAUSE)
+
+
 @dataclass(frozen=True, slots=True)
 class _Report:
     """What a job did: these slots have space now, these have none. lacking: slots to be released; None: not asked.
 
     is_full: whether the file system had no space for all that was asked for; None: not asked.
+    tried:   what failed, with `error`, or worked.
     """
 
     free: Sequence[int] = ()
     bare: Sequence[int] = ()
     lacking: int | None = None
     is_full: bool | None = None
+    tried: _Attempts | None = None
+    error: str | None = None
 
 
 class SlotRoom:
@@ -125,8 +162,11 @@ class SlotRoom:
         self._owed = 0  # slots that are to be released as soon as they are free
         self._returned: list[int] = []  # those of them that are free
         self._is_busy = False
-        self._is_full = False
+        self._is_full = self._is_low = False
         self._has_holes = True
+        self._growing = _Attempts("disk_not_grown")
+        self._releasing = _Attempts("disk_space_not_released")
+        self._looking = _Attempts("disk_space_unknown", pauses=False)
         self._grow()
 
     @property
@@ -168,6 +208,8 @@ class SlotRoom:
 
     def look(self) -> None:
         """Find out in the background whether the file system still has its reserve. To be called every second."""
+        self._growing.look()
+        self._releasing.look()
         if not self._is_busy:
             asked = min(self._step, len(self._bare))
             self._submit(lambda: self._looked(asked), _Report())
@@ -180,18 +222,27 @@ class SlotRoom:
             self._is_busy, self._moving = False, 0
             self._free[:0] = report.free  # those that had space before lie lower: a slab with few chunks stays short
             self._bare.extend(report.bare)
-            if report.is_full is not None and report.is_full is not self._is_full:
-                self._is_full = report.is_full
-                event = "disk_space_low" if report.is_full else "disk_space_back"
-                logger.warning("%s slots=%d of=%d", event, self._slots - len(self._bare), self._slots)
+            if report.tried is not None:
+                report.tried.ended(report.error)
+            if report.is_full is not None:
+                self._is_full = report.is_full or not self._growing.is_due
+                self._note_low()
             if report.lacking is not None:
-                self._owed = evictions = self._release(min(report.lacking, self._step)) if self._has_holes else 0
+                can_release = self._has_holes and self._releasing.is_due
+                self._owed = evictions = self._release(min(report.lacking, self._step)) if can_release else 0
         if self._returned and not self._is_busy:
-            self._release(len(self._returned))
+            self._release(len(self._returned) if self._releasing.is_due else 0)
         self._grow()
         return evictions
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _note_low(self) -> None:
+        is_low = self._is_full or self._growing.failures > 0
+        if is_low is not self._is_low:
+            self._is_low = is_low
+            event = "disk_space_low" if is_low else "disk_space_back"
+            logger.warning("%s slots=%d of=%d", event, self._slots - len(self._bare), self._slots)
 
     def _grow(self) -> None:
         """Have space ready for more than what is free, before it is needed."""
@@ -224,10 +275,10 @@ class SlotRoom:
     def _looked(self, asked: int) -> _Report:
         try:
             lacking = self._space.lacking()
-            return _Report(lacking=lacking, is_full=bool(lacking) or self._space.fitting(asked) < asked)
+            is_full = bool(lacking) or self._space.fitting(asked) < asked
+            return _Report(lacking=lacking, is_full=is_full, tried=self._looking)
         except OSError as error:
-            logger.warning("disk_space_unknown error=%s", str(error))
-            return _Report()
+            return _Report(tried=self._looking, error=str(error))
 
     def _grown(self, slots: list[int]) -> _Report:
         none = len(slots)
@@ -235,21 +286,18 @@ class SlotRoom:
             none -= self._space.fitting(len(slots))
             self._space.allocate(slots[none:])
         except OSError as error:
-            if error.errno not in NO_SPACE:
-                logger.warning("disk_not_grown error=%s", str(error))
             with contextlib.suppress(OSError):
                 self._space.release(slots)
-            return _Report(bare=slots, is_full=True)
-        return _Report(slots[none:], slots[:none], is_full=none > 0)
+            return _Report(bare=slots, is_full=True, tried=self._growing, error=str(error))
+        return _Report(slots[none:], slots[:none], is_full=none > 0, tried=self._growing)
 
     def _released(self, slots: list[int]) -> _Report:
         try:
             self._space.release(slots)
         except OSError as error:
-            logger.warning("disk_space_not_released error=%s", str(error))
             self._has_holes = error.errno not in _NO_HOLES
-            return _Report(free=slots)
-        return _Report(bare=sorted(slots, reverse=True))
+            return _Report(free=slots, tried=self._releasing, error=str(error))
+        return _Report(bare=sorted(slots, reverse=True), tried=self._releasing)
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
