@@ -70,7 +70,7 @@ install-gpu:
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
 
-figures: install  ## Measure what README quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
+figures: install  ## Measure what docs/benchmarks.md quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python benchmarks/paired.py --documents 10 --output benchmarks/results/paired.json
@@ -79,6 +79,10 @@ figures: install  ## Measure what README quotes, into benchmarks/results/ (about
 	@$(BIN)/python -m benchmarks.l2_daemon --output benchmarks/results/l2-daemon.json
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
+
+.PHONY: chart
+chart: install  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
+	@$(BIN)/python -m benchmarks.demo_chart
 
 .PHONY: chat interference
 chat: install  ## Conversations that RAM can't hold: RAM alone against RAM and L2 (about 30 minutes)
