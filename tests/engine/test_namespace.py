@@ -116,6 +116,62 @@ def test_what_has_no_lasting_name_is_refused(engine: Any, monkeypatch: pytest.Mo
         name(engine)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("VLLM_MARLIN_INPUT_DTYPE", "int8"),  # quantizes activations
+        ("VLLM_CPU_INT4_W4A8", "1"),
+        ("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),  # orders the bytes of a state
+        ("VLLM_PP_LAYER_PARTITION", "3,5"),
+        ("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random"),
+    ],
+)
+def test_variables_that_change_kv_are_in(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """vLLM takes some of what decides KV from the environment; where nothing is set, nothing is in the namespace."""
+    before = name(engine)
+    monkeypatch.setenv(variable, value)
+    assert name(engine) != before
+
+
+@pytest.mark.parametrize("variable", ["VLLM_CPU_OMP_THREADS_BIND", "VLLM_DP_RANK", "VLLM_HOST_IP", "VLLM_SERVICE_HOST"])
+def test_variables_of_one_replica_stay_out(engine: Any, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Replicas that differ by place and number only find what others have stored."""
+    before = name(engine)
+    monkeypatch.setenv(variable, "1")
+    assert name(engine) == before
+
+
+@pytest.mark.parametrize("load_format", ["tensorizer", "modelexpress", "ipc_cache", "somebodys_plugin"])
+def test_weights_from_elsewhere_have_a_name_of_this_life(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load_format: str
+) -> None:
+    """Weights that no digest covers may be others at the next start: nothing of before is found then."""
+    monkeypatch.setattr(engine.load_config, "load_format", load_format)
+    assert name(engine) != name(engine) and "weights_have_no_digest" in caplog.text
+
+
+def test_weights_at_a_url_have_a_name_of_this_life(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM streams the weights of gs:// and az:// models from there, and leaves only their configuration here."""
+    monkeypatch.setitem(vars(engine.model_config), "model_weights", "gs://bucket/model")
+    assert name(engine) != name(engine)
+
+
+def test_scales_of_an_encoder_count_by_their_bytes(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file of scales that is overwritten is another one."""
+    scales = tmp_path / "scales.json"
+    part = SimpleNamespace(**dict.fromkeys(fields_in("model_config.multimodal_config")))
+    part.mm_encoder_fp8_scale_path = str(scales)
+    monkeypatch.setattr(engine.model_config, "multimodal_config", part)
+    scales.write_text("1")
+    before = name(engine)
+    scales.write_text("2")
+    assert name(engine) != before
+
+
 def test_values_have_one_spelling(engine: Any) -> None:
     """No address, and nothing that depends on the order of a set, is in the namespace."""
     for field, value in namespace_fields(engine, GROUPS, 256, FileDigests(), full=True).items():

@@ -1,6 +1,8 @@
 """The namespace of an engine: everything besides the tokens that changes KV bytes, read off vLLM's configuration."""
 
+import contextlib
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as fields_of
@@ -10,15 +12,19 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import namespace_digest
 from hotspan.engine.compat import engine_version, hash_seed, kv_layout
 from hotspan.engine.fingerprint import FileDigests, model_digest
+from hotspan.engine.kv_environment import kv_environment
 from hotspan.engine.kv_fields import KV
+
+logger = logging.getLogger(__name__)
 
 
 def namespace_of(
@@ -52,14 +58,50 @@ def namespace_fields(
         "engine": engine_version(),
         "device": _device(),
         **_configured(vllm_config),
+        **{f"environment.{name}": value for name, value in kv_environment(environment()).items()},
     }
+    if not _has_digest(model, vllm_config.load_config):
+        logger.warning(
+            "weights_have_no_digest load_format=%s: they are not read from the model's directory, so what this server "
+            "caches is not found after a restart or by other replicas",
+            vllm_config.load_config.load_format,
+        )
+        fields["unknown_weights"] = secrets.token_bytes(16)
+    fields |= _scales(vllm_config, digests)
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):  # of the first batch, and kept nowhere
         fields["kv_scales"] = secrets.token_bytes(16)
     if speculative is not None and speculative.model not in (None, *_WITHOUT_WEIGHTS):
         draft = speculative.draft_model_config
         fields["draft_model"] = _model_bytes(draft, digests, full=full)
         fields["draft_hf_config"] = _hf_config(draft.hf_config.to_dict())
+        if not _has_digest(draft, getattr(speculative, "draft_load_config", None) or vllm_config.load_config):
+            fields["unknown_draft_weights"] = secrets.token_bytes(16)
     return fields
+
+
+_READ_FROM_DIRECTORY = frozenset(
+    {
+        *("auto", "hf", "dummy", "mistral", "safetensors", "fastsafetensors", "instanttensor", "npcache", "pt", "gguf"),
+        *("runai_streamer", "runai_streamer_sharded", "sharded_state", "bitsandbytes"),
+    }
+)
+"""Load formats that read the files which `model_digest` reads. The others read a URI, a server or another process."""
+
+
+def _has_digest(model: ModelConfig, load: LoadConfig) -> bool:
+    """Whether the weights are the files of the model's directory, and not somewhere else (gs://, --model-weights)."""
+    return not getattr(model, "model_weights", "") and str(load.load_format) in _READ_FROM_DIRECTORY
+
+
+def _scales(vllm_config: VllmConfig, digests: FileDigests) -> dict[str, bytes]:
+    """The bytes of the file with the scales of a media encoder."""
+    multimodal = vllm_config.model_config.multimodal_config
+    path = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
+    if not path:
+        return {}
+    with contextlib.suppress(OSError):  # vLLM refuses it when it loads the model
+        return {"mm_encoder_fp8_scales": digests.of(Path(path))}
+    return {}
 
 
 def _configured(vllm_config: VllmConfig) -> dict[str, str]:
