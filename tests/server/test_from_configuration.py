@@ -3,12 +3,15 @@
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.server import run
+from hotspan.server.adapters.snapshots import SnapshotStore
+from hotspan.server.adapters.source import Sources
 from hotspan.server.front import Front
 from hotspan.server.options import ServeOptions, http_settings
 from hotspan.server.principal import Principal, asking
@@ -77,6 +80,25 @@ def test_where_copies_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run._copies(configured(flags={"adapter_copies": "copies"}).server) == tmp_path / "copies"
     assert run._copies(configured(variables={"HOTSPAN_ADAPTER_COPIES": "/nvme/copies"}).server) == Path("/nvme/copies")
     assert run._copies(configured().server) == Path(f"/tmp/hotspan-adapters-{os.geteuid()}")
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_nobody_asked_for_is_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """The directory of copies goes with its last copy, unless --adapter-copies named it."""
+    root, told = tmp_path / "copies", list[tuple[Path, bool]]()
+    monkeypatch.setattr(run, "_copies", lambda server: root)
+    aftermath = SimpleNamespace(sweep=lambda root, is_whole: told.append((root, is_whole)))
+    settings = configured(flags={"adapter_copies": str(root)} if is_named else {}).server
+    with run._copies_swept(settings, cast(Any, aftermath)):
+        write_adapter(tmp_path / "adapters" / "a")
+        store = SnapshotStore(root)
+        snapshot = store.take(Sources([tmp_path / "adapters"]), tmp_path / "adapters" / "a", lambda copy: None)
+        assert told == [(root, not is_named)]
+        snapshot.close()
+        assert list(root.iterdir()) == []
+    assert root.exists() is is_named
 
 
 class Lora(LoraEngine):

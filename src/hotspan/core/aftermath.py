@@ -3,6 +3,7 @@
     with Aftermath() as aftermath:        # starts `python -m hotspan.core.aftermath`, in a session of its own
         aftermath.end(child.pid)
         aftermath.remove(directory)
+        aftermath.sweep(copies)           # as core/held.py has it: what others hold stays
 
 It is told through a pipe, one JSON object a line. If the pipe closes and "done" was not the last line, this process
 died (SIGKILL, out of memory): each child gets SIGTERM, then SIGKILL after its grace period, then directories go.
@@ -21,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
+
+from hotspan.core.held import sweep
 
 _DONE = {"done": True}
 _LOOK_AGAIN_S = 1.0
@@ -66,6 +69,11 @@ class Aftermath:
     def remove(self, directory: Path) -> None:
         """Remove `directory` should this process be killed, after its children have ended."""
         self._tell({"directory": str(directory.absolute())})
+
+    def sweep(self, root: Path, *, is_whole: bool) -> None:
+        """Should this process be killed, remove what nobody holds any more in `root` (core/held.py), and, with
+        `is_whole`, the directory itself."""
+        self._tell({"root": str(root.absolute()), "is_whole": is_whole})
 
     def _tell(self, line: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -128,18 +136,23 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # its life is that of the pipe
     children: list[_Child] = []
     directories: list[str] = []
+    roots: list[tuple[Path, bool]] = []
     for line in _lines(sys.stdin.fileno(), children):
         told = json.loads(line)
         if told == _DONE:
             return
         if "directory" in told:
             directories.append(told["directory"])
+        elif "root" in told:
+            roots.append((Path(told["root"]), told["is_whole"]))
         else:
             with contextlib.suppress(OSError):  # it has ended already
                 children.append(_Child(os.pidfd_open(told["pid"]), told["pid"], told["grace_s"], told["is_group"]))
     _end(children)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
+    for root, is_whole in roots:
+        sweep(root, is_whole=is_whole)
 
 
 def _lines(fd: int, children: list[_Child]) -> Iterator[bytes]:

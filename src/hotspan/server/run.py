@@ -27,6 +27,7 @@ from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
+from hotspan.core.held import sweep
 from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
@@ -95,6 +96,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
             listeners.append(stack.enter_context(contextlib.closing(admin)))
         aftermath = stack.enter_context(Aftermath())
         error_file = stack.enter_context(_error_file(aftermath))
+        stack.enter_context(_copies_swept(options.server, aftermath))
         if options.cache is not None:
             if options.extent is None:
                 check_tiers(options.cache, surroundings)
@@ -295,6 +297,17 @@ def _most_adapter_bytes(model: str) -> int:
 def _copies(server: ServerSettings) -> Path:
     """Where adapters' copies are. The engine reads them there, and names their KV by it."""
     return (server.adapter_copies or Path(f"/tmp/hotspan-adapters-{os.geteuid()}")).absolute()
+
+
+@contextlib.contextmanager
+def _copies_swept(server: ServerSettings, aftermath: Aftermath) -> Iterator[None]:
+    """At the end, however it comes, no copies are left that no other server uses, nor a directory nobody asked for."""
+    root, is_whole = _copies(server), server.adapter_copies is None
+    aftermath.sweep(root, is_whole=is_whole)
+    try:
+        yield
+    finally:
+        sweep(root, is_whole=is_whole)
 
 
 async def _watch(server: uvicorn.Server, engine: "object") -> None:

@@ -9,18 +9,16 @@ not do: a file that is written in place changes under all its names. The path is
 and on every replica, since the engine makes it part of the names of an adapter's KV.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.held import PART, changing, hold, remove_unheld, sweep
 from hotspan.core.types import GIB
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
@@ -29,17 +27,15 @@ _PART_BYTES = 1 << 22
 _RESERVE_BYTES = GIB
 _RESERVE_PART = 20
 """Of the file system 1 GiB stays free, or a twentieth of one that is smaller than 20 GiB."""
-_PART = "part-"
-_OURS = re.compile(rf"[0-9a-f]{{64}}|{_PART}[a-z0-9_]+")
 
 
 class Snapshot:
     """One adapter's files as they were, there until the last who holds them lets go."""
 
-    def __init__(self, store: "SnapshotStore", path: Path, hold: int) -> None:
+    def __init__(self, store: "SnapshotStore", path: Path, held: int) -> None:
         self.path = path
         self._store = store
-        self._hold = hold
+        self._held = held
 
     @property
     def digest(self) -> str:
@@ -48,7 +44,7 @@ class Snapshot:
 
     def close(self) -> None:
         """Let go; the files are removed if nobody else holds them. Blocks: for removing two files."""
-        self._store._let_go(self.path, self._hold)
+        self._store._let_go(self.path, self._held)
 
 
 class SnapshotStore:
@@ -73,10 +69,7 @@ class SnapshotStore:
                 f"{root} holds copies of adapters, so it must be a directory of this user's alone (mode 0700): make it "
                 "one, or name another with --adapter-copies"
             )
-        with self._changing():
-            for path in root.iterdir():
-                if _OURS.fullmatch(path.name):  # left by servers that were killed; all else is somebody's
-                    self._remove_unheld(path)
+        sweep(root, is_whole=False)  # what servers left that were killed
 
     def take(self, sources: Sources, directory: Path, check: Callable[[Path], None]) -> Snapshot:
         """A copy of the adapter in `directory`, if `check` raises nothing about it. Blocks: for copying it.
@@ -84,9 +77,9 @@ class SnapshotStore:
         Raises: AdapterError; nothing is left behind then.
         """
         try:
-            with self._changing():
-                part = Path(tempfile.mkdtemp(prefix=_PART, dir=self._root))
-                hold = _hold(part)
+            with changing(self._root):
+                part = Path(tempfile.mkdtemp(prefix=PART, dir=self._root))
+                held = hold(part)
         except OSError as error:
             raise self._no_room(error) from error
         try:
@@ -96,39 +89,23 @@ class SnapshotStore:
                 raise self._no_room(error) from error
             check(part)
         except BaseException:
-            self._let_go(part, hold)
+            self._let_go(part, held)
             raise
-        return self._publish(part, hold, self._root / digest)
+        return self._publish(part, held, self._root / digest)
 
-    def _publish(self, part: Path, hold: int, path: Path) -> Snapshot:
-        with self._changing():
+    def _publish(self, part: Path, held: int, path: Path) -> Snapshot:
+        with changing(self._root):
             if not path.exists():
                 part.rename(path)
-                return Snapshot(self, path, hold)
-            found = _hold(path)
-        self._let_go(part, hold)
+                return Snapshot(self, path, held)
+            found = hold(path)
+        self._let_go(part, held)
         return Snapshot(self, path, found)
 
-    def _let_go(self, path: Path, hold: int) -> None:
-        with self._changing():
-            os.close(hold)
-            self._remove_unheld(path)
-
-    def _remove_unheld(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # held by another, or not ours: it stays
-            mine = _hold(path, fcntl.LOCK_EX)
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(mine)
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Nobody else makes, renames or removes snapshots meanwhile."""
-        lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+    def _let_go(self, path: Path, held: int) -> None:
+        with changing(self._root):
+            os.close(held)
+            remove_unheld(path)
 
     def _copy(self, sources: Sources, directory: Path, into: Path) -> str:
         """Copy an adapter's two files; the digest of exactly the bytes that were written."""
@@ -167,17 +144,6 @@ class SnapshotStore:
 
     def _no_room(self, error: OSError) -> AdapterError:
         return AdapterError(507, f"the adapter can't be copied to {self._root} ({error.strerror}): make room there")
-
-
-def _hold(path: Path, kind: int = fcntl.LOCK_SH) -> int:
-    """A descriptor that holds a directory. Raises: OSError if another holds it against that."""
-    hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(hold, kind | fcntl.LOCK_NB)
-    except OSError:
-        os.close(hold)
-        raise
-    return hold
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,0 +1,83 @@
+"""Directories that several processes use at once: each holds them by a lock, and who lets go last removes them.
+
+ROOT/                                 of one user alone; locked while names in it change
+ROOT/<64 hex digits>/, ROOT/part-*/   locked by each who uses it
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+PART = "part-"
+_OURS = re.compile(rf"[0-9a-f]{{64}}|{PART}[a-z0-9_]+")
+_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def hold(path: Path, kind: int = fcntl.LOCK_SH) -> int:
+    """A descriptor that holds a directory until it is closed. Raises: OSError if another holds it against that."""
+    fd = os.open(path, _ENTER)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def remove_unheld(path: Path) -> None:
+    """Remove a directory with all that is in it, unless somebody holds it. Never raises OSError."""
+    with contextlib.suppress(OSError):  # held by another, or not ours: it stays
+        mine = hold(path, fcntl.LOCK_EX)
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(mine)
+
+
+@contextlib.contextmanager
+def changing(root: Path, *, make: bool = True) -> Iterator[None]:
+    """Nobody else makes, renames or removes what is in `root` meanwhile.
+
+    make:   the directory is made if it is not there: who used it last removed it.
+    Blocks: while another does. Raises: OSError, also if the directory is not this user's alone.
+    """
+    while True:
+        if make:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock = os.open(root, _ENTER)
+        except FileNotFoundError:
+            if make:
+                continue  # it went in between
+            raise
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = os.fstat(lock)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise PermissionError(errno.EPERM, "is not a directory of this user's alone (mode 0700)", str(root))
+            if _is_at(root, found):  # else it was removed while this waited for the lock
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _is_at(root: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(root), found)
+    except FileNotFoundError:
+        return False
+
+
+def sweep(root: Path, *, is_whole: bool) -> None:
+    """Remove what nobody holds; is_whole: `root`, too, if nothing is left in it. Never raises OSError."""
+    with contextlib.suppress(OSError), changing(root, make=False):
+        for path in root.iterdir():
+            if _OURS.fullmatch(path.name):  # all else is somebody's
+                remove_unheld(path)
+        if is_whole:
+            root.rmdir()
