@@ -37,11 +37,11 @@ from hotspan.bench.machine import machine_facts  # noqa: E402
 from hotspan.core.terms import Terms  # noqa: E402
 from hotspan.core.types import GIB, MIB, Chunk, ChunkKey  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.l2.follower import LogFollower  # noqa: E402
+from hotspan.l2.open import open_store  # noqa: E402
+from hotspan.l2.remote import RemoteOptions, RemoteTier  # noqa: E402
 from hotspan.tiers.base import StorageTier  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
-from hotspan.tiers.follower import LogFollower  # noqa: E402
-from hotspan.tiers.remote import RemoteOptions, RemoteTier  # noqa: E402
-from hotspan.tiers.stores.open import open_store  # noqa: E402
 from tests.daemon.rig import DaemonProcess  # noqa: E402
 from tests.engine.rig import Rig, rig  # noqa: E402
 

@@ -35,16 +35,16 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.engine.receipts import Receipts
+from hotspan.l2.base import ObjectStore
+from hotspan.l2.file import FileStore
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.redis import RedisStore
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.slab import SharedSlab
-from hotspan.tiers.stores.base import ObjectStore
-from hotspan.tiers.stores.file import FileStore
-from hotspan.tiers.stores.redis import RedisStore
-from tests.tiers.stores.servers import redis_server
+from tests.l2.servers import redis_server
 
 NAMESPACE = bytes(range(32))
 PIPELINE = tenant_label("pipeline")

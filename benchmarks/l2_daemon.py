@@ -36,10 +36,10 @@ from hotspan.bench.machine import machine_facts
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import GIB, MIB, ChunkKey
+from hotspan.l2.base import PREAMBLE_BYTES
+from hotspan.l2.daemon import DaemonStore
 from hotspan.tiers.pages import populate
 from hotspan.tiers.record import Record
-from hotspan.tiers.stores.base import PREAMBLE_BYTES
-from hotspan.tiers.stores.daemon import DaemonStore
 
 CHUNK_BYTES = 14 * MIB
 KEYS = 400

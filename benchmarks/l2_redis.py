@@ -27,9 +27,9 @@ from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey, round_up
+from hotspan.l2.redis import RedisStore
 from hotspan.tiers.record import Record
-from hotspan.tiers.stores.redis import RedisStore
-from tests.tiers.stores.servers import RedisServer, redis_server
+from tests.l2.servers import RedisServer, redis_server
 
 GOAL = 0.6
 AHEAD = 4

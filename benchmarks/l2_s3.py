@@ -30,11 +30,11 @@ from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
+from hotspan.l2.s3 import S3Store
+from hotspan.l2.s3_settings import S3Settings
 from hotspan.testing.chunks import chain
 from hotspan.tiers.record import Record
-from hotspan.tiers.stores.s3 import S3Store
-from hotspan.tiers.stores.s3_settings import S3Settings
-from tests.tiers.stores.s3_server import CLIENT, S3Server
+from tests.l2.s3_server import CLIENT, S3Server
 
 GOAL = 0.6
 BUCKET = "benchmark"

@@ -23,7 +23,7 @@ from hotspan.config.settings import L2Settings
 from hotspan.demo.model import make_demo_model
 from proofs.proof import Proof, write_proof
 from tests.engine.rig import rig
-from tests.tiers.stores.servers import RedisServer
+from tests.l2.servers import RedisServer
 
 TROUBLES = {
     "healthy": Trouble(),

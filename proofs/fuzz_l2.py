@@ -8,10 +8,10 @@ from typing import Any
 from hotspan.config.settings import CacheSettings, cache_settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.open import open_store, parse_store_url
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned
-from hotspan.tiers.follower import LogFollower
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
-from hotspan.tiers.stores.open import open_store, parse_store_url
 from proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore

@@ -15,9 +15,9 @@ from typing import Any
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope
-from hotspan.tiers.stores.base import LogPage, SharedInvalidation
-from hotspan.tiers.stores.file import FileStore
-from hotspan.tiers.stores.file_log import FileLog
+from hotspan.l2.base import LogPage, SharedInvalidation
+from hotspan.l2.file import FileStore
+from hotspan.l2.file_log import FileLog
 from proofs.simulated.faults import FaultyFiles
 
 HANG = -1

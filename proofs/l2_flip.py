@@ -8,13 +8,13 @@ from pathlib import Path
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk
+from hotspan.l2.base import PREAMBLE_BYTES
+from hotspan.l2.file import FileStore
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.record import RECORD_BYTES
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
-from hotspan.tiers.stores.base import PREAMBLE_BYTES
-from hotspan.tiers.stores.file import FileStore
 from proofs.places import in_memory
 from proofs.proof import Findings, Progress, rng_of
 from proofs.replica import SIZE

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import GIB, Tier
-from hotspan.tiers.stores.base import PREAMBLE_BYTES
+from hotspan.l2.base import PREAMBLE_BYTES
 from proofs.engine import Broken
 from proofs.l2_files import Said, SharedDirectory
 from proofs.places import in_memory

@@ -17,11 +17,11 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey, Lookup, Tier
+from hotspan.l2.base import ObjectStore, SharedLog
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import content
-from hotspan.tiers.follower import LogFollower
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.slab import SharedSlab
-from hotspan.tiers.stores.base import ObjectStore, SharedLog
 from proofs.engine import Broken, Text
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys

@@ -8,8 +8,8 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import segments
 from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
+from hotspan.l2.base import Found, Landed, LogPage, SharedInvalidation, SharedLog, StoreUsage, marked
 from hotspan.tiers.record import Record, pack, unpack
-from hotspan.tiers.stores.base import Found, Landed, LogPage, SharedInvalidation, SharedLog, StoreUsage, marked
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.follower import LogFollower
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore

@@ -22,7 +22,7 @@ from hotspan.config.model_source import RemoteFile, fetch_model, is_remote, mode
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
 from hotspan.server.options import ServeOptions, fetched
-from tests.tiers.stores.s3_server import S3Server
+from tests.l2.s3_server import S3Server
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 MODEL = {

@@ -19,12 +19,12 @@ from hotspan.config.own import CommandLine, read_command_line
 from hotspan.config.reference import key_table, store_table
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
-from hotspan.tiers.stores import options
-from hotspan.tiers.stores.file import FileStore
-from hotspan.tiers.stores.hyperpod_settings import HyperpodSettings
-from hotspan.tiers.stores.open import _SETTINGS, SEGMENT_NAME
-from hotspan.tiers.stores.redis import RedisStore
-from hotspan.tiers.stores.s3_settings import S3Settings
+from hotspan.l2 import options
+from hotspan.l2.file import FileStore
+from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.open import _SETTINGS, SEGMENT_NAME
+from hotspan.l2.redis import RedisStore
+from hotspan.l2.s3_settings import S3Settings
 from tests.config.rig import configured, value
 
 ENGINE = dict.fromkeys((key.name for key in KEYS if not key.is_own), None) | {"seed": 0, "enable_prefix_caching": None}

@@ -11,8 +11,8 @@ from hotspan.cli.main import app
 from hotspan.cli.serve import serve_options
 from hotspan.config.own import CommandLine
 from hotspan.core.errors import ConfigError
+from hotspan.l2.open import parse_store_url
 from hotspan.router.settings import parse_replica
-from hotspan.tiers.stores.open import parse_store_url
 from tests.config.rig import configured
 
 SECRET = "sEcr3t/vAlue"

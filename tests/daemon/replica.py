@@ -14,12 +14,11 @@ from pathlib import Path
 
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk
+from hotspan.l2 import daemon, follower
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
-from hotspan.tiers import follower
 from hotspan.tiers.base import Transfer
-from hotspan.tiers.follower import LogFollower
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
-from hotspan.tiers.stores import daemon
 from tests.daemon.rig import PATIENCE_S, patient_store
 
 SIZE = 1 << 18

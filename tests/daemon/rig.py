@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hotspan.tiers.stores.daemon import DaemonStore
+from hotspan.l2.daemon import DaemonStore
 
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE_S = 60.0

@@ -22,11 +22,11 @@ from hotspan.daemon.journal import Journal
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
+from hotspan.l2.base import marks_of
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record, pack
-from hotspan.tiers.stores.base import marks_of
 from proofs.simulated.faults import FaultyFiles
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.power import RecordingFiles, power_loss_images

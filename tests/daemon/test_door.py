@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 
 from hotspan.core.terms import Terms
 from hotspan.core.types import PAGE_BYTES
-from hotspan.testing.chunks import key_of
-from hotspan.tiers.record import Record
-from hotspan.tiers.stores.base import marks_of
-from hotspan.tiers.stores.door import (
+from hotspan.l2.base import marks_of
+from hotspan.l2.door import (
     EXTENT,
     FIND,
     FOUND,
@@ -38,6 +36,8 @@ from hotspan.tiers.stores.door import (
     Operation,
     Status,
 )
+from hotspan.testing.chunks import key_of
+from hotspan.tiers.record import Record
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from hotspan.core.terms import Scope
 from hotspan.daemon.log import MOST_NAME, MOST_REPLICAS, InvalidationLog
+from hotspan.l2.base import read_entry
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.stores.base import read_entry
 
 
 class MemoryNotes:

@@ -11,11 +11,11 @@ from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.leases import Lease
 from hotspan.daemon.pool import MOST_LEASES, Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject, object_key
+from hotspan.l2.base import marked, marks_of
+from hotspan.l2.door import CHANGE_BITS
 from hotspan.testing.chunks import chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.record import Record, pack
-from hotspan.tiers.stores.base import marked, marks_of
-from hotspan.tiers.stores.door import CHANGE_BITS
 
 PAGES = 24
 KEYS = [key_of(name) for name in "abcdefgh"]

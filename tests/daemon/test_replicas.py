@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.l2 import follower
 from hotspan.testing.chunks import chain
-from hotspan.tiers import follower
 from tests.daemon.replica import LENGTH, TEXTS, Replica
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, PatientDaemon, patient_store, until
 

@@ -18,11 +18,11 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, seal, verify
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
+from hotspan.l2.base import PREAMBLE_BYTES
+from hotspan.l2.connections import Deadline
+from hotspan.l2.daemon import DaemonStore
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.record import Record, pack
-from hotspan.tiers.stores.base import PREAMBLE_BYTES
-from hotspan.tiers.stores.connections import Deadline
-from hotspan.tiers.stores.daemon import DaemonStore
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
 from tests.daemon.test_protocol import Client
 

@@ -2,8 +2,8 @@
 
 from hotspan.core.terms import Terms
 from hotspan.daemon.strays import StrayMarks
+from hotspan.l2.base import marked, marks_of
 from hotspan.testing.chunks import key_of
-from hotspan.tiers.stores.base import marked, marks_of
 
 MARKS = marks_of(Terms(labels=frozenset([1])), 5)
 

@@ -10,8 +10,8 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB
+from hotspan.l2.base import marks_of
 from hotspan.testing.chunks import aligned, content, key_of
-from hotspan.tiers.stores.base import marks_of
 from tests.daemon.rig import DaemonProcess, HangingDaemon, PatientDaemon, patient_store, until
 from tests.daemon.test_protocol import Client
 from tests.daemon.test_sharing import PAYLOAD_BYTES, chunk, reads_whole, share

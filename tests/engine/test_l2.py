@@ -9,7 +9,7 @@ import pytest
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
 from tests.daemon.rig import DaemonProcess
-from tests.tiers.stores.servers import RedisServer
+from tests.l2.servers import RedisServer
 
 from .harness.core import CHUNK, Core, core
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hotspan.engine.receipts import Receipts
+from hotspan.l2.follower import WITNESS_S, LogPosition
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.follower import WITNESS_S, LogPosition
 
 
 class FakeFollower:

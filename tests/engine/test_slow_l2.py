@@ -9,7 +9,7 @@ from benchmarks.beside_alone import CHUNK_GIB
 from benchmarks.link import Trouble, TroubledLink
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
-from tests.tiers.stores.servers import RedisServer
+from tests.l2.servers import RedisServer
 
 from .rig import Rig, rig
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hotspan.l2.open import parse_store_url
 from hotspan.plan.daemon import Answerer, find_daemon
-from hotspan.tiers.stores.open import parse_store_url
 
 from ..daemon.rig import PATIENCE_S, DaemonProcess
 

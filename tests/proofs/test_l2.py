@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hotspan.l2.file_room import FileRoom
+from hotspan.l2.shared_files import SharedFiles, Turn
+from hotspan.l2.view import LogView
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.stores.file_room import FileRoom
-from hotspan.tiers.stores.shared_files import SharedFiles, Turn
-from hotspan.tiers.view import LogView
 from proofs import l2, l2_fault
 from proofs.engine import Broken
 from proofs.l2_fault import Fault, Tally, meet, sweep
@@ -34,7 +34,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plain frame is taken for the right one."""
     for name in ("verify", "verify_header", "verify_part"):
-        monkeypatch.setattr(f"hotspan.tiers.remote.{name}", lambda *a: None)
+        monkeypatch.setattr(f"hotspan.l2.remote.{name}", lambda *a: None)
 
 
 def publish_as_it_is_written(

@@ -9,12 +9,12 @@ import pytest
 from hotspan.cache.ram import RamTier
 from hotspan.core.directives import parse_directives
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.tiers.follower import LogFollower
+from hotspan.l2.base import Found
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.view import LogView
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.log import GenerationLog
-from hotspan.tiers.stores.base import Found
 from hotspan.tiers.table import DiskTable
-from hotspan.tiers.view import LogView
 from proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.proof import Proof
 
@@ -186,7 +186,7 @@ def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> None
         present = property(lambda self: self.generation, lambda self, value: None)
         monkeypatch.setattr(LogFollower, "applied", present, raising=False)
     else:
-        monkeypatch.setattr("hotspan.tiers.remote.readable", every_one)
+        monkeypatch.setattr("hotspan.l2.remote.readable", every_one)
     assert any(not replicas.run(replicas.Options(only=case), silent).passed for case in range(400))
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 from tests.daemon.rig import DaemonProcess
-from tests.tiers.stores.servers import INSTALL_REDIS
+from tests.l2.servers import INSTALL_REDIS
 
 from .conftest import Server, free_port, serving
 

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore

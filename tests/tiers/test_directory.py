@@ -14,12 +14,12 @@ import pytest
 from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB, ChunkKey
+from hotspan.l2.follower import LogPosition
+from hotspan.l2.position import write_position
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.directory import check_directory, open_directory, remove_directory
 from hotspan.tiers.files import Files
-from hotspan.tiers.follower import LogPosition
 from hotspan.tiers.log import Invalidation
-from hotspan.tiers.position import write_position
 from hotspan.tiers.record import Record
 from hotspan.tiers.table import DiskTable
 from proofs.simulated.faults import SHORT, FaultyFiles

@@ -77,10 +77,10 @@ def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Findin
     """What this machine is to a server."""
     from hotspan.config.configuration import visible_gpus
     from hotspan.core.types import GIB
+    from hotspan.l2.open import SHARED_MEMORY
     from hotspan.plan.memory import shared_memory
     from hotspan.server.facts import can_do_direct_io
     from hotspan.server.posture import Finding, Severity
-    from hotspan.tiers.stores.open import SHARED_MEMORY
 
     found = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     versions = ", ".join(f"{name} {version}" for name, version in found.items())

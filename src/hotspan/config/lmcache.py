@@ -16,7 +16,7 @@ from hotspan.config.kinds import Kind
 from hotspan.config.lmcache_names import ACCEPTED, EXTRA, MULTI_PROCESS, RENAMED, UNKNOWN, VARIABLES
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.core.errors import ConfigError
-from hotspan.tiers.stores.hyperpod_settings import PREFIX, parse_hyperpod_settings
+from hotspan.l2.hyperpod_settings import PREFIX, parse_hyperpod_settings
 
 MULTI_PROCESS_CONNECTORS = frozenset({"LMCacheMPConnector"})
 """Those whose cache is in a server of LMCache's, and not in the replica."""

@@ -1,7 +1,7 @@
 """The tables of keys and of an L2's options as the documentation has them."""
 
 from hotspan.config.keys import KEYS, Key
-from hotspan.tiers.stores.options import STORE_OPTIONS, StoreOption
+from hotspan.l2.options import STORE_OPTIONS, StoreOption
 
 
 def key_table() -> str:

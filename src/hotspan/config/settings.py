@@ -31,7 +31,7 @@ class L2Settings:
     """A store that replicas share.
 
     url:     redis://, rediss://, file:///, s3:// or sagemaker-hyperpod://.
-    options: of its client, by the names of its kind (tiers/stores/options.py), and LOG_PASSWORD.
+    options: of its client, by the names of its kind (l2/options.py), and LOG_PASSWORD.
     log:     url of a store that keeps the log of invalidations, where that of `url` can't.
     """
 

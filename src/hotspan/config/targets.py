@@ -11,7 +11,7 @@ from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings,
 from hotspan.config.settings import CacheSettings, L2Settings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
-from hotspan.tiers.stores.open import check_store
+from hotspan.l2.open import check_store
 
 
 def is_on(settings: Mapping[str, Setting], name: str) -> bool:

@@ -22,8 +22,8 @@ from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
-from hotspan.tiers.stores.base import MARK_BYTES
-from hotspan.tiers.stores.door import (
+from hotspan.l2.base import MARK_BYTES
+from hotspan.l2.door import (
     BUFFER_BYTES,
     DESCRIBED,
     ENTRY,

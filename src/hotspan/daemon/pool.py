@@ -27,9 +27,9 @@ from hotspan.daemon.leases import Lease, LeaseBook
 from hotspan.daemon.space import FreeSpace
 from hotspan.daemon.stored import DiskCopy, StoredObject, joined_marks
 from hotspan.daemon.strays import StrayMarks
+from hotspan.l2.door import CHANGE_BITS
 from hotspan.tiers.eviction import LeafArc, Shares
 from hotspan.tiers.record import RECORD_BYTES, unpack
-from hotspan.tiers.stores.door import CHANGE_BITS
 
 MOST_LEASES = 1 << 17
 _CHANGES = 1 << CHANGE_BITS

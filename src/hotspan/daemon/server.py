@@ -30,10 +30,10 @@ from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
 from hotspan.daemon.watch import NameWatch
+from hotspan.l2.daemon import LEASE_S
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
-from hotspan.tiers.stores.daemon import LEASE_S
 
 logger = logging.getLogger(__name__)
 

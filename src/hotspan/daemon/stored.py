@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.space import Extent
+from hotspan.l2.base import marked, marks_of
 from hotspan.tiers.record import unpack
-from hotspan.tiers.stores.base import marked, marks_of
 
 OWN_BUCKET = "hotspan"
 """Where replicas of hotspan keep theirs: the name of an object there is its chunk's key, in hexadecimal."""

@@ -7,7 +7,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.daemon.journal import NoNotes, Notes
 from hotspan.daemon.stored import joined_marks
-from hotspan.tiers.stores.base import MARK_BYTES, marks_of
+from hotspan.l2.base import MARK_BYTES, marks_of
 
 MOST_STRAYS = 1 << 16
 """Objects whose marks are kept; the marks of more are remembered as lost."""

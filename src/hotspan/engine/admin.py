@@ -34,10 +34,10 @@ from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.receipts import Receipts
 from hotspan.engine.texts import NamedText, TextHasher
 from hotspan.keyring.keyring import Keyring
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.position import PositionKeeper
 from hotspan.tiers.base import AllDurable, Durable
-from hotspan.tiers.follower import LogFollower
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.position import PositionKeeper
 
 logger = logging.getLogger(__name__)
 

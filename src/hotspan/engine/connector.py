@@ -58,15 +58,15 @@ from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.steps import StepWatch
 from hotspan.engine.worker import HostWorker
 from hotspan.keyring.keyring import open_keyring
+from hotspan.l2.follower import LogFollower, VolatileLog
+from hotspan.l2.open import open_store
+from hotspan.l2.position import read_position
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.follower import LogFollower, VolatileLog
 from hotspan.tiers.guard import GuardedTier
-from hotspan.tiers.position import read_position
-from hotspan.tiers.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
-from hotspan.tiers.stores.open import open_store
 
 _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""

@@ -32,8 +32,8 @@ from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CostMetrics, report
 from hotspan.engine.requests import RequestState
 from hotspan.engine.steps import StepWatch
+from hotspan.l2.follower import LogFollower
 from hotspan.tiers.base import Durable
-from hotspan.tiers.follower import LogFollower
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}

@@ -13,7 +13,7 @@ from hotspan.engine.compat import (
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
-from hotspan.tiers.follower import LogFollower
+from hotspan.l2.follower import LogFollower
 
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)

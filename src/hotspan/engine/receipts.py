@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.tiers.follower import WITNESS_S, LogFollower
+from hotspan.l2.follower import WITNESS_S, LogFollower
 
 logger = logging.getLogger(__name__)
 

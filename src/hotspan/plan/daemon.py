@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from hotspan.tiers.stores.open import DAEMON_PORT, SEGMENT_NAME, SHARED_MEMORY
+from hotspan.l2.open import DAEMON_PORT, SEGMENT_NAME, SHARED_MEMORY
 
 _MOST_ANSWER = 65536
 

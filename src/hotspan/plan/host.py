@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from hotspan.l2.open import SHARED_MEMORY
 from hotspan.plan.daemon import Answerer, Daemon, find_daemon
 from hotspan.plan.disk import DiskProbe, probe_disk
 from hotspan.plan.memory import Available, SharedMemory, available_memory, shared_memory
-from hotspan.tiers.stores.open import SHARED_MEMORY
 
 _DRIVES: Final = ("/opt/dlami/nvme", "/mnt/nvme", "/local_nvme", "/mnt/local-ssd", "/mnt/disks/ssd0")
 """Where machine images mount the drives of an instance."""

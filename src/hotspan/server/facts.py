@@ -12,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from hotspan.tiers.stores.open import DAEMON_PORT, SEGMENT_NAME, SHARED_MEMORY
+from hotspan.l2.open import DAEMON_PORT, SEGMENT_NAME, SHARED_MEMORY
 
 SEGMENT = SHARED_MEMORY / SEGMENT_NAME
 DOOR = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"

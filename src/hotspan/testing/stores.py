@@ -23,9 +23,9 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import MIB, Chunk, ChunkKey
+from hotspan.l2.base import Found, ObjectStore, SharedInvalidation, SharedLog, marked, marks_of
 from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.tiers.record import Record
-from hotspan.tiers.stores.base import Found, ObjectStore, SharedInvalidation, SharedLog, marked, marks_of
 
 NAMESPACE = bytes(range(32))
 TENANT = tenant_label("a tenant")

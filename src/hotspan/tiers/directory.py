@@ -27,13 +27,15 @@ from hotspan.tiers.owned import (
     open_slab,
     reserve_slab,
 )
-from hotspan.tiers.position import POSITION_FILE
 from hotspan.tiers.room import NO_SPACE, SlabSpace
 from hotspan.tiers.table import DiskTable, Geometry, is_table, read_geometry
 
 logger = logging.getLogger(__name__)
 
 WHOSE = "the disk tier"
+POSITION_FILE = "l2-log"
+"""How far a replica has applied the log of an L2 (l2/position.py)."""
+
 _OWN_FILES = ("lock", "table", "slab", "log", "log.new", POSITION_FILE, POSITION_FILE + ".new", "lost+found")
 
 

@@ -1,0 +1,353 @@
+"""The node's daemon as an L2, through its local door: looked up in one round trip, copied by this process itself.
+
+A look-up pins nothing. A read asks for a lease, and copies while the daemon answers, from where the object was when it
+was last heard of: if the answer says that it is still the same, it never moved, and has been leased since.
+"""
+
+import errno
+import itertools
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.frame import segment_bytes_for
+from hotspan.core.scopes import scopes_to_json
+from hotspan.core.terms import Scope
+from hotspan.core.types import ChunkKey
+from hotspan.l2.base import (
+    MARK_BYTES,
+    PREAMBLE_BYTES,
+    Found,
+    Landed,
+    LogPage,
+    SharedInvalidation,
+    StoreUsage,
+    marked,
+    read_entry,
+)
+from hotspan.l2.connections import Deadline
+from hotspan.l2.door import (
+    CHANGE_BITS,
+    DESCRIBED,
+    ENTRY,
+    EXTENT,
+    FIND,
+    FOUND,
+    MARKS,
+    MOST_KEYS,
+    RESERVE,
+    USAGE,
+    Operation,
+    Status,
+)
+from hotspan.l2.door_client import Door, DoorConnection, Segment, understood
+from hotspan.tiers.io import copy
+from hotspan.tiers.record import Record, pack, unpack
+
+DEADLINE_S = 2.0
+LEASE_S = 2.0
+"""How long a copy may take."""
+
+_MOST_DECODED = 1 << 14
+_MOST_LOG_KEYS = 1024  # named in one entry of the log, with a few for each scope; what is more becomes several
+_REFUSED = {Status.TOO_LARGE: errno.EFBIG, Status.NO_ROOM: errno.ENOSPC}
+
+
+class Place(NamedTuple):
+    """Bytes of the segment."""
+
+    offset: int
+    size: int
+
+
+class _Object(NamedTuple):
+    """What the daemon says of one version of an object."""
+
+    found: Found
+    size: int
+    places: tuple[tuple[int, int], ...]
+    version: int
+
+    def has_bytes_of(self, version: int) -> bool:
+        """Whether that version differs from this one in marks at most."""
+        return self.version >> CHANGE_BITS == version >> CHANGE_BITS
+
+
+class DaemonStore:
+    """An ObjectStore in the shared memory of this node's `hotspan daemon`; its `log` lives there, too.
+
+    door:       the daemon's socket, /dev/shm/NAME.sock.
+    deadline_s: of each call, copies not counted.
+
+    A put is False, too, while somebody else is writing that object. It raises OSError with ENOSPC where all that is
+    there is in use, and with EFBIG for what exceeds the segment.
+    """
+
+    def __init__(
+        self, door: Path, *, deadline_s: float = DEADLINE_S, lease_s: float = LEASE_S, clock: Clock | None = None
+    ) -> None:
+        self._door = Door(door)
+        self._deadline_s = deadline_s
+        self._lease_s = lease_s
+        self._clock = clock or SystemClock()
+        self.log: DaemonLog | None = DaemonLog(self._door, deadline_s)
+        self._decoded: dict[int, _Object | None] = {}
+        self._known: dict[ChunkKey, _Object | None] = {}
+
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
+        deadline = Deadline(self._deadline_s)
+        objects: list[_Object | None] = []
+        while len(objects) < len(keys):
+            some = keys[len(objects) : len(objects) + MOST_KEYS]
+            with self._door.connection(deadline) as connection:
+                _, answer = connection.ask(Operation.FIND, FIND.pack(0) + b"".join(some), deadline)
+                objects += self._objects(connection, some, answer, deadline)
+        return [None if each is None else each.found for each in objects]
+
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
+        key = found.record.key
+        deadline = Deadline(self._deadline_s)
+        expires_s = self._clock.monotonic() + self._lease_s
+        with self._door.connection(deadline) as connection:
+            connection.send(Operation.FIND, FIND.pack(max(1, round(self._lease_s * 1000))) + key, deadline)
+            known = self._known.get(key)
+            was_copied = known is not None and _copy_out(connection.segment, known, found, into, landed)
+            _, answer = connection.receive(deadline)
+            lease, version = _lease_of(answer)
+            if known is None or not known.has_bytes_of(version):
+                (known,) = self._objects(connection, [key], answer, deadline)
+                was_copied = known is not None and _copy_out(connection.segment, known, found, into, landed)
+            if lease:
+                connection.releases.append(lease)  # goes along with the next request: not before the copy
+        return was_copied and bool(lease) and self._clock.monotonic() < expires_s
+
+    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
+        deadline = Deadline(self._deadline_s)
+        size = PREAMBLE_BYTES + sum(map(len, frame))
+        with self._door.connection(deadline) as connection:
+            status, answer = connection.ask(Operation.RESERVE, RESERVE.pack(record.key, size), deadline)
+            segment = connection.segment
+            if status is Status.OK and segment is not None:
+                preamble = memoryview(pack(record).ljust(PREAMBLE_BYTES, b"\0"))
+                with understood():
+                    places = _places(answer)
+                if not segment.has(places, size):
+                    raise ConnectionError("the daemon gave a place that is not in its segment")
+                for part, place in _split([preamble, *frame], places, 0):
+                    copy(part, [segment.view[place.offset : place.offset + place.size]])
+                status, _ = connection.ask(Operation.COMMIT, b"", deadline)
+        if status is Status.OK or status is Status.EXISTS:
+            return status is Status.OK
+        raise OSError(_REFUSED.get(status, errno.EIO), f"the daemon has no place for {size} bytes ({status.name})")
+
+    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        messages = [b""]
+        for key, added in marks.items():
+            for first in range(0, len(added), 64):
+                few = added[first : first + 64]
+                if len(messages[-1]) > 64 * 1024:
+                    messages.append(b"")
+                messages[-1] += MARKS.pack(key, len(few)) + b"".join(few)
+        self._ask_all(Operation.MARK, filter(None, messages))
+
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
+        self._ask_all(Operation.DELETE, (b"".join(keys[at : at + 2048]) for at in range(0, len(keys), 2048)))
+
+    def usage(self) -> StoreUsage:
+        answer = self._door.ask(Operation.USAGE, b"", Deadline(self._deadline_s))
+        with understood():
+            return StoreUsage(*USAGE.unpack(answer))
+
+    def close(self) -> None:
+        self._door.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _objects(
+        self, connection: DoorConnection, keys: Sequence[ChunkKey], answer: memoryview, deadline: Deadline
+    ) -> list[_Object | None]:
+        """What FIND answered of these keys."""
+        with understood():
+            versions = struct.unpack_from(f"<{len(keys)}Q", answer, FOUND.size)
+            decoded = self._described(connection, keys, versions, deadline)
+        objects = list(map(decoded.get, versions))
+        if len(self._known) > _MOST_DECODED:
+            self._known = {}
+        self._known.update(zip(keys, objects, strict=True))
+        return objects
+
+    def _described(
+        self, connection: DoorConnection, keys: Sequence[ChunkKey], versions: Sequence[int], deadline: Deadline
+    ) -> dict[int, _Object | None]:
+        """What these versions are, and others: asked for once, and None for what is not an object of hotspan."""
+        decoded = self._decoded
+        new = [
+            (key, version) for key, version in zip(keys, versions, strict=True) if version and version not in decoded
+        ]
+        if len(decoded) + len(new) > _MOST_DECODED:
+            self._decoded = decoded = {version: decoded[version] for version in versions if version in decoded}
+        while new:
+            _, answer = connection.ask(Operation.DESCRIBE, b"".join(key for key, _ in new), deadline)
+            (count,) = DESCRIBED.unpack_from(answer)
+            said = struct.unpack_from(f"<{count}Q{count}H", answer, DESCRIBED.size)
+            if not 0 < count <= len(new):
+                raise ValueError("not as many entries as there should be")
+            at = DESCRIBED.size + 10 * count
+            for (_, asked), version, size in zip(new[:count], said[:count], said[count:], strict=True):
+                if size:
+                    decoded[version] = _decode(bytes(answer[at : at + size]), version)
+                    if version >> CHANGE_BITS == asked >> CHANGE_BITS:
+                        decoded[asked] = decoded[version]  # somebody has added marks since
+                at += size
+            del new[:count]
+        return decoded
+
+    def _ask_all(self, operation: Operation, bodies: Iterable[bytes]) -> None:
+        deadline = Deadline(self._deadline_s)
+        for body in bodies:
+            self._door.ask(operation, body, deadline)
+
+
+class DaemonLog:
+    """The SharedLog that the daemon keeps, in memory: it ends with the daemon, and so do all objects."""
+
+    def __init__(self, door: Door, deadline_s: float) -> None:
+        self._door = door
+        self._deadline_s = deadline_s
+
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        generation = 0
+        for part in _parts(scopes):
+            said = self._ask(Operation.LOG_APPEND, scope=scopes_to_json(part), by=by)
+            with understood():
+                generation = int(said["generation"])
+        return generation
+
+    def read(self, after: int) -> LogPage:
+        entries: list[SharedInvalidation] = []
+        said: dict[str, Any] = {"has_more": True, "epoch": None}
+        with understood():
+            while said["has_more"]:
+                epoch = said["epoch"]
+                said = self._ask(Operation.LOG_READ, after=entries[-1].generation if entries else after)
+                if entries and said["epoch"] != epoch:
+                    return self.read(after)  # another log answers now
+                entries += [_invalidation(each) for each in said["entries"]]
+            return LogPage(bytes.fromhex(said["epoch"]), said["generation"], said["floor"], entries)
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        self._ask(Operation.LOG_REPORT, replica=replica, generation=generation, ttl_s=ttl_s)
+
+    def forget(self, replica: str) -> None:
+        self._ask(Operation.LOG_FORGET, replica=replica)
+
+    def replicas(self) -> dict[str, int]:
+        with understood():
+            return dict(self._ask(Operation.LOG_REPLICAS))
+
+    def _ask(self, operation: Operation, **body: Any) -> Any:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        with understood():
+            return json.loads(self._door.ask(operation, data, Deadline(self._deadline_s)))
+
+
+def _invalidation(said: Mapping[str, Any]) -> SharedInvalidation:
+    return read_entry(int(said["generation"]), said)
+
+
+def _parts(scopes: Sequence[Scope]) -> Iterator[list[Scope]]:
+    """Scopes that take the same together, in parts of which each fits into a message; one part, if that does."""
+    part: list[Scope] = []
+    room = _MOST_LOG_KEYS
+    for scope in scopes:
+        for some in _split_keys(scope):
+            weight = 4 + len(some.labels) // 2 + len(some.keys or ())
+            if part and weight > room:
+                yield part
+                part, room = [], _MOST_LOG_KEYS
+            part.append(some)
+            room -= weight
+    yield part
+
+
+def _split_keys(scope: Scope) -> Iterator[Scope]:
+    keys = sorted(scope.keys or ())
+    if len(keys) < _MOST_LOG_KEYS:
+        yield scope
+        return
+    for first in range(0, len(keys), _MOST_LOG_KEYS):
+        yield replace(scope, keys=frozenset(keys[first : first + _MOST_LOG_KEYS]))
+
+
+def _decode(entry: bytes, version: int) -> _Object | None:
+    size, extents, marks, packed = ENTRY.unpack_from(entry)
+    marks_at = ENTRY.size + extents * EXTENT.size
+    if len(entry) != marks_at + marks * MARK_BYTES:
+        raise ValueError("an entry is cut")
+    record = unpack(packed)
+    if record is None:
+        return None
+    said = [entry[at : at + MARK_BYTES] for at in range(marks_at, len(entry), MARK_BYTES)]
+    terms = marked(record.terms, said) if said else record.terms
+    return _Object(Found(record, terms), size, _places(entry[ENTRY.size : marks_at]), version)
+
+
+def _places(data: bytes | memoryview) -> tuple[tuple[int, int], ...]:
+    return tuple(EXTENT.iter_unpack(data))
+
+
+def _split(
+    parts: Sequence[memoryview], places: Sequence[tuple[int, int]], skip: int
+) -> Iterator[tuple[memoryview, Place]]:
+    """Pieces of `parts`, one after the other, and where each lies, `skip` bytes behind the beginning of `places`."""
+    left = iter(places)
+    at = end = 0
+    for part in parts:
+        done = 0
+        while done < len(part):
+            while at == end:
+                at, size = next(left)
+                skipped = min(skip, size)
+                at, end, skip = at + skipped, at + size, skip - skipped
+            size = min(len(part) - done, end - at)
+            yield part[done : done + size], Place(at, size)
+            done, at = done + size, at + size
+
+
+def _lease_of(answer: memoryview) -> tuple[int, int]:
+    """The lease and the version that FIND answered of one key; 0 for none."""
+    with understood():
+        lease, version = struct.unpack_from("<QQ", answer)
+    return lease, version
+
+
+def _copy_out(
+    segment: Segment | None, known: _Object, found: Found, into: Sequence[memoryview], landed: Landed | None
+) -> bool:
+    """Copy the frame of an object, if it is what was found, of that size, and in the segment."""
+    if segment is None or known.found.record != found.record or not segment.has(known.places, known.size):
+        return False
+    if sum(map(len, into)) != known.size - PREAMBLE_BYTES:
+        return False
+    if landed is None:
+        for part, place in _split(into, known.places, PREAMBLE_BYTES):
+            copy(segment.view[place.offset : place.offset + place.size], [part])
+        return True
+    header, payload = into
+    step = segment_bytes_for(len(payload))
+    pieces = [header, *(payload[first : first + step] for first in range(0, len(payload), step))]
+    ends = itertools.accumulate(map(len, pieces[1:]))
+    at, end = -len(header), 0
+    for part, place in _split(pieces, known.places, PREAMBLE_BYTES):
+        copy(segment.view[place.offset : place.offset + place.size], [part])
+        at += len(part)
+        if at == end:  # a whole piece: of the payload, but for the first
+            if end:
+                first = (end - 1) // step * step
+                landed(first, payload[first:end])
+            end = next(ends, end)
+    return True

@@ -1,0 +1,73 @@
+"""The local door of the node's daemon: messages over a Unix socket (SEQPACKET), values in shared memory.
+
+    hello:   "HSPDOOR\\0" version 2, sizes of record, mark and preamble 3 x 4
+             -> status 1, version 2, segment bytes 8; and the segment's descriptor
+    request: operation 1, n 2, n ids of leases that are over 8 each, body          -> status 1, body
+    entry:   size 8, e 2, m 2, record 256, e x (offset 8, size 8), m x mark 17             of an object, from DESCRIBE
+
+Integers are little-endian, and nothing is padded. One request is in work on a connection. What a connection leased and
+reserved ends with it; the bytes of a reservation are given out again only then, or after COMMIT or ABORT: until then
+somebody may be writing there.
+"""
+
+import struct
+from enum import IntEnum
+
+from hotspan.l2.base import MARK_BYTES, PREAMBLE_BYTES
+from hotspan.tiers.record import RECORD_BYTES
+
+VERSION = 1
+HELLO = struct.Struct("<8sHIII")
+GREETING = struct.Struct("<BHQ")
+REQUEST = struct.Struct("<BH")
+LEASE_ID = struct.Struct("<Q")
+ENTRY = struct.Struct(f"<QHH{RECORD_BYTES}s")
+EXTENT = struct.Struct("<QQ")
+FIND = struct.Struct("<I")  # ttl in ms, 0 for no lease; then keys
+FOUND = struct.Struct("<Q")  # lease, 0 for none; then of each key a version 8, 0 if it is not there
+DESCRIBED = struct.Struct("<H")  # n, of the first n keys; then n x version 8, n x length 2 (0: not there), the entries
+RESERVE = struct.Struct("<32sQ")
+USAGE = struct.Struct("<QQQ")
+MARKS = struct.Struct("<32sH")
+
+HELLO_MESSAGE = HELLO.pack(b"HSPDOOR\0", VERSION, RECORD_BYTES, MARK_BYTES, PREAMBLE_BYTES)
+BUFFER_BYTES = 1 << 20
+"""Of a socket, if the kernel allows it, and of what receives a message."""
+
+MOST_KEYS = 512
+"""In one FIND or DESCRIBE."""
+
+CHANGE_BITS = 24
+"""Of a version, which change when marks are added; versions that are alike above them are of the same bytes."""
+
+MOST_RELEASES = 1000
+"""In one request."""
+
+
+class Operation(IntEnum):
+    """What a request asks for. Those of the log have JSON bodies."""
+
+    FIND = 1
+    DESCRIBE = 2
+    RESERVE = 3
+    COMMIT = 4
+    ABORT = 5
+    MARK = 6
+    DELETE = 7
+    USAGE = 8
+    LOG_APPEND = 9
+    LOG_READ = 10
+    LOG_REPORT = 11
+    LOG_FORGET = 12
+    LOG_REPLICAS = 13
+
+
+class Status(IntEnum):
+    """How it went."""
+
+    OK = 0
+    EXISTS = 1
+    TOO_LARGE = 2
+    NO_ROOM = 3
+    BAD_REQUEST = 4
+    """Not understood, or out of turn; the daemon answers nothing on this connection any more."""

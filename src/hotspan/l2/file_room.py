@@ -1,0 +1,201 @@
+"""What a directory of objects may hold, and what goes first.
+
+The modification time of an object says when it was last used, in whole minutes, less a second for each chunk that it
+stands on: of what was used together, the end of a text goes first. What was left behind goes after an hour.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotspan.core.clock import Clock
+from hotspan.core.types import ChunkKey
+from hotspan.l2.base import StoreUsage
+from hotspan.l2.file_log import LOG, Epoch, FileEpochs
+from hotspan.l2.shared_files import TEMPORARY, SharedFiles, Turn
+from hotspan.tiers.record import Record
+
+OBJECTS, OBJECT = "objects", "object"
+
+_SWEEP_EVERY_S = 300.0
+_LEFT_S = 3600.0
+"""After which what nobody finished, and epochs that are over, are deleted."""
+_UNUSED_MARKS_S = 86400.0
+_KEPT = 0.9
+"""Of the capacity, what a sweep leaves when there is too much."""
+_TAKEN = 0.25
+"""Of the room that a look saw, what may be put here before the next look: others put, too, and know as little."""
+
+
+def objects_of(epoch: Epoch) -> Path:
+    """The directory of all objects of an epoch, under the root."""
+    return Path(OBJECTS, epoch.name.hex())
+
+
+def place_of(key: ChunkKey) -> str:
+    """The directory of an object and its marks, under that."""
+    name = key.hex()
+    return f"{name[0]}/{name[1]}/{name}"
+
+
+def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
+    """The same under the root."""
+    return objects_of(epoch) / place_of(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at all objects: the number of those before it, and what had been put by when it began."""
+
+    number: int
+    put: list[Path]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Seen:
+    """An object, oldest first."""
+
+    used_s: float
+    bytes: int
+    directory: Path
+
+
+class FileRoom:
+    """Counts objects and deletes the oldest. Methods may be called from several threads, and raise OSError."""
+
+    def __init__(self, files: SharedFiles, epochs: FileEpochs, capacity_bytes: int | None, clock: Clock) -> None:
+        self._files = files
+        self._epochs = epochs
+        self._capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._looked_s: float | None = None
+        self._looks = self._newest_look = 0
+        self._objects = self._bytes = self._unseen_bytes = 0
+        # Bytes of the objects put here that no look has seen; 0 while one is being put, when a look may see it already.
+        self._unseen: dict[Path, int] = {}
+
+    @property
+    def usage(self) -> StoreUsage | None:
+        """As of the last look, and what was added since; None before the first."""
+        with self._lock:
+            if self._looked_s is None:
+                return None
+            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+
+    def begin(self, directory: Path) -> None:
+        """An object is about to be put into this directory."""
+        with self._lock:
+            self._unseen.setdefault(directory, 0)
+
+    def end(self, directory: Path, size: int) -> bool:
+        """It has been put, or has not (0 bytes). Whether a sweep is due."""
+        with self._lock:
+            if size and directory in self._unseen:
+                self._unseen[directory] = size
+                self._objects += 1
+                self._bytes += size
+                self._unseen_bytes += size
+            elif not self._unseen.get(directory):
+                self._unseen.pop(directory, None)
+            is_late = self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
+            return size > 0 and (is_late or self._is_filling())
+
+    def touch(self, fd: int, record: Record, *, is_new: bool = False) -> None:
+        """An object was used."""
+        used_s = self._clock.unix() // 60 * 60 - record.place
+        with contextlib.suppress(PermissionError):  # another user's: it goes by when it was written
+            if is_new or os.fstat(fd).st_mtime < used_s:
+                os.utime(fd, (used_s, used_s))
+
+    def look(self, turn: Turn) -> StoreUsage:
+        """Count what is there."""
+        look = self._begin_look()
+        return self._saw(look, list(self._seen(self._epochs.current(turn), turn)))
+
+    def sweep(self, turn: Turn, *, is_full: bool = False) -> None:
+        """Delete the oldest objects until the rest fits, if they do not; some in any case if the disk is full."""
+        self._sweep_left(turn)
+        look = self._begin_look()
+        seen = sorted(self._seen(self._epochs.current(turn), turn))
+        total = sum(one.bytes for one in seen)
+        most = total if is_full else self._capacity_bytes
+        if most is not None and (is_full or total > most):
+            while seen and total > _KEPT * most:
+                oldest = seen.pop(0)
+                self._files.remove(oldest.directory, turn)
+                total -= oldest.bytes
+        self._saw(look, seen)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _is_filling(self) -> bool:
+        """Whether there may be too much, or soon."""
+        if (capacity := self._capacity_bytes) is None:
+            return False
+        room = capacity - self._bytes + self._unseen_bytes
+        return self._bytes > capacity or self._unseen_bytes > max(_TAKEN * room, (1 - _KEPT) * capacity)
+
+    def _begin_look(self) -> _Look:
+        with self._lock:
+            self._looks += 1
+            return _Look(self._looks, [directory for directory, size in self._unseen.items() if size])
+
+    def _saw(self, look: _Look, seen: list[_Seen]) -> StoreUsage:
+        with self._lock:
+            if look.number > self._newest_look:  # of two at once, the later one knows better
+                self._newest_look = look.number
+                for directory in [*look.put, *(one.directory for one in seen)]:
+                    self._unseen.pop(directory, None)
+                unseen = [size for size in self._unseen.values() if size]
+                self._objects = len(seen) + len(unseen)
+                self._unseen_bytes = sum(unseen)
+                self._bytes = sum(one.bytes for one in seen) + self._unseen_bytes
+                self._looked_s = self._clock.monotonic()
+            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+
+    def _seen(self, epoch: Epoch, turn: Turn) -> Iterator[_Seen]:
+        """All objects; marks on the way whose object never came are deleted."""
+        root = Path(OBJECTS, epoch.name.hex())
+        for outer in self._names(root, turn):
+            for inner in self._names(root / outer, turn):
+                for name in self._names(root / outer / inner, turn):
+                    turn.step()
+                    directory = root / outer / inner / name
+                    with contextlib.suppress(FileNotFoundError):
+                        try:
+                            facts = self._files.facts(directory / OBJECT)
+                            yield _Seen(facts.st_mtime, facts.st_size, directory)
+                        except FileNotFoundError:
+                            if self._age_s(directory) > _UNUSED_MARKS_S:
+                                self._files.remove(directory, turn)
+                        except NotADirectoryError:
+                            self._files.delete(directory, turn.step)
+
+    def _names(self, directory: Path, turn: Turn) -> list[str]:
+        """What is in a directory of directories. A link or a file in its place is deleted, and led nowhere."""
+        try:
+            return self._files.listed(directory)
+        except NotADirectoryError:
+            self._files.delete(directory, turn.step)
+            return []
+
+    def _sweep_left(self, turn: Turn) -> None:
+        roots = [Path(OBJECTS), Path(LOG)]
+        epochs = [root / name for root in roots for name in self._files.listed(root)]
+        current = self._epochs.current(turn)  # after the listing: whatever was in it then is current, or over
+        if self._age_s(self._epochs.path_of(current)) > _LEFT_S:
+            for path in epochs:
+                if path.name != current.name.hex():
+                    self._files.delete(path, turn.step)
+        for name in self._files.listed(Path(TEMPORARY)):
+            path = Path(TEMPORARY, name)
+            with contextlib.suppress(FileNotFoundError):
+                if self._age_s(path) > _LEFT_S:
+                    self._files.delete(path, turn.step)
+
+    def _age_s(self, path: Path) -> float:
+        return self._clock.unix() - self._files.facts(path).st_mtime

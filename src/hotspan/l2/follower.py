@@ -1,0 +1,326 @@
+"""One replica's reading of the log that all share, on a thread of its own, and its word on how far it has read.
+
+An entry counts as read once it is queued for the engine: the engine takes the queue before it admits a request, so an
+invalidation binds every request that is admitted after this replica has said that it read it.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.scopes import Backlog
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import ChunkKey
+from hotspan.l2.base import LogPage, ObjectStore, SharedInvalidation, SharedLog
+from hotspan.l2.view import LogView
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY_S = 0.1
+STALE_S = 2.0
+"""Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
+
+REPORT_TTL_S = 5.0
+_MOST_ENTRIES = 4096
+"""That a log of this process keeps; it is read ten times a second."""
+
+_MOST_FOREIGN = 1024
+"""Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
+
+_LOG_FAULTS_EVERY_S = 60.0
+
+WITNESS_S = 2.0
+"""How long an invalidation waits for the other replicas to say that they have read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Which replicas have read an invalidation, and which of those that are alive have not said so."""
+
+    seen: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class LogPosition(NamedTuple):
+    """How far a replica has done what a log says."""
+
+    epoch: bytes
+    generation: int
+
+
+class LogFaults(NamedTuple):
+    """What went wrong with reading a log.
+
+    malformed: entries that could not be understood. losses: of the whole log, or of entries that were not read yet.
+    faults:    of reading it, that were no fault of its medium.
+    """
+
+    malformed: int = 0
+    losses: int = 0
+    faults: int = 0
+
+
+class VolatileLog:
+    """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
+
+    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._epoch = secrets.token_bytes(16)
+        self._began = self._floor = self._now()
+        self._entries: deque[SharedInvalidation] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def position(self) -> LogPosition:
+        """Where it began: nothing is to be done for what is older, since nobody wrote it."""
+        return LogPosition(self._epoch, self._began)
+
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        with self._lock:
+            generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
+            self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
+            if len(self._entries) > _MOST_ENTRIES:
+                self._floor = self._entries.popleft().generation
+            return generation
+
+    def read(self, after: int) -> LogPage:
+        with self._lock:
+            newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
+            newest = self._entries[-1].generation if self._entries else 0
+            last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
+            return LogPage(self._epoch, last, self._floor, newer)
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        return
+
+    def forget(self, replica: str) -> None:
+        return
+
+    def replicas(self) -> dict[str, int]:
+        return {}
+
+    def _now(self) -> int:
+        return int(self._clock.unix() * 1000)
+
+
+class LogFollower:
+    """Reads the log again and again.
+
+    since:      how far a former process of this replica came, whose chunks this one may still have on disk. What came
+                later is done before all else; everything is forgotten if the log can't say what that is.
+    store:      whose log it is, to be closed with it.
+
+    view:       what it says; replaced when the log was lost and began anew.
+    generation: of the newest entry read.
+    applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
+    on_foreign: called, on the thread that reads, when there is something to take from the queue.
+    marks:      terms that objects are still to be given. Until they are, this replica does not say that it has read
+                what came after the generation of one of them.
+    """
+
+    def __init__(
+        self,
+        log: SharedLog,
+        replica: str,
+        clock: Clock | None = None,
+        *,
+        since: LogPosition | None = None,
+        store: ObjectStore | None = None,
+    ) -> None:
+        self.replica = replica
+        self.view = LogView()
+        self.generation = self.applied = since.generation if since is not None else 0
+        self.marks: dict[ChunkKey, Terms] = {}
+        self.on_foreign: Callable[[], None] = lambda: None
+        self._appended = 0
+        self._log = log
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._epoch = since.epoch if since is not None else None
+        self._read_s = -STALE_S
+        self._is_begun = False
+        self._reported = 0
+        self._wrong = LogFaults()
+        self._fault_logged_s = -_LOG_FAULTS_EVERY_S
+        self._queued = Backlog(_MOST_FOREIGN)
+        self._queueing = threading.Lock()
+        self._queued_to = self.applied  # up to this generation all that the engine has to do is, or was, queued
+        self._reading = threading.Lock()
+        self._ending = threading.Event()
+        self._answered = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others write the log, and it is still there when this process is not."""
+        return not isinstance(self._log, VolatileLog)
+
+    @property
+    def position(self) -> LogPosition | None:
+        """How far the engine has done what the log says; None before it was read."""
+        return LogPosition(self._epoch, self.applied) if self._epoch is not None and self._is_begun else None
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the log was read."""
+        return self._clock.monotonic() - self._read_s
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the log was read so lately that what it says may be relied on."""
+        return self.age_s < STALE_S
+
+    def start(self, wait_s: float = 1.0) -> None:
+        """Begin to read, on a thread of its own, until `close`; waits at most `wait_s` for the log's first answer."""
+        self._thread = threading.Thread(target=self._run, name="hotspan-l2-log", daemon=True)
+        self._thread.start()
+        self._answered.wait(wait_s)
+
+    def poll(self) -> bool:
+        """Read what is new and say so. Whether that went well; never raises. Blocks: for the log's deadline."""
+        with self._reading:
+            started_s = self._clock.monotonic()
+            try:
+                self._take(self._next_page())
+                self._reported = max(self._reported, self._witnessed())
+                self._log.report(self.replica, self._reported, REPORT_TTL_S)
+            except OSError as error:
+                if self.is_fresh:
+                    logger.warning("l2_log_not_read error=%s", str(error))
+                return False
+            except Exception:  # a mistake of ours must not end the thread: without it nothing is ever forgotten here
+                self._fault(started_s)
+                return False
+            self._read_s = started_s
+            self._answered.set()
+            return True
+
+    @property
+    def appended(self) -> int:
+        """The generation of what this replica wrote last."""
+        return self._appended
+
+    @property
+    def unread(self) -> int:
+        """How many scopes wait for the engine."""
+        with self._queueing:
+            return len(self._queued)
+
+    def readers(self) -> dict[str, int]:
+        """How far each replica that is alive has said that it read. Raises: OSError. Blocks: for the log's deadline."""
+        return self._log.replicas() | {self.replica: self.generation}
+
+    def foreign(self) -> list[Scope]:
+        """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
+        with self._queueing:
+            self.applied = self._queued_to
+            return self._queued.take()
+
+    def take_faults(self) -> LogFaults:
+        """What went wrong with reading the log since the last call."""
+        with self._queueing:
+            wrong, self._wrong = self._wrong, LogFaults()
+        return wrong
+
+    def _count(self, malformed: int = 0, losses: int = 0, faults: int = 0) -> None:
+        with self._queueing:
+            wrong = self._wrong
+            self._wrong = LogFaults(wrong.malformed + malformed, wrong.losses + losses, wrong.faults + faults)
+
+    def append(self, scopes: Sequence[Scope]) -> None:
+        """Write an invalidation, and read it.
+
+        Raises: OSError. Blocks: for the log's deadline, twice.
+        """
+        generation = self._log.append(scopes, self.replica)
+        self._appended = max(self._appended, generation)
+        while self.generation < generation:
+            if not self.poll() or self._ending.wait(0.001):
+                raise TimeoutError("an invalidation was written to the log and can't be read")
+
+    def witnesses(self, timeout_s: float = WITNESS_S) -> Witnesses:
+        """Which replicas have read what this one wrote last; waits at most `timeout_s` for all that are alive.
+
+        Raises: OSError.
+        """
+        deadline, wanted = self._clock.monotonic() + timeout_s, self._appended  # what is written later is another's
+        while True:
+            replicas = self._log.replicas() | {self.replica: self.generation}
+            missing = sorted(name for name, read in replicas.items() if read < wanted)
+            if not missing or self._clock.monotonic() >= deadline or self._ending.wait(0.02):
+                return Witnesses(tuple(sorted(replicas.keys() - set(missing))), tuple(missing))
+
+    def close(self) -> None:
+        """Stop reading, and say that this replica is gone."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        with contextlib.suppress(OSError):
+            self._log.forget(self.replica)
+        if self._store is not None:
+            self._store.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self.poll()
+            self._ending.wait(READ_EVERY_S)
+
+    def _witnessed(self) -> int:
+        """How far this replica may say that it has read: an invalidation may concern a tag that was hit before it."""
+        hit = [terms.generation for terms in list(self.marks.values())]
+        return min([self.generation, *hit])
+
+    def _fault(self, now_s: float) -> None:
+        """Count what is no fault of the log's medium; the others learn that this replica has not read on."""
+        self._count(faults=1)
+        if now_s - self._fault_logged_s >= _LOG_FAULTS_EVERY_S:
+            self._fault_logged_s = now_s
+            logger.exception("l2_log_fault replica=%s generation=%d", self.replica, self.generation)
+        with contextlib.suppress(Exception):
+            self._log.report(self.replica, self._reported, REPORT_TTL_S)
+
+    def _next_page(self) -> LogPage:
+        """What was not read yet; all that there is, where that continues nothing, or is to be known whole."""
+        if self._is_begun:
+            page = self._log.read(self.generation)
+            if page.epoch == self._epoch:
+                return page
+        return self._log.read(0)
+
+    def _take(self, page: LogPage) -> None:
+        is_lost = page.epoch != self._epoch or page.floor > self.generation
+        foreign: list[Scope] = []
+        if is_lost or not self._is_begun:
+            self.view = LogView(page.floor)
+        if is_lost:  # nobody can tell what the others invalidated meanwhile
+            if self._is_begun:
+                self._count(losses=1)
+                logger.warning("l2_log_lost generation=%d floor=%d", self.generation, page.floor)
+            foreign.append(Scope())
+        for entry in page.entries:
+            for scope in entry.scopes:
+                self.view.add(entry.generation, scope)
+            is_new = is_lost or entry.generation > self.generation
+            if is_new and entry.by != self.replica:
+                foreign.extend(entry.scopes)
+            if is_new and not entry.is_whole:
+                self._count(malformed=1)
+                logger.warning("l2_log_entry_malformed generation=%d by=%s", entry.generation, entry.by)
+        with self._queueing:
+            self._queued.add(foreign)
+            self._queued_to = page.generation
+        self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True
+        if foreign:
+            self.on_foreign()

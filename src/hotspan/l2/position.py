@@ -1,0 +1,77 @@
+"""How far a replica has done what the shared log says, beside its disk tier: a file of a few bytes."""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hotspan.l2.follower import LogPosition
+from hotspan.tiers.base import AllDurable, Durable
+from hotspan.tiers.directory import POSITION_FILE
+
+logger = logging.getLogger(__name__)
+
+
+def read_position(directory: Path) -> LogPosition | None:
+    """What `write_position` wrote last; None if that can't be told: then nothing in the directory can be trusted."""
+    try:
+        said = json.loads((directory / POSITION_FILE).read_bytes())
+        return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
+def write_position(directory: Path, position: LogPosition) -> bool:
+    """Whole or not at all. False if the disk does not take it: the next start will do more than it needs to."""
+    fresh = directory / (POSITION_FILE + ".new")
+    try:
+        with open(fresh, "w", opener=_private) as file:
+            json.dump({"epoch": position.epoch.hex(), "generation": position.generation}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(directory / POSITION_FILE)
+    except OSError as error:
+        logger.warning("l2_position_not_written path=%s error=%s", directory, str(error))
+        return False
+    return True
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class PositionKeeper:
+    """Writes down how far the log was followed, once all that it said up to there is durable.
+
+    What once could not be made durable is not passed over: then nothing more is written, and the next start does again
+    what it said.
+    """
+
+    def __init__(self, directory: Path, submit: Callable[[Callable[[], object]], object]) -> None:
+        """submit: runs something on another thread."""
+        self._directory = directory
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._latest: LogPosition | None = None
+        self._undone = 0
+        self._is_behind = False
+
+    def follow(self, position: LogPosition, scopes: int) -> Durable:
+        """What each of so many invalidations, which lead up to `position`, is to tell when it is durable."""
+        with self._lock:
+            if position == self._latest and not scopes:
+                return lambda done: None
+            self._latest = position
+            self._undone += 1
+        return AllDurable(scopes, self._ended)
+
+    def _ended(self, done: bool) -> None:
+        with self._lock:
+            self._undone -= 1
+            self._is_behind |= not done
+            position = self._latest
+            if self._undone or self._is_behind or position is None:
+                return
+        self._submit(lambda: write_position(self._directory, position))

@@ -1,0 +1,117 @@
+"""The store on `hotspan daemon`, a process of its own, as on HyperPod's; and what only hotspan's daemon can."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hotspan.core.terms import Terms
+from hotspan.l2.base import marks_of
+from hotspan.l2.hyperpod import HyperpodStore
+from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.testing.chunks import chain
+from tests.daemon_protocol.conftest import SEGMENT_BYTES, Daemon
+from tests.l2.hyperpod.rig import PATIENT, Object, found_in, there
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon that the tests share."""
+    daemon = Daemon()
+    yield daemon
+    daemon.close()
+
+
+def connected(daemon: Daemon, **settings: Any) -> HyperpodStore:
+    """A store on the daemon."""
+    settings = {"shared_memory_name": daemon.name, **PATIENT, **settings}
+    return HyperpodStore("127.0.0.1", daemon.port, HyperpodSettings(**settings))
+
+
+@pytest.fixture
+def store(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[HyperpodStore]:
+    """A store in a bucket of its own."""
+    with contextlib.closing(connected(daemon, bucket=request.node.name)) as store:
+        yield store
+
+
+def test_a_chain_comes_back(store: HyperpodStore) -> None:
+    """What was put is found in order up to the first gap, and read byte for byte."""
+    objects = [Object(key=chunk.key, size=100_000 + chunk.index) for chunk in chain("long", 50)]
+    for one in objects[:40] + objects[41:]:
+        assert one.put(store)
+    assert not objects[0].put(store)
+    found = store.find([one.key for one in objects])
+    assert [answer is not None for answer in found] == [True] * 40 + [False] * 10
+    for one, answer in zip(objects, found, strict=True):
+        assert answer is None or one.get(store, answer)
+
+
+def test_what_is_found_survives_a_full_segment(store: HyperpodStore) -> None:
+    """Between `find` and `get` the segment is filled twice over, and the bytes are whole."""
+    objects = [Object(f"pinned {number}", 2 * MIB) for number in range(4)]
+    for one in objects:
+        assert one.put(store)
+    found = [there(store, one.key) for one in objects]
+    for number in range(2 * SEGMENT_BYTES // MIB):
+        assert Object(f"filler {number}", MIB).put(store)
+    assert all(one.get(store, answer) for one, answer in zip(objects, found, strict=True))
+
+
+def test_marks_and_deletes(daemon: Daemon, store: HyperpodStore, request: pytest.FixtureRequest) -> None:
+    """Marks of one replica are seen by another, and go with their object when it is deleted."""
+    with contextlib.closing(connected(daemon, bucket=request.node.name)) as other:
+        one, two = Object("a"), Object("b")
+        assert one.put(store) and two.put(store)
+        for label in range(1, 12):
+            (store, other)[label % 2].mark({one.key: marks_of(Terms(labels=frozenset([label])), label)})
+        assert there(other, one.key).terms == Terms(1, labels=frozenset(range(1, 12)), generation=11)
+        other.delete([one.key, Object("never").key])
+        assert found_in(store, one.key) is None and two.get(store, there(store, two.key))
+        assert one.put(store) and there(other, one.key).terms == one.record.terms
+
+
+def test_replicas_at_once(daemon: Daemon, store: HyperpodStore, request: pytest.FixtureRequest) -> None:
+    """Threads of several replicas that put, find and read the same keys see only whole objects."""
+    objects = [Object(f"shared {number}", 300_000) for number in range(12)]
+    stored: list[bool] = []
+    failed: list[BaseException] = []
+
+    def work(offset: int) -> None:
+        try:
+            with contextlib.closing(connected(daemon, bucket=request.node.name)) as own:
+                for one in objects[offset:] + objects[:offset]:
+                    stored.append(one.put(own))
+                    found = found_in(own, one.key)
+                    if found is not None:
+                        one.get(own, found)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(2 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and sum(stored) == len(objects)
+    assert all(one.get(store, there(store, one.key)) for one in objects)
+
+
+def test_a_restart_is_a_miss() -> None:
+    """After a restart nothing is found, what was leased before is not read, and the store goes on."""
+    daemon = Daemon()
+    try:
+        with contextlib.closing(connected(daemon)) as store:
+            one = Object()
+            assert one.put(store)
+            found = there(store, one.key)
+            daemon.restart()
+            assert not one.get(store, found)
+            assert found_in(store, one.key) is None
+            assert one.put(store) and one.get(store, there(store, one.key))
+    finally:
+        daemon.close()

@@ -1,0 +1,252 @@
+"""Marks on a store whose objects never change: none is lost, and what can't be read is a miss."""
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.l2.base import marks_of
+from hotspan.l2.hyperpod import HyperpodStore
+from hotspan.l2.mark_chains import MOST_MARKS, _packed, name_of
+from hotspan.testing.chunks import chain, key_of
+from tests.daemon_protocol.peer import Peer
+from tests.l2.hyperpod.broken_answers import ANSWERS, status
+from tests.l2.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, eventually, found_in, there
+
+
+class TestMarks:
+    LABELS = tuple(range(1000, 1000 + MOST_LABELS + 30))
+
+    def mark(self, store: HyperpodStore, one: Object, generation: int = 5, **terms: Any) -> None:
+        """Add marks for a request under such terms."""
+        store.mark({one.key: marks_of(Terms(**terms), generation)})
+
+    def test_marks_join_the_terms(self, store: HyperpodStore, make: Callable[..., HyperpodStore]) -> None:
+        """Labels, an earlier expiry and wildness come with the object to every replica, with their generation."""
+        one = Object(terms=Terms(tenant=1, labels=frozenset([1]), generation=3))
+        one.put(store)
+        other = make()
+        self.mark(store, one, 5, labels=frozenset([2, 3]))
+        self.mark(other, one, 6, labels=frozenset([4]), expires_s=2_000_000_000)
+        for reader in (store, other, make()):
+            terms = there(reader, one.key).terms
+            assert terms == Terms(1, 0, frozenset([1, 2, 3, 4]), 6, 2_000_000_000)
+        self.mark(store, one, 9, expires_s=1_900_000_000)
+        self.mark(store, one, 8, is_wild=True)
+        assert there(other, one.key).terms == Terms(1, 0, frozenset(), 9, 1_900_000_000, True)
+        assert one.get(other, there(other, one.key))
+
+    def test_marks_may_come_before_the_object(self, store: HyperpodStore) -> None:
+        """What is marked before it is there has its marks when it is."""
+        one = Object()
+        self.mark(store, one, labels=frozenset([2]))
+        assert found_in(store, one.key) is None
+        one.put(store)
+        assert there(store, one.key).terms.labels == {2}
+
+    def test_a_mark_that_is_covered_is_not_written(self, peer: Peer, store: HyperpodStore) -> None:
+        """Saying again what a chain says puts nothing."""
+        one = Object()
+        self.mark(store, one, labels=frozenset([2, 3]), expires_s=100)
+        before = peer.names()
+        for _ in range(3):
+            self.mark(store, one, 9, labels=frozenset([3]), expires_s=200)
+        assert peer.names() == before == [name_of(one.key, 0)]
+
+    def test_no_marks_are_no_question(self, peer: Peer, store: HyperpodStore) -> None:
+        """Marking nothing, or with nothing, puts nothing."""
+        store.mark({})
+        store.mark({key_of("a"): []})
+        assert not peer.names()
+
+    def test_many_keys_at_once(self, store: HyperpodStore) -> None:
+        """Marks of many chunks go together, each to its own."""
+        objects = [Object(key=chunk.key, size=10) for chunk in chain("m", 30)]
+        for one in objects:
+            one.put(store)
+        store.mark({one.key: marks_of(Terms(labels=frozenset([number + 1])), 1) for number, one in enumerate(objects)})
+        found = store.find([one.key for one in objects])
+        assert [one is not None and one.terms.labels for one in found] == [{number + 1} for number in range(30)]
+
+    def test_writers_at_once_lose_nothing(self, make: Callable[..., HyperpodStore]) -> None:
+        """Replicas that mark a chunk at the same time all succeed, and every mark is there."""
+        stores = [make() for _ in range(4)]
+        one = Object()
+        one.put(stores[0])
+        failed: list[BaseException] = []
+
+        def write(number: int) -> None:
+            try:
+                for label in range(6):
+                    self.mark(stores[number], one, labels=frozenset([100 * (number + 1) + label]))
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        labels = {100 * (number + 1) + label for number in range(4) for label in range(6)}
+        assert there(stores[0], one.key).terms.labels == labels
+
+    def test_every_number_of_marks_is_read_whole(
+        self, store: HyperpodStore, make: Callable[..., HyperpodStore]
+    ) -> None:
+        """After each of many marks a reader has all labels so far, or knows that it is wild."""
+        one = Object()
+        one.put(store)
+        reader = make()
+        for count, label in enumerate(self.LABELS, 1):
+            self.mark(store, one, labels=frozenset([label]))
+            terms = there(reader, one.key).terms
+            assert terms.is_wild or terms.labels == set(self.LABELS[:count])
+        assert terms.is_wild
+
+    def test_more_labels_at_once_than_a_chunk_can_have(self, store: HyperpodStore) -> None:
+        """A request with more labels than fit makes the chunk wild; its expiry is kept."""
+        one = Object()
+        one.put(store)
+        self.mark(store, one, labels=frozenset(self.LABELS), expires_s=77)
+        terms = there(store, one.key).terms
+        assert terms.is_wild and terms.expires_s == 77
+
+    def test_a_chunk_with_many_labels_still_takes_expiries(self, store: HyperpodStore) -> None:
+        """After labels without end there is room for earlier expiries, and never more than MOST_MARKS objects."""
+        one = Object()
+        one.put(store)
+        for label in self.LABELS:
+            self.mark(store, one, labels=frozenset([label]))
+        for expires_s in (5000, 4000, 3000):
+            self.mark(store, one, expires_s=expires_s)
+        terms = there(store, one.key).terms
+        assert terms.is_wild and terms.expires_s == 3000
+
+    def test_a_full_chain_is_wild_and_refuses(self, peer: Peer, store: HyperpodStore) -> None:
+        """With MOST_MARKS objects in its chain a chunk is wild; labels are covered, an earlier expiry is an OSError."""
+        one = Object()
+        one.put(store)
+        for number in range(MOST_MARKS):
+            self.mark(store, one, expires_s=10_000 - number)
+        assert name_of(one.key, MOST_MARKS - 1) in peer.names()
+        self.mark(store, one, labels=frozenset([1]))
+        self.mark(store, one, expires_s=10_000)
+        with pytest.raises(OSError, match="expiry"):
+            self.mark(store, one, expires_s=1)
+        terms = there(store, one.key).terms
+        assert terms.is_wild and terms.expires_s == 10_000 - MOST_MARKS + 1
+        assert len(peer.names()) == MOST_MARKS + 1
+
+    def test_a_chain_filled_by_others_is_wild(self, store: HyperpodStore) -> None:
+        """With MOST_MARKS objects in its chain a chunk is wild, though none of them says so."""
+        one = Object()
+        one.put(store)
+        marks = frozenset(marks_of(Terms(labels=frozenset([5])), 4))
+        for number in range(MOST_MARKS - 1):
+            store._daemon.put(name_of(one.key, number), [_packed(one.key, number, marks)])
+        assert there(store, one.key).terms.labels == {5}
+        store._daemon.put(name_of(one.key, MOST_MARKS - 1), [_packed(one.key, MOST_MARKS - 1, marks)])
+        assert there(store, one.key).terms.is_wild
+
+    def test_a_chain_costs_few_questions(self, peer: Peer, store: HyperpodStore) -> None:
+        """A chunk without marks costs one question more, one with dozens of them a dozen."""
+        one, two = Object("a"), Object("b")
+        one.put(store), two.put(store)
+        for label in range(40):
+            self.mark(store, two, labels=frozenset([label + 1]))
+        for object_, most in ((one, 2), (two, 14)):
+            before = peer.asked["lease"]
+            there(store, object_.key)
+            assert peer.asked["lease"] - before <= most
+
+    def test_a_mark_that_can_not_be_read_makes_it_wild(self, store: HyperpodStore) -> None:
+        """A mark of another kind or length is kept as "wild"."""
+        for name, mark in (("a", b"?" * 17), ("b", b"short"), ("c", b"long" * 100), ("d", b"")):
+            one = Object(name)
+            one.put(store)
+            store.mark({one.key: [mark]})
+            assert there(store, one.key).terms.is_wild
+
+    @pytest.mark.parametrize("at", [0, 4, 6, 8, 40, 41, 49, 57, 60, 64])
+    def test_a_damaged_chain_is_a_miss(self, peer: Peer, store: HyperpodStore, at: int) -> None:
+        """What can't be read might forbid it: the chunk is a miss, its leases are released, and marking it fails."""
+        one = Object()
+        one.put(store)
+        self.mark(store, one, expires_s=77)
+        stored = peer._objects["lmcache", name_of(one.key, 0)]
+        page = stored.pages[0] * 16384
+        peer._memory[page + at] ^= 1
+        assert found_in(store, one.key) is None
+        assert eventually(lambda: peer.leases() == 0)
+        with pytest.raises(OSError):
+            self.mark(store, one, expires_s=5)
+
+    def test_a_damaged_chain_ends_what_is_found(self, peer: Peer, store: HyperpodStore) -> None:
+        """Of a text whose second chunk has marks that can't be read, the first is found, and is itself."""
+        objects = [Object(key=chunk.key, size=10 + chunk.index) for chunk in chain("text", 4)]
+        for one in objects:
+            one.put(store)
+        store._daemon.put(name_of(objects[1].key, 0), [b"?" * 65])
+        first, *others = store.find([one.key for one in objects])
+        assert first is not None and others == [None] * 3
+        assert objects[0].get(store, first)
+        assert eventually(lambda: peer.leases() == 0)
+
+    def test_a_huge_object_in_a_chains_place_is_not_read(self, store: HyperpodStore) -> None:
+        """What is longer than any chain can be is a miss without being copied."""
+        one = Object()
+        one.put(store)
+        store._daemon.put(name_of(one.key, 0), [bytes(8 << 20)])
+        tracemalloc.start()
+        try:
+            assert found_in(store, one.key) is None
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize("size", [0, 1, 48, 64, 66, 5000])
+    def test_a_chain_of_something_else_is_a_miss(self, store: HyperpodStore, size: int) -> None:
+        """An object in the chain's place that is no mark, of any length, makes the chunk a miss."""
+        one = Object()
+        one.put(store)
+        store._daemon.put(name_of(one.key, 0), [bytes(size)])
+        if size:
+            assert found_in(store, one.key) is None
+
+    def test_another_chunks_marks_are_not_this_ones(self, peer: Peer, store: HyperpodStore) -> None:
+        """A mark object of another key or number in this place makes the chunk a miss."""
+        one, two = Object("a"), Object("b")
+        one.put(store)
+        for label in (1, 2):
+            self.mark(store, two, labels=frozenset([label]))
+        first, second = (peer._objects["lmcache", name_of(two.key, number)] for number in (0, 1))
+        data = [bytes(peer._memory[o.pages[0] * 16384 : o.pages[0] * 16384 + o.size]) for o in (first, second)]
+        assert store._daemon.put(name_of(one.key, 0), [data[0]])
+        assert found_in(store, one.key) is None
+        peer.evict(name_of(two.key, 1))
+        assert store._daemon.put(name_of(two.key, 1), [data[0]])
+        two.put(store)
+        assert found_in(store, two.key) is None
+
+    @pytest.mark.parametrize("name", ["500", "nothing", "silence", "half a body", "no HTTP"])
+    def test_marking_a_broken_peer(self, peer: Peer, quick: HyperpodStore, name: str) -> None:
+        """A put that fails under a mark is an OSError in time, and not a mark that is nowhere."""
+        one = Object()
+        peer.instead["put"] = ANSWERS[name]
+        begun = time.monotonic()
+        with pytest.raises(OSError):
+            self.mark(quick, one, labels=frozenset([1]))
+        assert time.monotonic() - begun < TIMEOUT_S + SLACK_S
+
+    def test_a_number_that_is_taken_and_not_there(self, peer: Peer, quick: HyperpodStore) -> None:
+        """A peer that says 409 to every number and leases none is an OSError when the deadline is over."""
+        peer.instead["put"] = status(409)
+        begun = time.monotonic()
+        with pytest.raises(OSError):
+            self.mark(quick, Object(), labels=frozenset([1]))
+        assert time.monotonic() - begun < TIMEOUT_S + SLACK_S

@@ -1,0 +1,532 @@
+"""The store on a Redis server of its own: the kit, and what only Redis can do to it."""
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.core.types import MIB, Chunk
+from hotspan.l2.base import Found, SharedInvalidation, marks_of
+from hotspan.l2.redis import RedisStore
+from hotspan.l2.resp import ServerSaid
+from hotspan.testing.chunks import aligned, chain
+from hotspan.testing.stores import (
+    TERMS,
+    MakeStore,
+    ObjectStoreTests,
+    SharedLogTests,
+    StoreOutageTests,
+    TrimmedLogTests,
+    found,
+    frame_of,
+    put,
+    read,
+)
+from tests.l2.servers import PATIENCE_S, RedisServer, Relay, at_last, redis_server
+
+SIZE = 2 * MIB + 4096
+(A,) = chain("a", 1)
+(B,) = chain("b", 1)
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One for all tests that do it no harm."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: RedisServer) -> RedisServer:
+    """Empty."""
+    shared_server.ask("FLUSHALL")
+    return shared_server
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[RedisStore]:
+    store = RedisStore(server.url, timeout_s=PATIENCE_S)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def relay(server: RedisServer) -> Iterator[Relay]:
+    relay = Relay(server.port)
+    yield relay
+    relay.close()
+
+
+class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
+    """One server."""
+
+    @pytest.fixture
+    def make_store(self, server: RedisServer) -> MakeStore:
+        return lambda entries: RedisStore(server.url, timeout_s=PATIENCE_S, log_entries=entries)
+
+
+class TestRedisStoreOnUnixSocket(ObjectStoreTests):
+    """One server on the same machine."""
+
+    @pytest.fixture
+    def make_store(self, server: RedisServer) -> MakeStore:
+        return lambda entries: RedisStore(f"unix://{server.socket}?db=3", timeout_s=PATIENCE_S, ttl_s=60)
+
+
+class TestRedisOutage(StoreOutageTests):
+    """A server that is killed and frozen."""
+
+    LIMIT_S = 30.0
+
+    @pytest.fixture
+    def server(self, tmp_path: Path) -> Iterator[RedisServer]:
+        with redis_server(tmp_path) as server:
+            yield server
+
+    @pytest.fixture
+    def make_store(self, server: RedisServer) -> MakeStore:
+        return lambda entries: RedisStore(f"{server.url}/2", timeout_s=5.0, log_entries=entries)
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("http://localhost", {}),
+        ("redis://localhost?tls=yes", {}),
+        ("redis://localhost:6379?db=x", {}),
+        ("rediss://localhost?ssl_cert_reqs=perhaps", {}),
+        ("redis://localhost", {"prefix": "{x}"}),
+        ("redis://localhost", {"prefix": ""}),
+        ("redis://localhost", {"timeout_s": 0}),
+        ("redis://localhost", {"ttl_s": -1.0}),
+    ],
+)
+def test_what_can_not_work_is_refused(url: str, options: dict[str, float]) -> None:
+    """A URL that redis-py does not understand, and settings without sense, raise ConfigError; nothing is asked."""
+    with pytest.raises(ConfigError):
+        RedisStore(url, **options)  # type: ignore[arg-type]
+
+
+def test_prefixes_keep_stores_apart(server: RedisServer) -> None:
+    """Two prefixes on one server share neither objects nor marks nor the log nor replicas."""
+    one, two = (RedisStore(server.url, prefix=prefix, timeout_s=PATIENCE_S) for prefix in ("one", "one:1"))
+    put(one, A, 4096)
+    one.log.append([Scope()], "me")
+    one.log.report("me", 1, 60)
+    assert found(two, A) is None and put(two, A, 4096, version=1)
+    assert not two.log.read(0).entries and two.log.replicas() == {}
+    assert read(one, found(one, A)) == frame_of(A.key, 4096)
+    one.close()
+    two.close()
+
+
+# -- round trips ---------------------------------------------------------------------------------------------------
+
+
+def reads_of(server: RedisServer) -> int:
+    """How often the server has received something."""
+    return int(server.ask("INFO", "stats").split(b"total_reads_processed:")[1].split(b"\r\n")[0])
+
+
+def test_a_long_text_is_one_question(server: RedisServer, store: RedisStore) -> None:
+    """To find 400 chunks and to mark them takes the server a few reads each, not one a chunk."""
+    chunks = chain("text", 400)
+    for chunk in chunks:
+        put(store, chunk, 4096)
+    before = reads_of(server)
+    assert all(store.find([chunk.key for chunk in chunks]))
+    between = reads_of(server)
+    store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["z"])), 9) for chunk in chunks})
+    assert between - before < 40 and reads_of(server) - between < 40
+
+
+def test_a_put_of_what_is_there_sends_nothing(server: RedisServer, store: RedisStore) -> None:
+    """A second put of an object costs no bytes."""
+    put(store, A, SIZE)
+    before = int(server.ask("INFO", "stats").split(b"total_net_input_bytes:")[1].split(b"\r\n")[0])
+    assert not put(store, A, SIZE, version=1)
+    assert int(server.ask("INFO", "stats").split(b"total_net_input_bytes:")[1].split(b"\r\n")[0]) - before < 4096
+
+
+# -- what is left on the server ------------------------------------------------------------------------------------
+
+
+def keys_of(server: RedisServer, pattern: str = "*") -> list[str]:
+    return [line for line in server.ask("KEYS", pattern).decode().split("\r\n") if line.startswith("hotspan")]
+
+
+def until(happens: Callable[[], bool]) -> None:
+    """Wait for what another thread or the server does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happens():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def life_of(server: RedisServer, key: str) -> int:
+    """Milliseconds until a key expires; -1 for never."""
+    return int(server.ask("PTTL", key)[1:])
+
+
+def test_nothing_is_left_of_what_is_gone(server: RedisServer, store: RedisStore) -> None:
+    """Deleted objects leave no key; without `ttl_s` no key of an object expires."""
+    put(store, A, SIZE)
+    store.mark({A.key: marks_of(TERMS, 9), B.key: marks_of(TERMS, 9)})
+    put(store, B, 4096)
+    keys = keys_of(server, "*:{*}:*") + keys_of(server, "*:{??????*}")
+    assert len(keys) == (1 + 3) + (1 + 1) and {life_of(server, key) for key in keys} == {-1}
+    store.delete([A.key, B.key])
+    assert keys_of(server) == ["hotspan:1:{log}"]
+
+
+def test_the_loser_of_a_race_leaves_nothing(server: RedisServer, store: RedisStore, relay: Relay) -> None:
+    """Who sends an object while another puts it is told so, and its parts are gone."""
+    late = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    assert found(late, A) is None
+    won = []
+
+    def overtake(data: bytes) -> list[bytes]:
+        if b"SET" in data and not won:
+            won.append(put(store, A, SIZE))
+        return [data]
+
+    relay.request = overtake
+    assert not put(late, A, SIZE, version=1) and won == [True]
+    assert len(keys_of(server, f"*{A.key.hex()}*")) == 1 + 3
+    assert read(late, found(late, A)) == frame_of(A.key, SIZE)
+    late.close()
+
+
+def test_a_put_that_breaks_off_leaves_nothing_for_long(server: RedisServer, relay: Relay) -> None:
+    """Parts whose object never came are found by nobody, and expire; the chunk can be put."""
+    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    assert found(store, A) is None
+    passed = [0]
+
+    def parts() -> list[str]:
+        return keys_of(server, f"*{A.key.hex()}*")
+
+    def cut(data: bytes) -> Iterator[bytes]:
+        passed[0] += len(data)
+        yield data
+        if passed[0] > SIZE * 2 // 3:
+            until(lambda: bool(parts()))
+            yield b""
+
+    relay.request = cut
+    with pytest.raises(OSError):
+        put(store, A, SIZE)
+    relay.request = lambda data: [data]
+    assert len(parts()) == 1 and 0 < life_of(server, parts()[0]) <= 600_000
+    assert found(store, A) is None and put(store, A, SIZE) and read(store, found(store, A)) == frame_of(A.key, SIZE)
+    store.close()
+
+
+def test_marks_without_an_object_expire(server: RedisServer, store: RedisStore) -> None:
+    """Marks on what is not there do not stay for ever; on an object they do."""
+    store.mark({A.key: marks_of(TERMS, 9)})
+    (key,) = keys_of(server, f"*{A.key.hex()}*")
+    assert 0 < life_of(server, key) <= 86_400_000
+    put(store, A, 4096)
+    store.mark({A.key: marks_of(TERMS, 10)})
+    assert life_of(server, key) == -1
+
+
+def test_what_was_put_expires(server: RedisServer) -> None:
+    """With `ttl_s` an object goes after that time, marked or hit or not, its parts not before it; the log stays."""
+    store = RedisStore(server.url, ttl_s=60, timeout_s=PATIENCE_S)
+    store.mark({A.key: marks_of(TERMS, 9)})
+    put(store, A, SIZE)
+    (name,) = keys_of(server, f"*{A.key.hex()}}}")
+    server.ask("PEXPIRE", name, "30000")
+    store.mark({A.key: marks_of(TERMS, 10)})
+    read(store, found(store, A))
+    assert 0 < life_of(server, name) <= 30_000
+    assert all(life_of(server, part) > 60_000 for part in keys_of(server, f"*{A.key.hex()}}}:*"))
+    assert life_of(server, "hotspan:1:{log}") == -1
+    server.ask("PEXPIRE", name, "1")
+    until(lambda: found(store, A) is None)
+    assert put(store, A, SIZE, version=1)
+    store.close()
+
+
+# -- a server that forgets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_an_object_without_a_part_is_gone(server: RedisServer, store: RedisStore, part: int) -> None:
+    """Where one part was evicted the get is False, the rest goes, others are read, and the object can be put anew."""
+    put(store, A, SIZE)
+    put(store, B, SIZE)
+    (name,) = keys_of(server, f"*{A.key.hex()}*:{part}")
+    server.ask("DEL", name)
+    one = found(store, A)
+    assert one is not None and read(store, one) is None
+    assert keys_of(server, f"*{A.key.hex()}*") == [] and found(store, A) is None
+    assert read(store, found(store, B)) == frame_of(B.key, SIZE)
+    assert put(store, A, SIZE, version=1) and read(store, one) is None
+    assert read(store, found(store, A)) == frame_of(A.key, SIZE, version=1)
+
+
+def test_a_record_under_another_name_is_not_found(server: RedisServer, store: RedisStore) -> None:
+    """An object that was copied to another's name is not mistaken for it."""
+    put(store, A, SIZE)
+    (name,) = keys_of(server, f"*{A.key.hex()}}}")
+    assert server.ask("COPY", name, name.replace(A.key.hex(), B.key.hex())) == b":1\r\n"
+    assert found(store, B) is None and found(store, A) is not None
+
+
+def test_a_part_of_another_size_is_a_miss(server: RedisServer, store: RedisStore) -> None:
+    """A part that somebody changed is no hit."""
+    put(store, A, SIZE)
+    (name,) = keys_of(server, f"*{A.key.hex()}*:1")
+    server.ask("SET", name, "short")
+    assert read(store, found(store, A)) is None and found(store, A) is None
+
+
+def test_what_was_found_can_be_read_by_another_store(server: RedisServer, store: RedisStore) -> None:
+    """A Found that another store gave, or with the record alone, is read, too; that of another put is not."""
+    put(store, A, SIZE)
+    one = found(store, A)
+    assert one is not None
+    bare = Found(one.record, one.terms)
+    assert read(store, bare) == frame_of(A.key, SIZE)
+    assert read(store, Found(one.record._replace(stamp=99), one.terms)) is None
+    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+    assert read(fresh, one) == frame_of(A.key, SIZE)
+    fresh.close()
+
+
+@pytest.mark.parametrize(("policy", "ttl_s", "least"), [("allkeys-lru", None, 0), ("volatile-lru", 600, 3)])
+def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: float | None, least: int) -> None:
+    """Of more than fits, whatever is found is read whole, with its marks, or is gone for all from then on.
+
+    Under allkeys-lru the log may go, and everything with it: to the server all is equally old in the test's second.
+    """
+    with redis_server(tmp_path, "--maxmemory", "40mb", "--maxmemory-policy", policy) as server:
+        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S, ttl_s=ttl_s) for _ in range(2))
+        chunks = [chain(f"{n}", 1)[0] for n in range(24)]
+        for chunk in chunks:
+            try:
+                assert put(store, chunk, SIZE)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["z"])), 9)})
+        whole = 0
+        for chunk in chunks:
+            one = found(store, chunk)
+            if one is not None:
+                data = read(store, one)
+                assert data is None or data == frame_of(chunk.key, SIZE)
+                assert one.terms.labels == TERMS.labels | tag_labels(["z"])
+                assert data is not None or found(other, chunk) is None
+                whole += data is not None
+        assert least <= whole < len(chunks)
+        store.close()
+        other.close()
+
+
+def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> None:
+    """Where a server is full and evicts nothing, a put raises OSError and leaves nothing to be found; reads go on."""
+    with redis_server(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
+        store = RedisStore(server.url, timeout_s=PATIENCE_S)
+        put(store, A, 4 * MIB)
+        with pytest.raises(ServerSaid) as said:
+            put(store, B, 8 * MIB)
+        assert said.value.code == "OOM" and found(store, B) is None
+        assert read(store, found(store, A)) == frame_of(A.key, 4 * MIB)
+        store.close()
+
+
+def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore) -> None:
+    """After FLUSHALL the log has another epoch above all that was, whoever notices first."""
+    other = RedisStore(server.url, timeout_s=PATIENCE_S)
+    notices: list[Callable[[int], object]] = [
+        store.log.read,
+        lambda seen: store.log.append([Scope(tenant=1)], "me"),
+        lambda seen: found(store, A),
+        lambda seen: put(store, A, 4096),
+    ]
+    for notice in notices:
+        store.log.append([Scope()], "me")
+        page = other.log.read(0)
+        store.log.read(0)
+        server.ask("FLUSHALL")
+        notice(page.generation)
+        after = other.log.read(page.generation)
+        assert after.epoch != page.epoch and after.floor > page.generation
+        assert other.log.read(0).epoch == after.epoch == store.log.read(0).epoch
+    other.close()
+
+
+@pytest.mark.parametrize("entries_since", [0, 1, 5])
+def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int) -> None:
+    """After a restart from an older copy who had read what was lost begins a new epoch, even after others wrote."""
+    with redis_server(tmp_path) as server:
+        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S) for _ in range(2))
+        put(store, A, 4096)
+        store.log.append([Scope(tenant=1)], "me")
+        server.ask("SAVE")
+        store.log.append([Scope(tenant=2)], "me")
+        seen = other.log.read(0)
+        server.stop()
+        server.start()
+        fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+        assert found(fresh, A) is not None and len(fresh.log.read(0).entries) == 1  # it can't know
+        for n in range(entries_since):
+            fresh.log.append([Scope(tenant=3 + n)], "fresh")
+        page = other.log.read(seen.generation)
+        assert page.epoch != seen.epoch and page.floor > seen.generation
+        assert found(fresh, A) is None and store.log.read(0).epoch == page.epoch
+        for each in (store, other, fresh):
+            each.close()
+
+
+@pytest.mark.parametrize("junk", ["junk", "5:{}", '5:{"by":"me"}', "5:[]", "x:{}"])
+def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store: RedisStore, junk: str) -> None:
+    """Nobody knows what a damaged entry invalidated: the log begins anew, once."""
+    before = store.log.append([Scope()], "me")
+    epoch = store.log.read(0).epoch
+    server.ask("ZADD", "hotspan:1:{log}", str(before + 5), junk)
+    page = store.log.read(0)
+    assert page.epoch != epoch and page.floor > before and not page.entries
+    assert store.log.read(page.generation).epoch == page.epoch
+
+
+@pytest.mark.parametrize("scope", ['{"tenant": 7}', '{"tenant": 7, "labels": {}}', '[{"tenant": 7, "also": []}]'])
+def test_an_entry_of_another_form_takes_its_tenant(server: RedisServer, store: RedisStore, scope: str) -> None:
+    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
+    before = store.log.append([Scope()], "me")
+    epoch = store.log.read(0).epoch
+    server.ask("ZADD", "hotspan:1:{log}", str(before + 5), f'{before + 5}:{{"by": "x", "scope": {scope}}}')
+    page = store.log.read(before)
+    assert page.entries == [SharedInvalidation(before + 5, (Scope(tenant=7),), "x", is_whole=False)]
+    assert page.epoch == epoch and page.generation == before + 5
+    assert store.log.append([Scope(tenant=1), Scope(tenant=2)], "me") > before + 5
+    assert store.log.read(before + 5).entries[0].scopes == (Scope(tenant=1), Scope(tenant=2))
+
+
+def test_json_that_is_too_deep_is_a_damaged_entry(server: RedisServer, store: RedisStore) -> None:
+    """Which the parser raises another error for."""
+    before = store.log.append([Scope()], "me")
+    epoch = store.log.read(0).epoch
+    server.ask("ZADD", "hotspan:1:{log}", str(before + 5), f"{before + 5}:" + "[" * 100_000)
+    assert store.log.read(before).epoch != epoch
+
+
+# -- a server that lies --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", [b"+what\r\n", b"-ERR no\r\n", b"*-1\r\n", b":5\r\n", b"$3\r\nabc\r\n", b"HTTP/1.1 400\r\n", b""]
+)
+def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
+    """A wrong answer to any method raises OSError; the connection is thrown away, and the next call is right."""
+    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    put(store, A, 4096)
+    one = found(store, A)
+    assert one is not None
+    calls: list[Callable[[], object]] = [
+        lambda: store.find([A.key, B.key]),
+        lambda: put(store, B, 4096),
+        lambda: store.delete([B.key]),
+        lambda: store.log.append([Scope()], "me"),
+        lambda: store.log.read(0),
+        lambda: store.log.replicas(),
+    ]
+    if not said.startswith(b"$"):  # which is a value, and too short for a hit
+        calls.append(lambda: store.get(one, [aligned(HEADER_BYTES + 4096)]))
+    for call in calls:
+        connections, is_first = relay.connections, [True]
+
+        def lie(data: bytes, is_first: list[bool] = is_first) -> Sequence[bytes]:
+            if is_first:
+                is_first.clear()
+                return [said] if said else [b""]
+            return [data]
+
+        relay.reply = lie
+        with pytest.raises(OSError):
+            call()
+        relay.reply = lambda data: [data]
+        assert read(store, found(store, A)) == frame_of(A.key, 4096)
+        assert relay.connections == connections + 1
+    store.close()
+
+
+def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> None:
+    """Every method ends in time when the server's answers come byte by byte."""
+    put(store, A, 4096)
+    one = found(store, A)
+    assert one is not None
+
+    def trickle(data: bytes) -> Iterator[bytes]:
+        for n in range(len(data)):
+            yield data[n : n + 1]
+            time.sleep(0.2)  # each answer takes a minute and more
+
+    at_once, quick = relay.reply, RedisStore(relay.url, timeout_s=0.5)
+    for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [aligned(HEADER_BYTES + 4096)]), quick.usage):
+        relay.reply = at_once
+        assert at_last(lambda: found(quick, A)) is not None  # over a connection that is there from now on
+        relay.reply = trickle
+        with pytest.raises(TimeoutError):
+            call()
+    quick.close()
+
+
+def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, store: RedisStore) -> None:
+    """When the server closed what lay idle the next call makes a new connection, and does not fail."""
+    put(store, A, 4096)
+    for _ in range(3):
+        assert found(store, A) is not None
+        server.ask("CLIENT", "KILL", "TYPE", "normal")
+
+
+# -- closing -------------------------------------------------------------------------------------------------------
+
+
+def test_close_ends_calls_under_way(tmp_path: Path) -> None:
+    """A call that waits for the server raises at once when the store is closed, and so does every call afterwards."""
+    with redis_server(tmp_path) as server:
+        store = RedisStore(server.url, timeout_s=10 * PATIENCE_S)
+        put(store, A, 4096)
+        server.freeze()
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(store.find, [A.key])
+            while not store._servers._busy:
+                time.sleep(0.001)
+            store.close()
+            assert isinstance(waiting.exception(PATIENCE_S), ConnectionError), "it waited for the server"
+        server.thaw()
+        with pytest.raises(OSError, match="closed"):
+            store.find([A.key])
+
+
+def test_no_connection_is_left_open(server: RedisServer) -> None:
+    """After `close` the server has as many clients as before, and threads shared few connections."""
+
+    def clients() -> int:
+        return int(server.ask("INFO", "clients").split(b"connected_clients:")[1].split(b"\r\n")[0])
+
+    until(lambda: clients() == 1)  # which asks
+    store = RedisStore(server.url, timeout_s=PATIENCE_S)
+
+    def use(chunk: Chunk) -> None:
+        put(store, chunk, 4096)
+        store.find([chunk.key])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, chain("x", 40)))
+    assert 1 < clients() <= 1 + 4
+    store.close()
+    until(lambda: clients() == 1)

@@ -1,0 +1,770 @@
+"""The L2 tier over a store in memory: what it asks for, knows, writes and refuses."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, segments
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.l2 import remote
+from hotspan.l2.base import StoreUsage
+from hotspan.l2.follower import STALE_S, LogFollower, VolatileLog
+from hotspan.l2.remote import RemoteOptions, RemoteTier, _Checked
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.base import Fault, Transfer
+from hotspan.tiers.record import unpack
+from proofs.simulated.inline import InlineQueues
+from proofs.simulated.keys import FixedKeys
+from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+
+SIZE = 2 * 4096
+NAMESPACE = bytes(range(32))
+
+
+class Replica:
+    """One replica's tier over a server that others share, on simulated time; `turn` lets its I/O happen."""
+
+    def __init__(
+        self, server: MemoryServer, name: str = "a", *, is_sealed: bool = False, namespace: bytes = NAMESPACE
+    ) -> None:
+        self.clock = server.clock
+        self.queues = InlineQueues()
+        self.follower = LogFollower(MemoryLog(server), name, server.clock)
+        self.poll()
+        options = RemoteOptions(
+            MemoryStore(server),
+            self.follower,
+            keys=FixedKeys(sum(name.encode())) if is_sealed else None,
+            queue=self.queues.queue,
+        )
+        self.tier = RemoteTier(options, namespace, SIZE, server.clock)
+
+    def poll(self) -> list[Scope]:
+        """Read the log, and do what it says, as the engine does; what that was."""
+        self.follower.poll()
+        return self.follower.foreign()
+
+    def turn(self) -> list[Transfer]:
+        """All I/O in flight ends; what ended."""
+        ended = []
+        for _ in range(3):
+            self.queues.run()
+            ended += self.tier.finished()
+        return ended
+
+    def store(self, chunks: list[Chunk], terms: Terms = Terms(), version: int = 0) -> list[Fault | None]:  # noqa: B008
+        """Store chunks; how each ended."""
+        for chunk in chunks:
+            assert self.tier.submit_store(chunk, terms, aligned(SIZE, content(chunk.key, SIZE, version)))
+        return [transfer.fault for transfer in self.turn()]
+
+    def ask(self, chunks: list[Chunk]) -> list[bool]:
+        """Ask, wait, and look up."""
+        self.tier.ask(chunks, 0)
+        self.turn()
+        return [self.tier.lookup(chunk.key) for chunk in chunks]
+
+    def load(self, key: ChunkKey) -> bytes | Fault | None:
+        """A chunk's bytes, the fault, or None if it is not known."""
+        into = aligned(SIZE)
+        if not self.tier.submit_load(key, into):
+            return None
+        (transfer,) = self.turn()
+        return transfer.fault if transfer.fault is not None else bytes(into)
+
+    def invalidate(self, **scope: Any) -> bool:
+        """Invalidate; whether that is durable."""
+        told: list[bool] = []
+        self.tier.invalidate([Scope(**scope)], told.append)
+        self.turn()
+        self.poll()
+        (durable,) = told
+        return durable
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer(clock=SimulatedClock())
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def make(request: pytest.FixtureRequest, server: MemoryServer) -> Iterator[Callable[..., Replica]]:
+    """Makes replicas over one server; their books are checked at the end."""
+    made: list[Replica] = []
+
+    def replica(name: str = "a", **options: Any) -> Replica:
+        made.append(Replica(server, name, is_sealed=request.param, **options))
+        return made[-1]
+
+    yield replica
+    server.before = lambda method: None
+    for one in made:
+        one.turn()
+        one.tier.check()
+        one.tier.close(1.0)
+
+
+def test_one_replica_reads_what_another_stored(make: Callable[..., Replica]) -> None:
+    """A chain that one replica stored is found by another, byte for byte, and not before it is asked for."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 4)
+    assert a.store(chunks) == [None] * 4
+    assert not any(b.tier.lookup(chunk.key) for chunk in chunks)
+    assert b.ask(chunks) == [True] * 4
+    assert [b.load(chunk.key) for chunk in chunks] == [content(chunk.key, SIZE) for chunk in chunks]
+
+
+def test_what_is_encrypted_is_not_there_in_the_clear(server: MemoryServer) -> None:
+    """With keys the store never sees a chunk's bytes; without, it does."""
+    for is_sealed in (True, False):
+        replica, (chunk,) = Replica(server, is_sealed=is_sealed), chain(f"text {is_sealed}", 1)
+        replica.store([chunk])
+        assert (content(chunk.key, SIZE) in server.objects[chunk.key][1]) == (not is_sealed)
+        assert replica.load(chunk.key) == content(chunk.key, SIZE)
+
+
+def test_asking_takes_no_time_of_the_caller(make: Callable[..., Replica]) -> None:
+    """While the store does not answer a chunk is asked for and not known; `asking` says so, and ends."""
+    a = make()
+    (chunk,) = chain("text", 1)
+    a.tier.ask([chunk], 0)
+    assert a.tier.is_asking(chunk.key) and a.tier.asking == 1 and not a.tier.lookup(chunk.key)
+    a.turn()
+    assert not a.tier.is_asking(chunk.key) and a.tier.asking == 0
+
+
+def test_what_is_not_there_is_asked_for_again_after_a_while(make: Callable[..., Replica]) -> None:
+    """An answer holds for some seconds: then what another replica stored meanwhile is found."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    assert b.ask(chunks) == [False, False]
+    a.store(chunks)
+    assert b.ask(chunks) == [False, False]
+    a.clock.advance(11)
+    b.poll()
+    assert b.ask(chunks) == [True, True]
+
+
+def test_a_chunk_is_written_once(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Two replicas that store one chunk leave the first one's, on the terms of both."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk], Terms(labels=frozenset({1})))
+    before = server.objects[chunk.key]
+    b.store([chunk], Terms(labels=frozenset({2})))
+    assert server.objects[chunk.key] == before
+    c = make("c")
+    assert c.ask([chunk]) == [True]
+    assert c.tier.terms(chunk.key).labels == {1, 2}
+
+
+@pytest.mark.parametrize("how", ["flip header", "flip payload", "cut", "swap", "other record", "gone"])
+def test_wrong_bytes_are_a_miss(make: Callable[..., Replica], server: MemoryServer, how: str) -> None:
+    """Whatever the store gives that is not the chunk's own frame is a miss, and is deleted unless it is gone."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks)
+    assert b.ask(chunks) == [True, True]
+    key, other = chunks[0].key, chunks[1].key
+    record, frame = server.objects[key]
+    flipped = bytearray(frame)
+    flipped[20 if how == "flip header" else 5000] ^= 1
+    server.objects |= {
+        "flip header": {key: (record, bytes(flipped))},
+        "flip payload": {key: (record, bytes(flipped))},
+        "cut": {key: (record, frame[:-1])},
+        "swap": {key: (record, server.objects[other][1])},
+        "other record": {key: (server.objects[other][0], server.objects[other][1])},
+        "gone": {},
+    }[how]
+    if how == "gone":
+        del server.objects[key]
+    found = b.load(key)
+    assert found is (Fault.GONE if how in ("cut", "gone") else Fault.CORRUPT)
+    assert not b.tier.lookup(key)
+    assert b.load(other) == content(other, SIZE)
+    b.turn()
+    assert how in ("cut", "gone") or key not in server.objects
+
+
+def test_a_record_of_another_chunk_is_not_found(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Records that lie under a wrong key, of another namespace or of another parent are no answer."""
+    a, b = make("a"), make("b")
+    one, two = chain("one", 1)[0], chain("two", 1)[0]
+    a.store([one, two])
+    server.objects[one.key] = server.objects[two.key]
+    assert b.ask([one]) == [False]
+    assert b.ask([replace(two, parent=one.key)]) == [False]
+    other = make("c", namespace=bytes(32))
+    assert other.ask([two]) == [False]
+
+
+def test_nothing_stands_behind_a_gap(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Where an ancestor is gone from the store, what stands on it is not known; it is when the ancestor is back."""
+    a, b, c = make("a"), make("b"), make("c")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    del server.objects[chunks[1].key]
+    assert b.ask(chunks) == [True, False, False]
+    assert b.store([chunks[1]]) == [None]
+    assert c.ask(chunks) == [True, True, True]
+
+
+# -- forgetting ----------------------------------------------------------------------------------------------------
+
+
+def test_an_invalidation_binds_every_replica(make: Callable[..., Replica]) -> None:
+    """What one replica invalidates is gone for who knew it and for who asks later, with what stands on it."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks[:1])
+    a.store(chunks[1:], Terms(labels=frozenset({7})))
+    assert b.ask(chunks) == [True] * 3
+    assert a.invalidate(labels=frozenset({7}))
+    assert [a.tier.lookup(chunk.key) for chunk in chunks[1:]] == [False, False]
+    assert b.poll() == [Scope(labels=frozenset({7}))] and a.poll() == []
+    assert not any(b.tier.lookup(chunk.key) for chunk in chunks)
+    assert b.ask(chunks) == [True, False, False]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_a_store_in_flight_brings_nothing_back(make: Callable[..., Replica]) -> None:
+    """What a replica stores that has not read the invalidation yet is not found by anybody who has."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    assert b.invalidate(keys=frozenset({chunk.key}))
+    a.store([chunk])  # a has not polled
+    assert b.ask([chunk]) == [False]
+    a.poll()
+    a.turn()
+    assert not a.tier.lookup(chunk.key)
+    assert a.store([chunk], version=1) == [None], "what is dead gives way to what is stored anew"
+    b.clock.advance(11)
+    b.poll()
+    assert b.ask([chunk]) == [True]
+    assert b.load(chunk.key) == content(chunk.key, SIZE, 1)
+
+
+def test_what_stood_on_an_invalidated_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
+    """A text's chunk is invalidated and stored anew: what others had stored behind it stays gone."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    assert b.invalidate(keys=frozenset({chunks[0].key}))
+    assert b.ask(chunks[:1]) == [False]
+    assert b.store(chunks[:1]) == [None]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_what_stood_on_a_tagged_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
+    """The same where the chunk alone had the tag, which the chunk that was stored anew has not."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 3)
+    a.store(chunks)
+    a.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
+    a.turn()
+    assert b.invalidate(labels=frozenset({9}))
+    assert b.ask(chunks[:1]) == [False]
+    assert b.store(chunks[:1]) == [None]
+    assert make("c").ask(chunks) == [True, False, False]
+
+
+def test_a_hit_adds_its_tags_everywhere(make: Callable[..., Replica]) -> None:
+    """A replica's request hits a chunk under a tag: from then on the tag takes the chunk, wherever it was stored."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks)
+    assert b.ask(chunks) == [True, True]
+    b.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
+    b.turn()
+    assert make("c").ask(chunks) == [True, True]
+    assert a.invalidate(labels=frozenset({9}))
+    assert make("d").ask(chunks) == [False, False]
+
+
+def test_a_tag_counts_for_what_lies_behind_a_gap(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A request used chunks whose root L2 had lost: when somebody stores the root again, its tag still takes them."""
+    one, two, three = make("one"), make("two"), make("three")
+    text = chain("text", 3)
+    two.store(text, Terms(labels=frozenset([1])))
+    del server.objects[text[0].key]
+    assert one.ask(text) == [False] * 3
+    for chunk in text:
+        one.tier.join(chunk.key, Terms(labels=frozenset([7])))
+    one.turn()
+    two.clock.advance(11)
+    three.poll()
+    three.store(text[:1], Terms(labels=frozenset([1])))
+    assert one.invalidate(labels=frozenset([7]))
+    for replica in (one, two):
+        replica.poll()
+        replica.tier.finished()
+        assert replica.ask(text)[1:] == [False, False]
+
+
+def test_tags_of_a_new_text_are_one_mark(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """What is nowhere yet gets its tags from who stores it: only where it would begin they are written down before."""
+    one, text = make(), chain("text", 50)
+    assert one.ask(text) == [False] * 50
+    for chunk in text:
+        one.tier.join(chunk.key, Terms(labels=frozenset([7])))
+    one.turn()
+    assert [key for key, marks in server.marks.items() if marks] == [text[0].key]
+
+
+def test_the_store_is_measured_once_at_a_time(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it still counts what it has, nobody asks it to begin again; then it is asked anew."""
+    asked: list[int] = []
+    monkeypatch.setattr(MemoryStore, "usage", lambda store: (asked.append(1), StoreUsage())[1])
+    one = make()
+    for _ in range(5):
+        one.tier.finished()
+        one.clock.advance(6)
+    one.queues.run()
+    assert len(asked) == 1
+    one.tier.finished()
+    one.queues.run()
+    assert len(asked) == 2
+
+
+def test_a_tag_that_came_later_than_an_invalidation_counts_from_then_on(make: Callable[..., Replica]) -> None:
+    """A chunk outlived an invalidation of a tag that it got only afterwards; the next one takes it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    b.turn()
+    assert make("c").ask([chunk]) == [True]
+    assert a.invalidate(labels=frozenset({9}))
+    assert make("d").ask([chunk]) == [False]
+
+
+def test_marks_that_failed_are_written_later(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A tag that could not be written when a request hit the chunk is written when the store is back."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+
+    def fail(method: str) -> None:
+        if method == "mark":
+            raise ConnectionError("gone")
+
+    server.before = fail
+    a.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    a.turn()
+    assert not server.marks.get(chunk.key)
+    server.before = lambda method: None
+    a.turn()
+    b = make("b")
+    assert b.ask([chunk]) == [True]
+    assert b.tier.terms(chunk.key).labels == {9}
+
+
+ANNA, BERT = Terms(tenant=1), Terms(tenant=2)
+
+
+def test_an_invalidation_drops_what_it_may_take_and_no_more(make: Callable[..., Replica]) -> None:
+    """Of other tenants everything stays known, here and at every replica, before it is logged and after."""
+    a, b = make("a"), make("b")
+    hers, his = chain("hers", 2), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    assert b.ask(hers) == [True, True] and b.ask(his) == [True, True]
+    told: list[bool] = []
+    a.tier.invalidate([Scope(tenant=1, keys=frozenset({hers[1].key})), Scope(tenant=3)], told.append)
+    assert not told and all(a.tier.lookup(chunk.key) for chunk in his)
+    assert not any(a.tier.lookup(chunk.key) for chunk in hers)
+    a.turn()
+    assert told == [True] and b.follower.poll()
+    assert all(b.tier.lookup(chunk.key) for chunk in his), "nobody invalidated anything of his"
+    assert not any(b.tier.lookup(chunk.key) for chunk in hers)
+    assert b.ask(hers) == [True, False]
+
+
+def test_an_answer_is_believed_unless_its_tenant_was_invalidated_meanwhile(make: Callable[..., Replica]) -> None:
+    """What was asked before another tenant's invalidation is known when the answer comes; the tenant's own is not."""
+    a, b = make("a"), make("b")
+    hers, his = chain("hers", 2), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    b.tier.ask(hers, 1)
+    b.tier.ask(his, 2)
+    a.invalidate(tenant=1, labels=frozenset({9}))
+    b.follower.poll()
+    b.turn()
+    assert all(b.tier.lookup(chunk.key) for chunk in his)
+    assert not any(b.tier.lookup(chunk.key) for chunk in hers)
+
+
+def test_other_tenants_are_stored_while_one_invalidates(make: Callable[..., Replica]) -> None:
+    """Only what an invalidation on its way to the log takes is held back; what is stored is known at once."""
+    a = make("a")
+    hers, his = chain("hers", 2), chain("his", 2)
+    log = a.queues.all[1]
+    assert log.name == "l2-log"
+    log.hung = True
+    a.tier.invalidate([Scope(tenant=1, keys=frozenset({hers[0].key}))], lambda done: None)
+    assert a.tier.can_store()
+    assert a.tier.holds_back(hers[0].key, ANNA) and not a.tier.holds_back(hers[1].key, ANNA)
+    assert not a.tier.submit_store(hers[0], ANNA, aligned(SIZE))
+    assert a.store(his, BERT) == [None, None]
+    assert all(a.tier.lookup(chunk.key) for chunk in his)
+    log.hung = False
+    a.turn()
+    a.poll()
+    assert not a.tier.holds_back(hers[0].key, ANNA)
+    assert a.store(hers, ANNA) == [None, None] and make("b").ask(hers) == [True, True]
+
+
+def test_invalidations_that_wait_are_one_entry(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """While the log is busy what comes is gathered, and written as one entry; each is told once."""
+    a, b = make("a"), make("b")
+    log, told = a.queues.all[1], list[bool]()
+    log.hung = True
+    for number in range(2000):
+        a.tier.invalidate([Scope(tenant=1, labels=frozenset([number + 1]))], told.append)
+    log.hung = False
+    a.turn()
+    assert told == [True] * 2000 and len(server.entries) <= 2
+    assert sum(len(entry.scopes) for entry in server.entries) == 2000
+    assert b.poll() == [Scope(tenant=1)], "more than an engine is told one by one"
+
+
+def test_a_parent_that_was_stored_anew_keeps_its_children_while_others_invalidate(
+    make: Callable[..., Replica], server: MemoryServer
+) -> None:
+    """The store lost a chunk, which was stored again after another tenant's invalidation: its children are alive."""
+    a, b = make("a"), make("b")
+    chunks = chain("his", 3)
+    a.store(chunks, BERT)
+    del server.objects[chunks[0].key]
+    a.invalidate(tenant=1)
+    a.poll()
+    b.poll()
+    assert b.ask(chunks) == [False] * 3
+    assert b.store(chunks[:1], BERT) == [None]
+    assert make("c").ask(chunks) == [True] * 3
+    a.invalidate(tenant=2, labels=frozenset({9}))
+    assert make("d").ask(chunks) == [True, False, False], "it may have been taken with what it stood on"
+
+
+def test_too_many_marks_forget_who_has_most(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are more tags than can be remembered, all of one tenant is invalidated, and others' tags count."""
+    monkeypatch.setattr(remote, "_MOST_MARKS", 4)
+    a = make("a")
+    hers, his = chain("hers", 5), chain("his", 2)
+    a.store(hers, ANNA)
+    a.store(his, BERT)
+    for chunk in [*his, *hers]:
+        terms = BERT if chunk in his else ANNA
+        a.tier.join(chunk.key, replace(terms, labels=frozenset({9})))
+        assert len(a.follower.marks) <= 4
+    a.turn()
+    a.poll()
+    assert [entry.scopes for entry in server.entries] == [(Scope(tenant=1),)]
+    b = make("b")
+    assert b.ask(hers) == [False] * 5 and b.ask(his) == [True, True]
+    assert all(b.tier.terms(chunk.key).labels == {9} for chunk in his)
+
+
+def test_what_is_known_is_bounded(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more chunks than it remembers a replica knows the latest, likewise of absent ones; it asks for the rest."""
+    monkeypatch.setattr(remote, "_MOST_KNOWN", 10)
+    a, b = make("a"), make("b")
+    chunks, absent = [chain(f"text {n}", 1)[0] for n in range(25)], [chain(f"absent {n}", 1)[0] for n in range(25)]
+    for first in range(0, 25, 5):
+        a.store(chunks[first : first + 5])
+    for chunk in chunks:
+        assert b.ask([chunk]) == [True]
+        b.tier.check()
+    assert [b.tier.lookup(chunk.key) for chunk in chunks] == [False] * 15 + [True] * 10
+    assert b.ask(chunks[:1]) == [True] and not b.tier.lookup(chunks[15].key)
+    for chunk in absent:
+        assert b.ask([chunk]) == [False]
+    assert len(b.tier._absent) == 10 and len(b.tier._gaps) <= 10
+
+
+def test_time_runs_out(make: Callable[..., Replica]) -> None:
+    """A chunk is a miss from its expiry on, for who knew it, for who asks, and for who loads it just then."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk], Terms(expires_s=int(a.clock.unix()) + 30))
+    assert b.ask([chunk]) == [True]
+    into = aligned(SIZE)
+    assert b.tier.submit_load(chunk.key, into)
+    a.clock.advance(31)
+    a.poll()
+    b.poll()
+    assert [transfer.fault for transfer in b.turn()] == [Fault.GONE]
+    assert not a.tier.lookup(chunk.key) and not b.tier.lookup(chunk.key)
+    assert make("c").ask([chunk]) == [False]
+
+
+def test_who_cannot_read_the_log_reads_nothing(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Without the log for some seconds a replica knows nothing and stores nothing; with it, it goes on."""
+    a = make("a")
+    chunks = chain("text", 2)
+    a.store(chunks)
+
+    def fail(method: str) -> None:
+        if method == "read":
+            raise TimeoutError("no answer")
+
+    server.before = fail
+    a.clock.advance(STALE_S + 0.1)
+    assert not a.follower.poll()
+    assert not any(a.tier.lookup(chunk.key) for chunk in chunks) and not a.tier.can_store()
+    server.before = lambda method: None
+    a.poll()
+    assert a.ask(chunks) == [True, True]
+
+
+def test_a_log_that_was_lost_forgets_everything(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """When the store began anew, or trimmed what was not read yet, the engine is told to forget everything."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    server.lose()
+    assert a.poll() == [Scope()]
+    assert a.ask([chunk]) == [False]
+    assert a.store([chunk]) == [None]
+    server.floor += 50
+    assert a.poll() == [Scope()]
+    assert a.ask([chunk]) == [False], "it is older than all that the log can judge"
+
+
+def test_an_invalidation_that_is_not_logged_is_not_acknowledged(
+    make: Callable[..., Replica], server: MemoryServer
+) -> None:
+    """Where the log takes no entry, the answer is that it is not durable."""
+
+    def fail(method: str) -> None:
+        if method == "append":
+            raise ConnectionError("gone")
+
+    a = make("a")
+    server.before = fail
+    assert a.invalidate() is False
+
+
+def test_what_was_computed_before_an_invalidation_is_not_stored_after_it(make: Callable[..., Replica]) -> None:
+    """A replica has read an invalidation and not applied it yet: what it stores meanwhile is from before, and dead."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    assert a.invalidate(keys=frozenset({chunk.key}))
+    b.follower.poll()
+    b.store([chunk])
+    assert make("c").ask([chunk]) == [False]
+    assert b.follower.foreign() != []
+
+
+def test_a_replica_with_unwritten_tags_has_not_read(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A tag that a hit added, and that the store has not yet, may be the one invalidated: the receipt waits for it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    assert a.follower.witnesses(0.0).missing == ("b",)
+    b.turn()
+    b.poll()
+    assert a.follower.witnesses(0.0).missing == ()
+    assert make("c").ask([chunk]) == [False]
+
+
+def test_tags_that_come_all_the_time_hold_up_no_receipt(make: Callable[..., Replica]) -> None:
+    """A tag of a hit after an invalidation was applied does not count for it, and need not be written before it."""
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    a.store([chunk])
+    assert b.ask([chunk]) == [True]
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    assert a.invalidate(labels=frozenset({9}))
+    b.poll()
+    for number in range(10, 13):  # the one that counts is written, while others keep coming
+        b.tier.join(chain("text", 2)[1].key, Terms(labels=frozenset({number})))
+        b.poll()
+        assert b.follower.marks and a.follower.witnesses(0.0).missing == (("b",) if number == 10 else ())
+        b.tier._submit_marks(at_most=1)
+        b.queues.run()
+        b.tier.finished()
+
+
+def test_the_receipt_names_who_has_read(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """Replicas that read the invalidation are named, and those that are alive and did not are missing."""
+    a, b, _ = make("a"), make("b"), make("c")
+    assert a.invalidate(labels=frozenset({1}))
+    b.poll()
+    found = a.follower.witnesses(0.0)
+    assert (found.seen, found.missing) == (("a", "b"), ("c",))
+
+
+def test_following_an_idle_log_costs_no_memory() -> None:
+    """A log whose generations go on by the clock leaves nothing behind while nothing is invalidated."""
+    clock = SimulatedClock()
+    log = VolatileLog(clock)
+    follower = LogFollower(log, "a", clock, since=log.position)
+    for _ in range(100):
+        clock.advance(0.1)
+        follower.poll()
+    assert not follower._queued
+    assert follower.foreign() == [] and follower.applied == follower.generation > log.position.generation
+
+
+def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
+    """It does not grow for ever; who reads on misses nothing, and who comes too late knows that it did."""
+    clock = SimulatedClock()
+    log = VolatileLog(clock)
+    follower, late = (LogFollower(log, name, clock, since=log.position) for name in "ab")
+    late.poll()
+    clock.advance(1)
+    heard: list[Scope] = []
+    for number in range(10_000):
+        log.append([Scope(labels=frozenset([number + 1]))], "other")
+        if number % 50 == 49:
+            follower.poll()
+            heard += follower.foreign()
+    assert len(log._entries) < 5000
+    assert heard == [Scope(labels=frozenset([number + 1])) for number in range(10_000)]
+    late.poll()
+    assert late.foreign()[0] == Scope()
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["find", "get", "put", "delete", "usage"])
+def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: MemoryServer, method: str) -> None:
+    """Each call may fail: what it was for is a miss or not stored, nothing else happens, and all works afterwards."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 2)
+    a.store(chunks[:1])
+    b.ask(chunks)
+
+    def fail(called: str) -> None:
+        if called == method:
+            raise ConnectionResetError("gone")
+
+    server.before = fail
+    b.clock.advance(6)
+    b.poll()
+    assert b.load(chunks[0].key) == (Fault.IO if method == "get" else content(chunks[0].key, SIZE))
+    fault = Fault.IO if method in ("find", "put") else None
+    assert b.store(chunks[1:]) == [fault]
+    b.tier.discard(chunks[1].key)
+    b.turn()
+    server.before = lambda called: None
+    b.clock.advance(11)
+    b.poll()
+    b.ask(chunks)
+    assert b.load(chunks[0].key) == content(chunks[0].key, SIZE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY])
+def test_a_store_that_says_no_is_no_fault(make: Callable[..., Replica], server: MemoryServer, number: int) -> None:
+    """A store without room, or that refuses for another reason, takes no chunk, and is not taken for a broken one."""
+
+    def fail(method: str) -> None:
+        if method == "put":
+            raise OSError(number, "no")
+
+    server.before = fail
+    a, (chunk,) = make("a"), chain("text", 1)
+    assert a.store([chunk]) == [Fault.DROPPED]
+
+
+def test_dropped_jobs_are_reported(make: Callable[..., Replica]) -> None:
+    """A tier that is given up reports what had not begun as dropped, answers included."""
+    a = make("a")
+    texts = [chain(str(n), 1)[0] for n in range(12)]
+    for chunk in texts:
+        a.tier.submit_store(chunk, Terms(), aligned(SIZE))
+    a.tier.ask(chain("other", 3), 0)
+    a.tier.give_up()
+    faults = [transfer.fault for transfer in a.turn()]
+    assert len(faults) == 12 and Fault.DROPPED in faults
+    assert a.tier.asking == 0
+
+
+def test_a_discarded_store_does_not_appear(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """A chunk that is discarded while it is written is deleted when it was."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    assert a.tier.submit_store(chunk, Terms(), aligned(SIZE, os.urandom(SIZE)))
+    a.tier.discard(chunk.key)
+    a.turn()
+    assert not a.tier.lookup(chunk.key) and chunk.key not in server.objects
+
+
+def test_records_say_what_the_chunk_is(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """The record beside a frame names the chunk, its parent, place, namespace, size and terms."""
+    a = make("a")
+    chunks = chain("text", 2)
+    a.store(chunks, Terms(tenant=5, labels=frozenset({1, 2})))
+    record = unpack(server.objects[chunks[1].key][0])
+    assert record is not None
+    assert (record.key, record.parent, record.place) == (chunks[1].key, chunks[0].key, 1)
+    assert (record.namespace, record.payload_bytes) == (NAMESPACE, SIZE)
+    assert (record.terms.tenant, record.terms.labels) == (5, {1, 2})
+
+
+def test_wrong_sizes_are_the_callers_bug(make: Callable[..., Replica]) -> None:
+    """Buffers of another size raise ValueError."""
+    a = make("a")
+    (chunk,) = chain("text", 1)
+    with pytest.raises(ValueError):
+        a.tier.submit_store(chunk, Terms(), aligned(SIZE + 4096))
+    with pytest.raises(ValueError):
+        a.tier.submit_load(chunk.key, aligned(SIZE - 4096))
+
+
+def test_many_marks_go_in_batches(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call of the store carries more than a few hundred keys, and all that was hit is marked in the end."""
+    counts: list[int] = []
+    mark = MemoryStore.mark
+
+    def counted(store: MemoryStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        counts.append(len(marks))
+        mark(store, marks)
+
+    monkeypatch.setattr(MemoryStore, "mark", counted)
+    a = make("a")
+    for chunk in chain("text", 600):
+        a.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    for _ in range(3):
+        a.turn()
+    assert len(server.marks) == 600 == sum(counts) and max(counts) <= 256
+
+
+@pytest.mark.parametrize("wrong", [0, 700_000, 1 << 20, (2 << 20) + 5])
+def test_segments_are_verified_where_they_land(wrong: int) -> None:
+    """A wrong byte in any segment of a frame, also one that was right when it first landed, makes it no hit."""
+    payload = aligned((2 << 20) + 4096, bytes(range(256)) * (((2 << 20) + 4096) // 256))
+    header, identity = memoryview(bytearray(HEADER_BYTES)), FrameIdentity(ChunkKey(bytes(32)), NAMESPACE)
+    seal(header, payload, identity)
+    parts = [(first, stop) for _, first, stop in segments(len(payload))]
+    checked = _Checked(header, payload)
+    for first, stop in parts:
+        checked.landed(first, payload[first:stop])
+    assert checked.fault(identity, 0.0) is None
+    payload[wrong] ^= 1
+    for first, stop in parts:
+        checked.landed(first, payload[first:stop])
+    assert checked.fault(identity, 0.0) is FrameFault.PAYLOAD
+    assert _Checked(header, payload).fault(identity, 0.0) is FrameFault.PAYLOAD, "what nobody told of is verified whole"
+    assert _Checked(header, payload).fault(FrameIdentity(ChunkKey(b"2" * 32), NAMESPACE), 0.0) is FrameFault.KEY
