@@ -19,6 +19,7 @@ from hotspan.l2.daemon import DaemonStore
 from hotspan.l2.door import CHANGE_BITS, DESCRIBED, ENTRY, EXTENT, FOUND, GREETING, VERSION, Operation, Status
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import (
     MakeStore,
     ObjectStoreTests,
@@ -58,7 +59,7 @@ def emptied(process: DaemonProcess) -> DaemonProcess:
     return process
 
 
-class TestDaemonStore(ObjectStoreTests, SharedLogTests):
+class TestDaemonStore(ObjectStoreTests, SharedLogTests, StoreRaceTests):
     """One daemon, emptied before each test."""
 
     @pytest.fixture

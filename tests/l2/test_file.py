@@ -25,6 +25,7 @@ from hotspan.l2.file_room import OBJECTS
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import (
     TERMS,
     MakeStore,
@@ -67,7 +68,7 @@ def store(root: Path) -> Iterator[FileStore]:
     store.close()
 
 
-class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
+class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """On a disk."""
 
     @pytest.fixture
@@ -75,7 +76,7 @@ class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
         return lambda entries: FileStore(root, timeout_s=PATIENCE_S, log_entries=entries)
 
 
-class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
+class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """On tmpfs, as if it had no links."""
 
     @pytest.fixture

@@ -16,6 +16,7 @@ from hotspan.l2.base import Found, SharedInvalidation, marks_of
 from hotspan.l2.redis import RedisStore
 from hotspan.l2.resp import ServerSaid
 from hotspan.testing.chunks import aligned, chain
+from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import (
     TERMS,
     MakeStore,
@@ -63,7 +64,7 @@ def relay(server: RedisServer) -> Iterator[Relay]:
     relay.close()
 
 
-class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests):
+class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """One server."""
 
     @pytest.fixture

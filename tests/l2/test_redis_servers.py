@@ -20,6 +20,7 @@ from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
 from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import chain, key_of
+from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, free_port, redis_server
 
@@ -219,7 +220,7 @@ def cluster(running_cluster: Cluster) -> Cluster:
     return running_cluster
 
 
-class TestRedisStoreOnCluster(ObjectStoreTests, SharedLogTests):
+class TestRedisStoreOnCluster(ObjectStoreTests, SharedLogTests, StoreRaceTests):
     """The kit over three servers."""
 
     @pytest.fixture

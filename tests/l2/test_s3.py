@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, StoreOutageTests, TrimmedLogTests
 from tests.l2.s3.rig import BUCKET, Place
 from tests.l2.s3_server import S3Server
@@ -27,7 +28,7 @@ class _Fixtures:
     TIMEOUT_S = 60.0
 
 
-class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests):
+class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """One server for all: each test has a prefix of its own."""
 
 
