@@ -1,10 +1,15 @@
 """Names and texts with secrets."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.redaction import is_secret, redacted, redacted_text
+from hotspan.core.redaction import _VALUE, is_secret, redacted, redacted_text
+from tests.operations import operations
 
 SECRET = "s3cr3tVALUE/+x"
 _NAMES = """
@@ -67,3 +72,49 @@ def test_any_password_in_a_url_is_hidden(password: str, scheme: str) -> None:
     """Whatever letters a password has, a URL is shown without it."""
     shown = redacted_text(f"{scheme}://user:Q{password}Q@host")
     assert f"Q{password}Q" not in shown and shown.endswith("@host")
+
+
+_USER = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^\s\"'@]*:[^\s\"']*|[^\s\"'@/]+)@")
+_NAME = re.compile(r"""([A-Za-z_][\w.-]*)["']?\s*[:=](?!//)\s*""")
+
+
+def defined(text: str) -> str:
+    """What is hidden of a text that is no JSON, as two expressions define it, which take time without bound."""
+
+    def without_user(found: re.Match[str]) -> str:
+        user, colon, _ = found["user"].partition(":")
+        return f"{found['scheme']}{user if colon else ''}{colon}***@"
+
+    text, shown, at = _USER.sub(without_user, text), "", 0
+    while (name := _NAME.search(text, at)) is not None:
+        shown, at = shown + text[at : name.end()], name.end()
+        if is_secret(name[1]) and (value := _VALUE.match(text, at)) is not None:
+            shown, at = shown + (value[0] if value[0].startswith(("file:", "env:")) else "***"), value.end()
+    return shown + text[at:]
+
+
+PIECES = [*"a=:@/ \"',\u00e91.-+_\n{}", "key", "pw:", "Token=", "//", "://", "Bearer ", "file:", "env:"]
+
+
+@settings(deadline=None, max_examples=500, derandomize=True)
+@given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join).filter(lambda text: text.lstrip()[:1] != "{"))
+def test_what_is_hidden_is_what_is_defined(text: str) -> None:
+    """No more and no less, wherever names, quotes, schemes and users meet."""
+    assert redacted_text(text) == defined(text)
+
+
+@pytest.mark.parametrize("piece", ["a://x/@", "a://", "key=", "key='", "a@b:", "key "])
+def test_a_text_takes_steps_in_proportion_to_its_length(piece: str) -> None:
+    """Eight times the text takes eight times the operations."""
+    short, long = (operations(lambda n=n: redacted_text(piece * n)) for n in (50, 400))
+    assert long < 8.2 * short
+
+
+def test_no_expression_takes_longer_for_a_text_that_was_made_for_it() -> None:
+    """Texts of MB for each of which an expression that tries a part from every place would need half an hour."""
+    code = (
+        "from hotspan.core.redaction import redacted_text as shown\n"
+        "for text in ('a' * 3_000_000, 'x://' + ':' * 3_000_000, '1' * 3_000_000 + '://', 'a://' * 100_000):\n"
+        "    assert shown(text) == text\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
