@@ -512,19 +512,29 @@ def test_the_daemon_shares_the_nodes_memory() -> None:
     manifests = rendered(COMBINATIONS["daemon"])
     paths = {path for release in ("kv", "other") for path in _on_node(rendered(COMBINATIONS["daemon"], release))}
     assert paths == {
-        *("/dev/shm/llm-kv-hotspan", "/dev/shm/llm-other-hotspan"),
-        *("/var/lib/hotspan-daemon/llm-kv-hotspan", "/var/lib/hotspan-daemon/llm-other-hotspan"),
+        *("/dev/shm/llm_kv-hotspan", "/dev/shm/llm_other-hotspan"),
+        *("/var/lib/hotspan-daemon/llm_kv-hotspan", "/var/lib/hotspan-daemon/llm_other-hotspan"),
     }
     daemon = one(manifests, "DaemonSet", "kv-hotspan-daemon")
     replica = one(manifests, "StatefulSet", "kv-hotspan-replica")
     for each in (daemon, replica):
         [volume] = [volume for volume in pod(each)["volumes"] if volume["name"] == "shm"]
-        assert volume["hostPath"] == {"path": "/dev/shm/llm-kv-hotspan", "type": "DirectoryOrCreate"}
+        assert volume["hostPath"] == {"path": "/dev/shm/llm_kv-hotspan", "type": "DirectoryOrCreate"}
         assert {"name": "shm", "mountPath": "/dev/shm"} in pod(each)["containers"][0]["volumeMounts"]
     assert pod(daemon)["securityContext"]["runAsUser"] == pod(replica)["securityContext"]["runAsUser"]
     service = one(manifests, "Service", "kv-hotspan-daemon")
     assert service["spec"]["internalTrafficPolicy"] == "Local"
     assert f"--l2=sagemaker-hyperpod://{service['metadata']['name']}:9200" in words(replica)
+
+
+def test_no_two_releases_share_a_directory_of_the_node() -> None:
+    """Namespaces and releases whose names only join to the same text have directories of their own."""
+    found = []
+    for namespace, release in (("a-b", "hotspan"), ("a", "b-hotspan")):
+        done = helm("template", release, str(CHART), "--namespace", namespace, values=COMBINATIONS["daemon"])
+        assert done.returncode == 0, done.stderr
+        found.append(_on_node([each for each in yaml.safe_load_all(done.stdout) if each]))
+    assert len(found[0]) == len(found[1]) == 2 and not found[0] & found[1]
 
 
 def _on_node(manifests: list[Manifest]) -> set[str]:

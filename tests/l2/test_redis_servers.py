@@ -19,6 +19,8 @@ from redis.crc import key_slot
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
 from hotspan.l2.redis import RedisStore
+from hotspan.l2.redis_servers import RedisServers
+from hotspan.l2.resp import ProtocolError, Reply
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
@@ -78,6 +80,32 @@ def test_a_name_that_nobody_knows_is_an_error() -> None:
     with pytest.raises(OSError):
         store.find([A.key])
     store.close()
+
+
+NODE: list[Reply] = [b"127.0.0.1", 7000]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [[0, 16384, NODE]],
+        [[-1, 5, NODE]],
+        [[5, 4, NODE]],
+        [[0, 10**9, NODE]],  # a list of so many would take 8 GB
+        [[0, 10**17, NODE]],
+        [[0, 16383, NODE], [3, 3, NODE]],
+        [[0, 16383, [b"127.0.0.1", 10**9]]],
+        [[0, 16383]],
+        [b"0"],
+        5,
+    ],
+)
+def test_slots_that_no_cluster_has(reply: Reply) -> None:
+    """Whatever a server says about who has which slot, it is a list of as many as there are, or an OSError at once."""
+    servers = RedisServers("redis://127.0.0.1:1")
+    assert servers._read_slots([[0, 9, NODE], [10, 16383, NODE]]) == [("127.0.0.1", 7000)] * 16384
+    with pytest.raises(ProtocolError):
+        servers._read_slots(reply)
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.types import MIB
+from hotspan.l2 import resp
 from hotspan.l2.parts import parts_of
 from hotspan.l2.resp import LEAST_RATE, Budget, Line, ProtocolError, Reply, ServerSaid, packed
 from hotspan.testing.clock import SimulatedClock
@@ -135,6 +136,16 @@ def test_what_is_no_reply_is_an_error(said: bytes, wants_value: bool) -> None:
             line.bulk_into([memoryview(bytearray(5))], Budget(60))
         else:
             line.reply(Budget(60))
+
+
+@pytest.mark.parametrize("part", [b"*0\r\n", b":1\r\n", b"$0\r\n\r\n", b"+" + b"a" * 4000 + b"\r\n"])
+def test_small_parts_are_counted_with_what_they_take(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+    """Parts of a few bytes are objects in memory: a reply ends before they take more than it may."""
+    monkeypatch.setattr(resp, "_MOST_REPLY_BYTES", MIB)
+    with line_to([b"*16000\r\n" + part * 16000]) as line, pytest.raises(ProtocolError, match="memory"):
+        line.reply(Budget(60))
+    with line_to([b"*20000\r\n"]) as line, pytest.raises(ProtocolError, match="announced"):
+        line.reply(Budget(60))
 
 
 @pytest.mark.parametrize("other", [b":5\r\n", b"+OK\r\n", b"*0\r\n"])

@@ -49,7 +49,7 @@ def on_ray(
     with explained():
         _check_ray()
         words = [model, *context.args]
-        _check_exposure(words)
+        _check_words(words)
         least, most = _bounds(autoscale)
         plan = {
             "words": words,
@@ -78,22 +78,17 @@ def _check_ray() -> None:
         raise ConfigError("Ray Serve is not installed: pip install 'hotspan[ray]'")
 
 
-def _check_exposure(words: list[str]) -> None:
-    """Ray's HAProxy and its replicas listen on all addresses, whatever they are told."""
+def _check_words(words: list[str]) -> None:
+    """Raise ConfigError for options of the replicas that Ray decides, and for a service that nobody needs a key for."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
+    from hotspan.router.ray.exposure import check_exposure
 
+    check_exposure(words, environment())
     given = {word.partition("=")[0] for word in words}
-    surroundings = environment()
-    is_open = "--insecure" in given or surroundings.get("HOTSPAN_INSECURE", "").lower() in ("1", "true")
-    if not is_open and "--tenants" not in given and not surroundings.get("HOTSPAN_TENANTS"):
-        raise ConfigError(
-            "Ray listens on all addresses, and nobody would need a key: give -- --tenants FILE, or -- --insecure if "
-            "the network keeps strangers out"
-        )
     for option in ("--host", "--port", "--shutdown-timeout"):
         if option in given:
-            raise ConfigError(f"{option} of each replica is Ray's to say: leave it out after --")
+            raise ConfigError(f"{option} of each replica is set by Ray: leave it out after --")
 
 
 def _bounds(text: str | None) -> tuple[int, int]:

@@ -222,14 +222,17 @@ class RedisServers:
 
     def _read_slots(self, reply: Reply) -> list[Address | None]:
         slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        left = REDIS_CLUSTER_HASH_SLOTS
         try:
             for first, last, (host, port, *_), *_ in reply:  # type: ignore[union-attr, misc]
                 address = Address(host.decode() if host else self._host, int(port))  # type: ignore[union-attr, arg-type]
-                slots[int(first) : int(last) + 1] = [address] * (int(last) + 1 - int(first))  # type: ignore[arg-type]
+                begin, end = int(first), int(last) + 1  # type: ignore[arg-type]
+                left -= end - begin
+                if not 0 <= begin < end <= REDIS_CLUSTER_HASH_SLOTS or left < 0 or not 0 < address.port < 65536:
+                    raise ValueError(f"slots {begin} to {end}")
+                slots[begin:end] = [address] * (end - begin)
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("what came does not say who has which slot") from error
-        if len(slots) != REDIS_CLUSTER_HASH_SLOTS:
-            raise ProtocolError("there are other slots than a cluster has")
         return slots
 
 

@@ -25,6 +25,8 @@ _BUFFER_BYTES = 1 << 16
 _HEAD_BYTES = 64  # enough for the line before a bulk string; more of its data would be copied
 _MOST_LINE_BYTES = 1 << 12
 _MOST_REPLY_BYTES = 256 * MIB
+_OBJECT_BYTES = 64
+"""What one part of a reply takes in memory besides its data, at least."""
 _MOST_DEPTH = 4
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 _END = b"\r\n"
@@ -141,6 +143,9 @@ class Line:
     def _reply(self, budget: Budget, depth: int, room: list[int]) -> Reply:
         head = self._line(budget, _BUFFER_BYTES)
         _refuse_error(head)
+        room[0] -= _OBJECT_BYTES + len(head)
+        if room[0] < 0:
+            raise ProtocolError(f"a reply needs more than {_MOST_REPLY_BYTES} bytes of memory")
         kind = head[:1]
         if kind == b"+":
             return head[1:]
@@ -155,10 +160,9 @@ class Line:
             self._end_of_bulk(budget, _BUFFER_BYTES)
             return data
         if kind == b"*" and depth:
-            count = _count(head, room[0])
+            count = _count(head, room[0] // _OBJECT_BYTES)
             if count is None:
                 return None
-            room[0] -= count
             return [self._reply(budget, depth - 1, room) for _ in range(count)]
         raise ProtocolError("what came is no reply")
 

@@ -1,6 +1,7 @@
 """`hotspan deploy ray` as far as it goes without a cluster."""
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 from ray.serve.schema import ServeDeploySchema
 
 from hotspan.router.ray.application import Plan, application, build
+from hotspan.router.ray.exposure import check_exposure
 from hotspan.router.ray.scaling import QueueSeconds
 
 
@@ -66,6 +68,24 @@ def test_what_can_not_work_is_refused(words: list[str], said: str) -> None:
     """Exit status 2 and a sentence with what to give instead, before anything is started."""
     done = deploy(*words)
     assert done.exit_code == 2 and said in done.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("spelling", ["--tenants={}", "--tenants {}", ""])
+def test_tenants_without_keys_leave_nothing_open(tmp_path: Path, spelling: str) -> None:
+    """A file of tenants in which nobody has a key is no protection; with a key, or --insecure, it may be deployed."""
+    file = tmp_path / "tenants.yaml"
+    file.touch(0o600)
+    words = spelling.format(file).split()
+    surroundings = {} if words else {"HOTSPAN_TENANTS": str(file)}
+    file.write_text("retention: [{tag: pii, ttl: 1h}]")
+    with pytest.raises(ConfigError, match="has no API keys"):
+        check_exposure(["m", *words], surroundings)
+    check_exposure(["m", *words, "--insecure"], surroundings)
+    file.write_text("tenants: {acme: {keys: [sk-acme-0123456789]}}")
+    check_exposure(["m", *words], surroundings)
+    if words:
+        file.write_text("retention: [{tag: pii, ttl: 1h}]")
+        assert "has no API keys" in deploy("m", "--dry-run", "--", *words).output.replace("\n", " ")
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,9 +93,10 @@ redis://{{ include "hotspan.name" . }}-valkey:6379
 {{- end -}}
 {{- end -}}
 
-{{/* The release's own directory in one that pods of a node share; takes {root, path}. */}}
+{{/* The release's own directory in one that pods of a node share; takes {root, path}. Neither a namespace nor a release
+can have a _ in its name: "a-b" with "c" and "a" with "b-c" have two directories. */}}
 {{- define "hotspan.onNode" -}}
-{{- printf "%s/%s-%s" .path .root.Release.Namespace (include "hotspan.name" .root) -}}
+{{- printf "%s/%s_%s" .path .root.Release.Namespace (include "hotspan.name" .root) -}}
 {{- end -}}
 
 {{/* The ports that replicas reach outside of the release, as a JSON list of numbers. */}}

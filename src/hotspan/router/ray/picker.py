@@ -10,7 +10,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from hotspan.core.errors import HotspanError
-from hotspan.router.exchange import Exchange, Receive, Scope, Send
+from hotspan.core.types import GIB, MIB
+from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
 from hotspan.router.ray.policy import ASKED, Asked
 from hotspan.router.ray.reports import HEADER
 from hotspan.router.session import session_key
@@ -22,6 +23,8 @@ Reader = Callable[[str, Mapping[str, str], Mapping[str, Any]], Ask]
 
 _ROUTE = "/internal/route"
 _BYTES_A_TOKEN = 4
+_MOST_BODY_BYTES = 64 * MIB
+_MOST_HELD_BYTES = 4 * GIB
 
 
 class Picker:
@@ -31,6 +34,7 @@ class Picker:
         """read: a request -> what the choice depends on."""
         self._server = server
         self._read = read
+        self._bodies = Bodies(_MOST_BODY_BYTES, _MOST_HELD_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -40,11 +44,17 @@ class Picker:
             if exchange.path != _ROUTE or exchange.method != "POST":
                 await exchange.respond(404, b'{"error":"there is only POST /internal/route"}')
                 return
-            parts, more = [], True
-            while more:
-                part, more = await exchange.part()
-                parts.append(part)
-            await self._answer(exchange, b"".join(parts))
+            try:
+                body = await self._bodies.read(exchange)
+            except ClientGone:
+                return
+            except Refusal as refusal:
+                await exchange.refuse(refusal)
+                return
+            try:
+                await self._answer(exchange, body)
+            finally:
+                self._bodies.let_go(body)
 
     async def _answer(self, exchange: Exchange, body: bytes) -> None:
         asked = Asked(self._ask(exchange.headers, body))
