@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _READ_S = 600.0
 _HELD_BYTES = 4 * GIB
+_MAX_BODY_BYTES = 64 * MIB
 _DECISIVE = DECISIVE | {HEADER.encode()}
 
 
@@ -50,12 +51,12 @@ class Waiting:
 class Relay:
     """An ASGI app before one server."""
 
-    def __init__(self, url: str, reporter: Reporter, *, most_body: int = 64 * MIB) -> None:
+    def __init__(self, url: str, reporter: Reporter) -> None:
         """url: the server's."""
         self.waiting = Waiting()
         self._url = url
         self._reporter = reporter
-        self._bodies = Bodies(most_body, _HELD_BYTES)
+        self._bodies = Bodies(_MAX_BODY_BYTES, _HELD_BYTES)
         self._upstream: Upstream | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
