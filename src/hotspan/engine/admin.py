@@ -14,7 +14,6 @@ What other replicas invalidate comes by the log's thread, which wakes the schedu
 import contextlib
 import logging
 import socket
-import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hotspan.core.clock import Clock
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Tier
@@ -68,14 +68,16 @@ class Administrator:
         directory: Path | None,
         keys: TenantKeys | None,
         hasher: Callable[[], Callable[..., Any]],
+        clock: Clock,
     ) -> None:
         self._manager = manager
+        self._clock = clock
         self._prefixes = prefixes
         self._disk = disk
         self._follower = follower
         self._keys = keys
         self._replica = follower.replica if follower is not None else replica_name()
-        self._receipts = Receipts(self._replica, follower)
+        self._receipts = Receipts(self._replica, follower, clock)
         self._texts = TextHasher(hasher, manager.keyer)
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="hotspan-check")
         self._check: Future[Answer] | None = None
@@ -202,7 +204,7 @@ class Administrator:
         logged: the generation of its entry in the L2's log, which needs no other then.
         """
         answer: Future[Answer] = Future()
-        receipt: Answer = {"receipt": uuid.uuid4().hex, "at": time.time()}
+        receipt: Answer = {"receipt": uuid.uuid4().hex, "at": self._clock.unix()}
 
         def told(said: Answer) -> None:
             if "log" in said:

@@ -26,7 +26,7 @@ from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.config.environment import digest_cache, environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
-from hotspan.core.clock import SystemClock
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.terms import DEFAULT_TENANT, Terms, tenant_label
 from hotspan.core.types import Tier
@@ -248,9 +248,9 @@ class HotspanConnector(OffloadingConnector):
         is_full = settings.model_digest == "full"
         namespace = namespace_of(config, self._kv_cache_config, chunk_tokens, digests, full=is_full)
         self._hash_tokens = spec.tokens_per_hash
-        self._clock = SystemClock()
+        self._clock = SystemClock()  # the one that all below go by
         self._prefixes = GpuPrefixes(len(self._kv_cache_config.kv_cache_groups), largest // spec.tokens_per_hash)
-        self._keys = _keys(settings)
+        self._keys = _keys(settings, self._clock)
         sweep_dead_slabs()
         slab = spec.open_slab()
         with contextlib.ExitStack() as opened:  # what was opened is closed if anything after it can't be
@@ -272,11 +272,12 @@ class HotspanConnector(OffloadingConnector):
             shares=_shares(settings),
             patience_s=PATIENCE_S if settings.patience_s is None else settings.patience_s,
             cost=cost,
+            clock=self._clock,
         )
-        admission = Admission(settings, namespace, self._groups(spec), largest, self._keys)
+        admission = Admission(settings, namespace, self._groups(spec), largest, self._keys, self._clock)
         step_tokens = config.scheduler_config.max_num_batched_tokens
         steps = StepWatch(cost, step_tokens, self._clock) if cost is not None else None
-        self.manager.open(cache, admission, chunk_tokens, settings.drain_s, steps, self._follower)
+        self.manager.open(cache, admission, chunk_tokens, settings.drain_s, self._clock, steps, self._follower)
         chain = next((group for group in self._groups(spec) if group.is_chain), None)
         offer_publisher(settings.events_key)  # the scheduler makes its publisher after its connector
         if chain is not None and config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events:
@@ -289,6 +290,7 @@ class HotspanConnector(OffloadingConnector):
             self._disk_directory(settings) if self._follower is not None and self._follower.is_shared else None,
             self._keys,
             lambda: block_hasher(config, spec.tokens_per_hash),
+            self._clock,
         )
         offer_utility("hotspan", lambda core, command: core.scheduler.connector.administer(command))
         watch_adapters(_load_adapter)
@@ -298,7 +300,7 @@ class HotspanConnector(OffloadingConnector):
     ) -> GuardedTier | None:
         if settings.disk is None:
             return None
-        disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec))
+        disk = GuardedTier(self._disk_opener(settings, settings.disk, namespace, spec), self._clock)
         opened.callback(disk.close, _CLOSE_S)
         return disk
 
@@ -308,9 +310,10 @@ class HotspanConnector(OffloadingConnector):
         """The L2, and the follower of its log."""
         if settings.l2 is None:
             return None
-        follower = self._follower = _follower(settings.l2, self._disk_directory(settings))
+        follower = self._follower = _follower(settings.l2, self._disk_directory(settings), self._clock)
         opened.callback(follower.close)
-        l2 = GuardedTier(self._l2_opener(settings.l2, follower, namespace, spec, is_isolated=settings.is_isolated))
+        opener = self._l2_opener(settings.l2, follower, namespace, spec, is_isolated=settings.is_isolated)
+        l2 = GuardedTier(opener, self._clock)
         opened.callback(l2.close, _CLOSE_S)
         follower.start()
         return l2
@@ -321,7 +324,7 @@ class HotspanConnector(OffloadingConnector):
         lanes = {tier: below.threads for tier, below in tiers.items() if below is not None}
         if settings.patience_s is not None or not lanes:
             return None
-        return CostModel(self._vllm_config.scheduler_config.max_num_batched_tokens, lanes)
+        return CostModel(self._vllm_config.scheduler_config.max_num_batched_tokens, lanes, self._clock)
 
     def _disk_directory(self, settings: CacheSettings) -> Path | None:
         """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""
@@ -344,7 +347,7 @@ class HotspanConnector(OffloadingConnector):
             step_bytes=step_bytes(disk.bytes),
             reserve_bytes=RESERVE_BYTES,
         )
-        return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes)
+        return lambda again: DiskTier(replace(options, is_new=not again), namespace, spec.slot_bytes, self._clock)
 
     def _l2_opener(
         self, settings: L2Settings, follower: LogFollower, namespace: bytes, spec: HotspanSpec, *, is_isolated: bool
@@ -362,7 +365,7 @@ class HotspanConnector(OffloadingConnector):
                 store_depth=max(4, spec.slots // 4),
                 keys=self._keys,
             )
-            return RemoteTier(remote, namespace, spec.slot_bytes)
+            return RemoteTier(remote, namespace, spec.slot_bytes, self._clock)
 
         return opened
 
@@ -390,7 +393,7 @@ def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
     return max(1, -(-chunk_tokens // largest))
 
 
-def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
+def _follower(settings: L2Settings, directory: Path | None, clock: Clock) -> LogFollower:
     """The reader of the L2's log, with a connection of its own."""
     if settings.log is not None:
         store = open_store("--l2-log", settings.log, resolved(settings.log_options, environment()))
@@ -398,21 +401,21 @@ def _follower(settings: L2Settings, directory: Path | None) -> LogFollower:
         store = open_store("--l2", settings.url, resolved(settings.store_options, environment()))
     if store.log is None:
         store.close()
-        log = VolatileLog()
-        return LogFollower(log, replica_name(), since=log.position)
+        log = VolatileLog(clock)
+        return LogFollower(log, replica_name(), clock, since=log.position)
     since = read_position(directory) if directory is not None else None
-    return LogFollower(store.log, replica_name(), since=since, store=store)
+    return LogFollower(store.log, replica_name(), clock, since=since, store=store)
 
 
 def _shares(settings: CacheSettings) -> Shares:
     return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
 
 
-def _keys(settings: CacheSettings) -> TenantKeys | None:
+def _keys(settings: CacheSettings, clock: Clock) -> TenantKeys | None:
     """The tenants' keys, those of the known tenants unwrapped."""
     if settings.encryption is None:
         return None
     tenants = {DEFAULT_TENANT, *(share.tenant for share in settings.tenants)}
-    keyring = open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment())
+    keyring = open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment(), clock)
     keyring.prepare(tenants, _KEYS_S)
     return TenantKeys(keyring, tenants)

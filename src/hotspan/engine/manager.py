@@ -1,6 +1,5 @@
 """The scheduler's half: answers vLLM's questions about chunks from the TieredCache. One thread calls it."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
@@ -9,6 +8,7 @@ from vllm.v1.request import Request
 
 from hotspan.cache.choice import Text
 from hotspan.cache.tiered import TieredCache
+from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
@@ -62,6 +62,7 @@ class HotspanManager(OffloadingManager):
         admission: Admission,
         chunk_tokens: int,
         drain_s: float,
+        clock: Clock,
         steps: StepWatch | None = None,
         follower: LogFollower | None = None,
     ) -> None:
@@ -77,6 +78,7 @@ class HotspanManager(OffloadingManager):
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
         self._drain_s = drain_s
+        self._clock = clock
 
     @property
     def cache(self) -> TieredCache:
@@ -236,13 +238,13 @@ class HotspanManager(OffloadingManager):
             if get_offload_group_idx(key) == first:
                 hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self.chunk_tokens
         self.cache.stats.hit_tokens.update(hits)
-        state.load_began_s = time.monotonic()
+        state.load_began_s = self._clock.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state.reader))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
         size = len(keys) * self.cache.ram.slab.slot_bytes
-        seconds = time.monotonic() - self._state(req_context).load_began_s
+        seconds = self._clock.monotonic() - self._state(req_context).load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)
         if self.cache.cost is not None:
             self.cache.cost.observe_copy(size, seconds)

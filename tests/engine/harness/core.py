@@ -35,6 +35,7 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 from vllm.v1.request import Request
 
 from hotspan.config.settings import L2Settings, cache_settings
+from hotspan.core.clock import Clock
 from hotspan.engine import connector
 from hotspan.engine.arguments import transfer_config
 from proofs.simulated.memory_store import MemoryServer, MemoryStore
@@ -43,6 +44,7 @@ from .runner import KnownBytes
 
 CHUNK = 256
 BLOCK = 64
+STEP_TOKENS = 1024
 HANG_S = 60.0
 
 _numbers = itertools.count()
@@ -226,11 +228,13 @@ def core(
     disk: Path | None = None,
     l2: MemoryServer | None = None,
     cache: dict[str, Any] | None = None,
+    clock: Clock | None = None,
     **engine: Any,
 ) -> Iterator[Core]:
     """A running core over `model`; `cache`: fields of CacheSettings, `engine`: vLLM's arguments.
 
-    l2: shared with other cores, in this process's memory.
+    l2:    shared with other cores, in this process's memory.
+    clock: what connector, cache and tiers go by, instead of the machine's.
     """
     settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None)
     settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
@@ -240,7 +244,7 @@ def core(
         "max_model_len": 4096,
         "block_size": BLOCK,
         "num_gpu_blocks_override": 96,
-        "max_num_batched_tokens": 1024,
+        "max_num_batched_tokens": STEP_TOKENS,
         "enforce_eager": True,
         "async_scheduling": False,
         "skip_tokenizer_init": True,
@@ -253,13 +257,14 @@ def core(
         distributed_executor_backend=KnownBytes,
     )
     with ExitStack() as patches:
-        # It looks at every object of the tests' process, for seconds.
-        patches.enter_context(patch.object(engine_core, "freeze_gc_heap"))
-        if l2 is not None:
+        if clock is not None:
+            patches.enter_context(patch.object(connector, "SystemClock", lambda: clock))
+        if l2 is not None:  # to the end: a tier that was given up opens its store again
             patches.enter_context(patch.object(connector, "open_store", lambda *url: MemoryStore(l2)))
-        running = EngineCore(arguments.create_engine_config(), KnownBytes, log_stats=True)
-    try:
-        yield Core(running)
-    finally:
-        running.model_executor.shutdown()
-        running.scheduler.shutdown()
+        with patch.object(engine_core, "freeze_gc_heap"):  # it looks at every object of the tests' process, for seconds
+            running = EngineCore(arguments.create_engine_config(), KnownBytes, log_stats=True)
+        try:
+            yield Core(running)
+        finally:
+            running.model_executor.shutdown()
+            running.scheduler.shutdown()
