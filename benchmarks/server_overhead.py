@@ -40,9 +40,9 @@ from hotspan.bench.machine import machine_facts
 from hotspan.config.settings import cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.aftermath import Aftermath
-from hotspan.core.listen import bind
 from hotspan.demo.model import make_demo_model
-from hotspan.server.connections import connection_class
+from hotspan.http.connections import connection_class
+from hotspan.http.serving import bind
 from hotspan.server.front import Front
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials, current_tenant

@@ -13,11 +13,9 @@ import uvicorn
 from aiohttp import web
 
 from hotspan.router.health import HealthSettings
-from hotspan.router.run import Router, opened, uvicorn_config
+from hotspan.router.run import Router, opened, served
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.tracing import no_tracer
-from hotspan.server.connections import connection_class
-from hotspan.server.settings import HttpSettings
 
 Answering = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
@@ -146,7 +144,7 @@ async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **opti
     async with opened(settings, clock=clock, rng=random.Random(1), tracer=tracer) as router:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            server = uvicorn.Server(uvicorn_config(router.gateway, connection_class(HttpSettings())))
+            server = uvicorn.Server(served(router.gateway, settings))
             server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
             task = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:

@@ -9,6 +9,8 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from hotspan.http.connections import HttpLimits
+
 from .rig import Routed, replicas, routed, say, say_ok, until
 
 
@@ -241,8 +243,8 @@ async def test_usage_is_learnt() -> None:
 
 async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that stops coming is answered 408 and takes no place at a replica."""
-    monkeypatch.setattr("hotspan.router.exchange.STALL_S", 0.1)
     async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        monkeypatch.setattr(at.router.gateway._bodies, "_limits", HttpLimits(stall_s=0.1))
         host, port = at.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

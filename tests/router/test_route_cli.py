@@ -29,7 +29,7 @@ URL = "http://10.0.0.1:8080"
 def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[RouterSettings | None, str]:
     """What a command line starts the router with, or what it says instead."""
     found: list[RouterSettings] = []
-    monkeypatch.setattr("hotspan.router.run.run_router", lambda settings, connection: found.append(settings))
+    monkeypatch.setattr("hotspan.router.run.run_router", lambda settings: found.append(settings))
     result = CliRunner().invoke(app, ["route", *words])
     return (found[0] if found else None), result.output
 

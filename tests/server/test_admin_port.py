@@ -16,10 +16,10 @@ import uvicorn
 
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import bind
+from hotspan.http.connections import connection_class
+from hotspan.http.options import tls_options
+from hotspan.http.serving import bind
 from hotspan.server.adapters.routes import WRITES
-from hotspan.server.connections import connection_class
-from hotspan.server.hardening import tls_options
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.options import ServeOptions, bind_admin
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.server.access_log import LeavesOut
-from hotspan.server.cors import with_cors
+from hotspan.http.options import LeavesOut, with_cors
 
 from .asgi import call
 from .test_policy import OF_ACME, gate

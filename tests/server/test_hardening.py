@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
-from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, check_tls, hardened
+from hotspan.http.options import check_tls
+from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, hardened
 from hotspan.server.options import ServeOptions
 
 from .certificates import make_certificate

@@ -61,8 +61,9 @@ def doctor(context: typer.Context, model: str | None, as_json: Json = False, **_
 
 def _refusal(options: "ServeOptions", surroundings: Mapping[str, str]) -> str | None:
     from hotspan.core.errors import ConfigError
+    from hotspan.http.options import check_tls
     from hotspan.server.events import guarded_events
-    from hotspan.server.hardening import check_files, check_tls, hardened
+    from hotspan.server.hardening import check_files, hardened
 
     try:
         guarded_events(hardened(options, surroundings))

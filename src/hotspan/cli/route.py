@@ -116,14 +116,12 @@ def route(
     """
     with explained():
         from hotspan.router.run import run_router
-        from hotspan.server.connections import connection_class
-        from hotspan.server.settings import HttpSettings
 
         values = given(context, config)
         settings = route_settings(values)
         for line in without_effect(values):
             typer.secho(f"hotspan: {line}", fg=typer.colors.YELLOW, err=True)
-        run_router(settings, connection_class(HttpSettings()))
+        run_router(settings)
 
 
 def given(context: typer.Context, config: Path | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import address_errors, bind
 from hotspan.core.types import GIB
 from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
@@ -30,6 +29,7 @@ from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
 from hotspan.daemon.watch import NameWatch
+from hotspan.http.serving import address_errors, bind
 from hotspan.l2.daemon import LEASE_S
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained

@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from hotspan.core.credentials import key_digest, shown_keys
-from hotspan.router.exchange import JSON, Exchange, Refusal
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import JSON, Exchange
 from hotspan.router.fleet import Fleet
 from hotspan.router.health import Vitals
 from hotspan.router.places import Places
@@ -43,19 +44,19 @@ class Admin:
         self._watch = watch
 
     def check(self, exchange: Exchange) -> None:
-        """Raise Refusal 401 or 403 unless it is the administrator who asks."""
+        """Raise HttpError 401 or 403 unless it is the administrator who asks."""
         if self._token is None:
             if not _is_local(exchange):
                 message = "administration is for this machine only: start the router with --admin-token-file"
-                raise Refusal(403, message, code="permission_denied")
+                raise HttpError(403, message, code="permission_denied")
             return
         wanted = key_digest(self._token)
         if not any(hmac.compare_digest(key_digest(shown), wanted) for shown in shown_keys(exchange.headers)):
             message = "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`"
-            raise Refusal(401, message, code="invalid_api_key")
+            raise HttpError(401, message, code="invalid_api_key")
 
     async def answer(self, exchange: Exchange) -> str:
-        """Answer one request. Raises: Refusal."""
+        """Answer one request. Raises: HttpError."""
         self.check(exchange)
         path, method = exchange.path.rstrip("/"), exchange.method
         if path == _REPLICAS and method == "GET":
@@ -65,7 +66,7 @@ class Admin:
             self._watch.drain(name, is_drained=path == _DRAIN)
             await exchange.respond(200, orjson.dumps(self._shown(name)))
         else:
-            raise Refusal(404, f"there are GET {_REPLICAS}, POST {_DRAIN} and POST {_RESUME}")
+            raise HttpError(404, f"there are GET {_REPLICAS}, POST {_DRAIN} and POST {_RESUME}")
         return "answered"
 
     def _shown(self, name: str) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Admin:
     async def _named(self, exchange: Exchange) -> str:
         """The replica that a body names. A page of another site can't send JSON unasked."""
         if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
-            raise Refusal(415, f"send {JSON}")
+            raise HttpError(415, f"send {JSON}")
         body, more = b"", True
         while more and len(body) <= _MOST_BYTES:
             part, more = await exchange.part()
@@ -94,9 +95,9 @@ class Admin:
             asked = orjson.loads(body)
             name = asked["replica"]
         except (orjson.JSONDecodeError, TypeError, KeyError) as error:
-            raise Refusal(400, 'which replica? Send {"replica": URL}') from error
+            raise HttpError(400, 'which replica? Send {"replica": URL}') from error
         if name not in self._replicas:
-            raise Refusal(404, f"there is no replica {str(name)[:200]!r}: there are {', '.join(self._replicas)}")
+            raise HttpError(404, f"there is no replica {str(name)[:200]!r}: there are {', '.join(self._replicas)}")
         return str(name)
 
 

@@ -12,7 +12,9 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from hotspan.core.clock import Clock
-from hotspan.router.exchange import ClientGone, Exchange, RawHeaders, Refusal
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
 from hotspan.router.fleet import NoReplicaError
 from hotspan.router.health import RetryBudget
 from hotspan.router.metrics import Counts
@@ -24,7 +26,6 @@ from hotspan.router.split import REST, Split
 from hotspan.router.stateful import CLOSED_HEADER, NEW_HEADER, StatefulSessions
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
-from hotspan.router.upstream import Answer, BrokenError, UnreachedError, Upstream, forwarded
 from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class Carrier:
 
     async def _attempt(self, request: _Request, place: Place) -> str | None:
         """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
-        answer: Answer | None = None
+        answer: UpstreamResponse | None = None
         name, exchange = place.name, request.exchange
         is_over, since = False, self._watch.parts[place.name]
         try:
@@ -167,7 +168,7 @@ class Carrier:
                 return "unreached"
             why = "gave no answer in time" if error.is_overdue else "gave no answer"
             logger.warning("request_unanswered request=%s replica=%s why=%s", exchange.request_id, name, error)
-            raise Refusal(504 if error.is_overdue else 502, f"the replica {why}: try again", retry_s=1) from error
+            raise HttpError(504 if error.is_overdue else 502, f"the replica {why}: try again", retry_s=1) from error
         finally:
             if not is_over:
                 self._watch.gave_up(name)
@@ -201,7 +202,7 @@ class Carrier:
         self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
         request.home = request.where = None
 
-    async def _relay(self, request: _Request, place: Place, answer: Answer, part: bytes) -> None:
+    async def _relay(self, request: _Request, place: Place, answer: UpstreamResponse, part: bytes) -> None:
         """Hand an answer on, byte for byte; one that breaks off ends abruptly, so that nobody takes it for whole."""
         exchange, ticket = request.exchange, place.ticket
         if answer.header("content-type").startswith(_STREAMS):
@@ -210,32 +211,25 @@ class Carrier:
         if STATEFUL_HEADER in exchange.headers:
             new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
             self._sessions.heard(place.name, new, answer.header(CLOSED_HEADER))
-        length = answer.header("content-length")
-        left = int(length) if length.isdigit() else -1
-        await exchange.begin(answer.status, self._head(exchange, place, answer))
-        before = last = b""
-        parts, now, waited_s, since = self._watch.parts, self._clock.monotonic, 0.0, 0
+        parts, since, before, last = self._watch.parts, 0, b"", b""
+
+        def came(part: bytes) -> None:
+            nonlocal since, before, last
+            parts[place.name] = since = parts[place.name] + 1
+            before, last = last, part
+
         try:
-            while part:
-                left -= len(part)
-                parts[place.name] = since = parts[place.name] + 1
-                began_s = now()
-                await exchange.write(part, is_last=left == 0)
-                waited_s = max(waited_s, now() - began_s)
-                before, last = last, part
-                part = b"" if left == 0 else await answer.part()
+            await relay(exchange, answer, self._head(place, answer), part, came)
         except BrokenError as error:
             self._counts.broken += 1
             if error.is_overdue:
                 self._watch.was_late(place.name, since, str(error))
-            elif waited_s < _SLOW_CLIENT_S:
+            elif exchange.waited_s < _SLOW_CLIENT_S:
                 self._watch.failed(place.name, str(error))
             ticket.end(failed=True)
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, place.name, error)
             exchange.status = -1
             return
-        if not exchange.is_over:
-            await exchange.write(b"", is_last=True)
         if answer.status not in _RETRIED:
             self._watch.succeeded(place.name)
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
@@ -249,15 +243,11 @@ class Carrier:
             self._prompts.learn(size, _number(tail, _PROMPT) or 0, answered)
         return answered
 
-    def _head(self, exchange: Exchange, place: Place, answer: Answer) -> RawHeaders:
+    def _head(self, place: Place, answer: UpstreamResponse) -> RawHeaders:
         headers = answer.headers
-        if not answer.header("x-request-id"):
-            headers.append((b"x-request-id", exchange.request_id.encode()))
         if self._settings.is_exposing:
             headers.append((b"x-hotspan-replica", place.name.encode()))
             headers.append((b"x-hotspan-cached-tokens", b"%d" % place.decision.cached_tokens))
-        if answer.status in (204, 304):
-            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
         return headers
 
     # -- where it may go -----------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from hotspan.router.exchange import Exchange
-from hotspan.router.upstream import BrokenError, UnreachedError, Upstream, forwarded
+from hotspan.http.exchange import Exchange
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded
 
 _MOST_BYTES = 4 << 20
 _SHOWN = 4096

@@ -14,10 +14,14 @@ import orjson
 from hotspan.core.clock import Clock
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.core.head import DECISIVE
+from hotspan.http.bodies import Bodies
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from hotspan.http.upstream import Upstream
 from hotspan.router.admin import Admin
 from hotspan.router.carrier import Carrier, Reader
 from hotspan.router.everybody import ask_everybody
-from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
 from hotspan.router.fleet import NoReplicaError
 from hotspan.router.metrics import CONTENT_TYPE, Counts, Exposition
 from hotspan.router.places import Places
@@ -25,7 +29,6 @@ from hotspan.router.routes import Route, route_of
 from hotspan.router.settings import RouterSettings
 from hotspan.router.tenants import TenantNames
 from hotspan.router.types import Ask
-from hotspan.router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,15 @@ logger = logging.getLogger(__name__)
 _NOTHING = Ask((), 0, 1.0)
 
 _BYTES_A_TOKEN = 4
+
+MAX_HEAD_BYTES = 60 * 1024
+"""Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
+
+
+def http_limits(settings: RouterSettings) -> HttpLimits:
+    """What the clients of a router may take: half is divided between the API keys, where there are any."""
+    principals = max(1, len(settings.keys))
+    return HttpLimits(settings.max_request_bytes, settings.held_bytes, principals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class Gateway:
         self._counts = parts.counts
         self._upstream = parts.upstream
         self._names = [replica.url for replica in settings.replicas]
-        self._bodies = Bodies(settings.max_request_bytes, settings.held_bytes, max(1, len(settings.keys)))
+        self._bodies = Bodies(http_limits(settings))
         self._answers = {
             Route.WORK: self._work,
             Route.ONE: self._one,
@@ -88,27 +100,25 @@ class Gateway:
                 await receive()
                 await send({"type": "websocket.close", "code": 1008})
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._parts.clock.monotonic)
         route = route_of(exchange.method, exchange.path)
         self.active += 1
         self._idle.clear()
         outcome = "failed"
         try:
-            exchange.check(self._decisive)
+            exchange.check(self._decisive, MAX_HEAD_BYTES)
             self._check_key(exchange, route)
             outcome = await self._answers[route](exchange)
         except ClientGone:
             outcome = "gone"
         except NoReplicaError:
             outcome = "no_replica"
-            await exchange.refuse(Refusal(503, "no replica can take this now: try again", retry_s=1))
-        except Refusal as refusal:
+            await exchange.fail(HttpError(503, "no replica can take this now: try again", retry_s=1))
+        except HttpError as error:
             outcome = "refused"
-            await exchange.refuse(refusal)
+            await exchange.fail(error)
         except Exception:  # the boundary of every request
-            logger.exception("request_failed request=%s path=%s", exchange.request_id, exchange.path)
-            message = f"the router failed on this request: its log says why, under {exchange.request_id}"
-            await exchange.refuse(Refusal(500, message))
+            await exchange.crashed("router")
         finally:
             self.active -= 1
             if not self.active:
@@ -134,36 +144,22 @@ class Gateway:
     async def _work(self, exchange: Exchange) -> str:
         """By the best replica."""
         if self.is_draining:
-            raise Refusal(503, "the router stops: send this to another one, or try again", retry_s=1)
+            raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
         began_s = self._parts.clock.monotonic()
-        owner = self._owner(exchange)
-        body = await self._bodies.read(exchange, owner)
-        try:
-            async with exchange.watched():
-                return await self._parts.carrier.carry(exchange, body, self._ask(exchange, body), began_s)
-        finally:
-            self._bodies.let_go(body, owner)
+        async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
+            return await self._parts.carrier.carry(exchange, body, self._ask(exchange, body), began_s)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica."""
-        owner = self._owner(exchange)
-        body = await self._bodies.read(exchange, owner)
-        try:
-            async with exchange.watched():
-                return await self._parts.carrier.carry(exchange, body, _NOTHING, self._parts.clock.monotonic())
-        finally:
-            self._bodies.let_go(body, owner)
+        async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
+            return await self._parts.carrier.carry(exchange, body, _NOTHING, self._parts.clock.monotonic())
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
-        owner = self._owner(exchange)
-        body = await self._bodies.read(exchange, owner)
-        try:
+        async with self._bodies.body(exchange, self._owner(exchange)) as body:
             # Those that are up come first: the first is asked before the others.
             names = sorted(self._names, key=lambda name: name not in self._places.up)
             is_complete = await ask_everybody(self._upstream, names, exchange, body)
-        finally:
-            self._bodies.let_go(body, owner)
         outcome = "complete" if is_complete else "incomplete"
         self._counts.fan_outs[outcome,] = self._counts.fan_outs.get((outcome,), 0) + 1
         return outcome
@@ -188,13 +184,13 @@ class Gateway:
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     def _check_key(self, exchange: Exchange, route: Route) -> None:
-        """Raises: Refusal 401 if keys are needed and this is none. Administration is checked where it is answered."""
+        """Raises: HttpError 401 if keys are needed and this is none. Administration is checked where it is answered."""
         keys = self._settings.keys
         if not keys or route in (Route.HEALTH, Route.METRICS, Route.ADMIN):
             return
         if not self._owner(exchange):
             message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
-            raise Refusal(401, message, code="invalid_api_key")
+            raise HttpError(401, message, code="invalid_api_key")
 
     def _owner(self, exchange: Exchange) -> bytes:
         """The digest of the request's key, by which its body takes memory; empty if it shows no known one."""

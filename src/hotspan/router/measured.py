@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotspan.core.errors import ConfigError
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.fleet import Fleet
 from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Medium
-from hotspan.router.upstream import BrokenError, UnreachedError, Upstream
 
 _PATH = "/metrics"
 _TIMEOUT_S = 2.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.router.exchange import Refusal
+from hotspan.http.errors import HttpError
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
 from hotspan.router.policy import Decision
 from hotspan.router.queue import FairQueue, Waiting, Where
@@ -107,7 +107,7 @@ class Places:
 
         where:    these only. without: and not these.
         is_retry: it has waited before: it goes before the others of its tenant.
-        Raises:   Refusal 429 or 503; NoReplicaError if no replica is up that may have it.
+        Raises:   HttpError 429 or 503; NoReplicaError if no replica is up that may have it.
         """
         if not len(self.queue):
             place = self._try(ask, where, without)
@@ -147,7 +147,7 @@ class Places:
                 raise
             self.overdue += 1
             message = f"every replica is busy, and none was free within {self._timeout_s:g} s: try again"
-            raise Refusal(503, message, retry_s=self._retry_s()) from error
+            raise HttpError(503, message, retry_s=self._retry_s()) from error
         finally:
             self.waited_s += self._clock.monotonic() - began_s
             self.queue.remove(entry)
@@ -201,8 +201,8 @@ class Places:
         else:
             self._room.discard(name)
 
-    def _full(self) -> Refusal:
-        return Refusal(429, f"{len(self.queue)} requests wait, as many as may: try again", retry_s=self._retry_s())
+    def _full(self) -> HttpError:
+        return HttpError(429, f"{len(self.queue)} requests wait, as many as may: try again", retry_s=self._retry_s())
 
     def _retry_s(self) -> int:
         """In the mean time that a request takes, as many end as there are places."""

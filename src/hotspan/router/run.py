@@ -1,6 +1,5 @@
 """The router's process: put together, bound, asked how its replicas are, served, drained."""
 
-import asyncio
 import contextlib
 import logging
 import random
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 import uvicorn
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import bind
+from hotspan.http.serving import DrainingServer, bind, uvicorn_config
+from hotspan.http.upstream import Upstream
 from hotspan.router.admin import Admin
 from hotspan.router.carrier import Carrier
 from hotspan.router.feeds import Feeds
 from hotspan.router.figures import figures
 from hotspan.router.fleet import Fleet
-from hotspan.router.gateway import Gateway, Parts
+from hotspan.router.gateway import Gateway, Parts, http_limits
 from hotspan.router.health import Vitals
 from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import Measured
@@ -36,7 +35,6 @@ from hotspan.router.tenants import TenantNames
 from hotspan.router.text import Prompts
 from hotspan.router.tokens import TokenTable
 from hotspan.router.tracing import Tracer, no_tracer, open_tracer
-from hotspan.router.upstream import Upstream
 from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -126,20 +124,19 @@ def _assembled(
     return Router(Gateway(parts), fleet, places, watch, feeds, Measured(fleet, list(replicas), upstream))
 
 
-def run_router(settings: RouterSettings, connection: type[asyncio.Protocol] | None = None) -> None:
+def run_router(settings: RouterSettings) -> None:
     """Serve until a signal to stop, then let requests in flight end.
 
-    connection: what a client's connection is made of; uvicorn's own has no limits to slow clients.
-    Raises:     ConfigError with what to do, before the port answers.
+    Raises: ConfigError with what to do, before the port answers.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
         import uvloop
 
-        uvloop.run(_serve(settings, listener, connection))
+        uvloop.run(_serve(settings, listener))
 
 
-async def _serve(settings: RouterSettings, listener: socket.socket, connection: type[asyncio.Protocol] | None) -> None:
+async def _serve(settings: RouterSettings, listener: socket.socket) -> None:
     tracer: Tracer = no_tracer
     ends_tracer = _nothing
     if settings.otlp_endpoint:
@@ -147,7 +144,7 @@ async def _serve(settings: RouterSettings, listener: socket.socket, connection: 
     try:
         async with opened(settings, tracer=tracer) as router:
             settle_memory()
-            config = uvicorn_config(router.gateway, connection)
+            config = served(router.gateway, settings)
             server = DrainingServer(config, router.gateway, settings.drain_s, lambda: _ready_line(settings, listener))
             await server.serve(sockets=[listener])
     finally:
@@ -164,20 +161,18 @@ def _nothing() -> None:
     pass
 
 
-def uvicorn_config(app: Gateway, connection: type[asyncio.Protocol] | None) -> uvicorn.Config:
-    """What serves the router's app."""
-    return uvicorn.Config(
+def served(app: Gateway, settings: RouterSettings) -> uvicorn.Config:
+    """How uvicorn serves the router's app."""
+    return uvicorn_config(
         app,
-        http=connection or "httptools",
+        http_limits(settings),
         ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
-        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=CUT_S,
     )
 
 

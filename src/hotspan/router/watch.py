@@ -9,9 +9,9 @@ from http import HTTPStatus
 
 import orjson
 
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.health import BreakerState, HealthSettings, HealthState, Vitals
 from hotspan.router.places import Places
-from hotspan.router.upstream import BrokenError, UnreachedError, Upstream
 
 logger = logging.getLogger(__name__)
 

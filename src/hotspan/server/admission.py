@@ -9,10 +9,11 @@ import math
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from hotspan.core.budget import Budget
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.server.errors import HttpError
-from hotspan.server.exchange import Exchange, ended
+from hotspan.http.bodies import Budget
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import Exchange
+from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
 from hotspan.server.settings import HttpSettings
 

@@ -10,8 +10,9 @@ from hotspan.core.errors import ConfigError
 from hotspan.formatters.declared import load_declared
 from hotspan.formatters.formatters import DECLARED, SCRIPT
 from hotspan.formatters.script import check_script
+from hotspan.http.options import check_tls
 from hotspan.keyring.keyring import open_keyring
-from hotspan.server.hardening import check_files, check_tls, hardened
+from hotspan.server.hardening import check_files, hardened
 from hotspan.server.options import ServeOptions, check_host
 
 _ON = ("1", "true")

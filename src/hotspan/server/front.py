@@ -10,14 +10,15 @@ from typing import Any
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
+from hotspan.http.bodies import Bodies
+from hotspan.http.errors import RETRY_S
 from hotspan.server.admission import Admission
-from hotspan.server.bodies import Bodies
-from hotspan.server.errors import RETRY_S
-from hotspan.server.exchange import Exchange
+from hotspan.server.exchange import AppExchange
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters
 from hotspan.server.lmi.routes import WORK, Invocations, Plugs
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App
+from hotspan.server.principal import current_principal
 from hotspan.server.settings import HttpSettings
 
 PING, INVOCATIONS = "/ping", "/invocations"
@@ -80,8 +81,8 @@ class Front:
             return
         path, model = self._place(scope)
         is_lmi = self._settings.compat == "lmi" and path in LMI_HAS
-        exchange = Exchange(scope, receive, send, is_lmi=is_lmi)
-        async with exchange.answered(path):
+        exchange = AppExchange(scope, receive, send, is_lmi=is_lmi)
+        async with exchange.answered():
             await self._answer(exchange, path, model)
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
@@ -95,11 +96,11 @@ class Front:
         root: str = inside["root_path"]
         return (path[len(root) :] if root and path.startswith(f"{root}/") else path), None
 
-    async def _answer(self, exchange: Exchange, path: str, model: str | None) -> None:
+    async def _answer(self, exchange: AppExchange, path: str, model: str | None) -> None:
         if path == PING and exchange.scope["method"] in ("GET", "HEAD", "POST"):
             await self._ping(exchange)
             return
-        async with self._bodies.body(exchange) as body:
+        async with self._bodies.body(exchange, current_principal()) as body:
             work = self._work(exchange, path, model, body)
             if exchange.scope["method"] == "POST" and (path in WORK or path in LMI_HAS):
                 await self.admission.run(exchange, work)
@@ -107,13 +108,13 @@ class Front:
                 async with exchange.watched():
                     await work
 
-    def _work(self, exchange: Exchange, path: str, model: str | None, body: bytes) -> Coroutine[Any, Any, None]:
+    def _work(self, exchange: AppExchange, path: str, model: str | None, body: bytes) -> Coroutine[Any, Any, None]:
         is_ours = path in (INVOCATIONS, *BY_NAME) and exchange.scope["method"] == "POST"
         if is_ours:
             return self._invocations.invoke(exchange, body, model)
         return self._invocations.relay(exchange, path, body)
 
-    async def _ping(self, exchange: Exchange) -> None:
+    async def _ping(self, exchange: AppExchange) -> None:
         later = {"retry-after": str(RETRY_S)}
         if not self._is_alive() and self._settings.compat == "lmi":
             await exchange.respond(500, b'{"status":"Unhealthy"}')

@@ -2,11 +2,9 @@
 
 import json
 import os
-import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hotspan.config.engine_options import split_words
 from hotspan.config.model_source import PICKLED
@@ -83,48 +81,6 @@ def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
                 f"{', '.join(found[:_MOST_NAMED])}{more}: take them away (convert weights with safetensors), or turn "
                 "secure mode off"
             )
-
-
-def tls_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """uvicorn's options for TLS; none without a certificate.
-
-    values: the engine's options by their names, as they were written or as its parser has them.
-    """
-    if not values.get("ssl_certfile"):
-        return {}
-    return {
-        "ssl_certfile": values["ssl_certfile"],
-        "ssl_keyfile": values.get("ssl_keyfile"),
-        "ssl_ca_certs": values.get("ssl_ca_certs"),
-        "ssl_cert_reqs": int(values.get("ssl_cert_reqs") or ssl.CERT_NONE),
-        "ssl_ciphers": values.get("ssl_ciphers"),
-    }
-
-
-def check_tls(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError now for a certificate that could not be used once the model is loaded. values: as above."""
-    if values.get("enable_ssl_refresh"):
-        raise ConfigError(
-            "--enable-ssl-refresh can't be used: a certificate is read once, restart hotspan for a new one"
-        )
-    if values.get("ssl_keyfile") and not values.get("ssl_certfile"):
-        raise ConfigError("--ssl-keyfile is given without --ssl-certfile: TLS needs the certificate as well")
-    try:
-        given = tls_options(values)
-        if not given:
-            return
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # An empty passphrase, or OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(given["ssl_certfile"], given["ssl_keyfile"], password="")
-        if given["ssl_ca_certs"]:
-            context.load_verify_locations(given["ssl_ca_certs"])
-        if given["ssl_ciphers"]:
-            context.set_ciphers(given["ssl_ciphers"])
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise ConfigError(
-            f"TLS can't be had with --ssl-certfile {values['ssl_certfile']} ({error}): give a certificate and its key "
-            "in PEM, the key without a passphrase"
-        ) from error
 
 
 def code_options(options: ServeOptions) -> list[str]:

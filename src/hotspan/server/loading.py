@@ -12,7 +12,7 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hotspan.server.errors import RETRY_S, HttpError
+from hotspan.http.errors import RETRY_S, HttpError
 
 _STOP_S = 5.0
 _AGAIN_S = 0.5
@@ -21,7 +21,7 @@ _AGAIN_S = 0.5
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
     """The app until there is another: 503 to everything; /ping says that the server is loading."""
     error = HttpError(503, "the model is loading: try again")
-    body = {"status": "Loading"} if scope["path"].endswith("/ping") else error.body(503)
+    body = {"status": "Loading"} if scope["path"].endswith("/ping") else error.body()
     content = json.dumps(body).encode()
     headers = [
         (b"content-type", b"application/json"),

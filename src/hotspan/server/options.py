@@ -13,7 +13,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import bind
+from hotspan.http.serving import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
 from hotspan.server.settings import HttpSettings

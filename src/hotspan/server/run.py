@@ -25,15 +25,14 @@ from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
-from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.held import sweep
-from hotspan.core.listen import bind
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
+from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
+from hotspan.http.serving import DrainingServer, bind, uvicorn_config
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import model_directory, weights_bytes
-from hotspan.server.access_log import leave_out
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
@@ -43,11 +42,9 @@ from hotspan.server.adapters.static import pinned_adapters
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.checks import check_engine_adapters, check_engine_keys
-from hotspan.server.connections import connection_class
-from hotspan.server.cors import with_cors
 from hotspan.server.events import guarded_events
 from hotspan.server.front import Front
-from hotspan.server.hardening import REDIRECTS, check_files, check_tls, hardened, tls_options
+from hotspan.server.hardening import REDIRECTS, check_files, hardened
 from hotspan.server.lmi.plugs import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.models.link import Link
@@ -219,14 +216,12 @@ async def _serve(
 
 
 def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.Config:
-    leave_out(arguments.disable_access_log_for_endpoints)
-    return uvicorn.Config(
+    leave_out(vars(arguments))
+    return uvicorn_config(
         app,
-        http=connection_class(http),
-        proxy_headers=False,
+        http,
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
-        timeout_graceful_shutdown=CUT_S,
         **tls_options(vars(arguments)),
     )
 

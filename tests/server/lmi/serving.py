@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from hotspan.server.connections import connection_class
+from hotspan.http.connections import connection_class
 from hotspan.server.front import Front
 from hotspan.server.settings import HttpSettings
 

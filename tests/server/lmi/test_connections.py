@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hotspan.server.connections import connection_class
+from hotspan.http.connections import connection_class
 from hotspan.server.settings import HttpSettings
 from tests.bench.simulated import in_simulated_time
 
@@ -180,7 +180,7 @@ _SERVER = """
 import resource, socket, sys
 sys.path.insert(0, ".")
 import uvicorn
-from hotspan.server.connections import connection_class
+from hotspan.http.connections import connection_class
 from hotspan.server.settings import HttpSettings
 from tests.server.lmi.test_connections import plain
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,8 +15,8 @@ _SERVER = """
 import asyncio, sys
 sys.path.insert(0, ".")
 import uvicorn
-from hotspan.core import draining
-from hotspan.server.connections import connection_class
+from hotspan.http import serving
+from hotspan.http.connections import connection_class
 from hotspan.server.settings import HttpSettings
 from tests.server.lmi.fake_engine import FakeEngine, Step
 from tests.server.lmi.serving import front
@@ -27,12 +27,12 @@ class Held(FakeEngine):  # ends no answer before a line comes
                 await asyncio.to_thread(sys.stdin.readline)
             yield number, step
 
-draining.CUT_S = 60  # so that a machine that stands still does not use it up
+serving.CUT_S = 60  # so that a machine that stands still does not use it up
 steps = int(sys.argv[1])
 app = front(Held((*[Step(((1, "a"),), "a")] * steps, Step((), "", "length")), delay_s=0.02))
 options = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 1}
 config = uvicorn.Config(app, port=0, http=connection_class(HttpSettings()), **options)
-server = draining.DrainingServer(config, app.admission, float(sys.argv[2]), lambda: "")
+server = serving.DrainingServer(config, app.admission, float(sys.argv[2]), lambda: "")
 server._ready_line = lambda: str(server.servers[0].sockets[0].getsockname()[1])
 server.run()
 """

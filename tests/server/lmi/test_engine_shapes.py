@@ -15,9 +15,9 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from hotspan.http.sse import events
 from hotspan.server.lmi.parameters import RENAMED, SAME
 from hotspan.server.lmi.schema import Generation, Rows
-from hotspan.server.lmi.sse import events
 
 TEXTS = {1: "<s>", 17: "Say", 5: "Hello", 6: " wide", 7: " world", 2: "</s>"}
 STEPS = (([5], "Hello", None), ([6, 7], " wide world", None), ([2], "", "stop"))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
-from hotspan.server.errors import HttpError
-from hotspan.server.exchange import Exchange
+from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking
 from hotspan.server.settings import HttpSettings
 from hotspan.testing.clock import SimulatedClock
@@ -127,7 +127,7 @@ async def test_no_principal_takes_every_place() -> None:
         await ending.wait()
 
     def ask(tenant: str) -> asyncio.Task[None]:
-        exchange = Exchange(
+        exchange = AppExchange(
             {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
         )
         with asking(Principal(tenant, has_key=True)):
@@ -151,8 +151,8 @@ async def test_retry_after_is_measured() -> None:
     clock = SimulatedClock()
     admission = Admission(HttpSettings(job_queue_size=1), clock)
 
-    def exchange() -> Exchange:
-        return Exchange(
+    def exchange() -> AppExchange:
+        return AppExchange(
             {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
         )
 

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from hotspan.core.listen import bind
+from hotspan.http.serving import bind
 from hotspan.server.loading import answering_while_loading
 
 from .fake_engine import FakeEngine

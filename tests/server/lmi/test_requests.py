@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from hotspan.server.errors import HttpError, error_type, lmi_status
+from hotspan.http.errors import HttpError, error_type
+from hotspan.http.sse import event, events
+from hotspan.server.exchange import lmi_status
 from hotspan.server.lmi.choice import chosen_schema, session_request, take_adapter
 from hotspan.server.lmi.parameters import OWN, RENAMED, SAME, TOP_LEVEL
 from hotspan.server.lmi.schema import Generation, embeddings_body
-from hotspan.server.lmi.sse import event, events
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

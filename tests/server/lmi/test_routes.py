@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from hotspan.core.errors import FormatterError
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 from hotspan.server.front import Front
 from hotspan.server.lmi.choice import chosen_schema
 from hotspan.server.lmi.routes import OPENAI, WORK

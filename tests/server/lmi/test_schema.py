@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_body, pieces
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import ConfigError
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 from hotspan.server.lmi import sessions as module
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.principal import Principal, asking

@@ -10,9 +10,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from hotspan.core.errors import HotspanError
-from hotspan.core.types import GIB, MIB
-from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
+from hotspan.http.bodies import Bodies
+from hotspan.http.exchange import Exchange, Receive, Scope, Send
 from hotspan.router.ray.policy import ASKED, Asked
+from hotspan.router.ray.relay import LIMITS
 from hotspan.router.ray.reports import HEADER
 from hotspan.router.session import session_key
 from hotspan.router.types import Ask
@@ -23,8 +24,6 @@ Reader = Callable[[str, Mapping[str, str], Mapping[str, Any]], Ask]
 
 _ROUTE = "/internal/route"
 _BYTES_A_TOKEN = 4
-_MOST_BODY_BYTES = 64 * MIB
-_MOST_HELD_BYTES = 4 * GIB
 
 
 class Picker:
@@ -34,7 +33,7 @@ class Picker:
         """read: a request -> what the choice depends on."""
         self._server = server
         self._read = read
-        self._bodies = Bodies(_MOST_BODY_BYTES, _MOST_HELD_BYTES)
+        self._bodies = Bodies(LIMITS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -44,17 +43,8 @@ class Picker:
             if exchange.path != _ROUTE or exchange.method != "POST":
                 await exchange.respond(404, b'{"error":"there is only POST /internal/route"}')
                 return
-            try:
-                body = await self._bodies.read(exchange)
-            except ClientGone:
-                return
-            except Refusal as refusal:
-                await exchange.refuse(refusal)
-                return
-            try:
+            async with exchange.answered("picker"), self._bodies.body(exchange, "") as body:
                 await self._answer(exchange, body)
-            finally:
-                self._bodies.let_go(body)
 
     async def _answer(self, exchange: Exchange, body: bytes) -> None:
         asked = Asked(self._ask(exchange.headers, body))

@@ -5,17 +5,21 @@ from collections import OrderedDict
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.head import DECISIVE
-from hotspan.core.types import GIB, MIB
-from hotspan.router.exchange import Bodies, ClientGone, Exchange, Receive, Refusal, Scope, Send
+from hotspan.core.types import GIB
+from hotspan.http.bodies import Bodies
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded, relay
 from hotspan.router.ray.reports import HEADER, Kind, Reporter, Word, parse_word
-from hotspan.router.upstream import BrokenError, UnreachedError, Upstream, forwarded
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 2.0
 _READ_S = 600.0
-_HELD_BYTES = 4 * GIB
-_MAX_BODY_BYTES = 64 * MIB
+LIMITS = HttpLimits(held_bytes=4 * GIB, principals=1)
+"""Of what clients send: every client is one principal here, since each replica tells them apart itself."""
+
 _DECISIVE = DECISIVE | {HEADER.encode()}
 
 
@@ -51,12 +55,12 @@ class Waiting:
 class Relay:
     """An ASGI app before one server."""
 
-    def __init__(self, url: str, reporter: Reporter) -> None:
+    def __init__(self, url: str, reporter: Reporter, *, limits: HttpLimits = LIMITS) -> None:
         """url: the server's."""
         self.waiting = Waiting()
         self._url = url
         self._reporter = reporter
-        self._bodies = Bodies(_MAX_BODY_BYTES, _HELD_BYTES)
+        self._bodies = Bodies(limits)
         self._upstream: Upstream | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,8 +73,8 @@ class Relay:
                 await self._relay(exchange, word)
             except ClientGone:
                 pass
-            except Refusal as refusal:
-                await exchange.refuse(refusal)
+            except HttpError as error:
+                await exchange.fail(error)
 
     async def is_well(self, seconds: float) -> bool:
         """Whether the server says in time that its engine lives."""
@@ -101,13 +105,9 @@ class Relay:
         kind = Kind.FAILED
         try:
             exchange.check(_DECISIVE)
-            body = await self._bodies.read(exchange)
-            try:
-                async with exchange.watched():
-                    await self._pass_on(exchange, body, word)
-                kind = Kind.END
-            finally:
-                self._bodies.let_go(body)
+            async with self._bodies.body(exchange, "") as body, exchange.watched(is_cancelled=True):
+                await self._pass_on(exchange, body, word)
+            kind = Kind.END
         finally:
             if word is not None:
                 self.waiting.end(word)
@@ -115,23 +115,19 @@ class Relay:
 
     async def _pass_on(self, exchange: Exchange, body: bytes, word: Word | None) -> None:
         if self._upstream is None:
-            raise Refusal(503, "the replica is starting: try again", retry_s=1)
+            raise HttpError(503, "the replica is starting: try again", retry_s=1)
         headers = [(name, value) for name, value in forwarded(exchange) if name != HEADER]
         try:
             answer = await self._upstream.ask(self._url, exchange.method, exchange.target, headers, body)
         except UnreachedError as error:
             logger.warning("server_not_reached error=%s", error)
-            raise Refusal(503, "the replica's server does not answer: try again", retry_s=1) from error
+            raise HttpError(503, "the replica's server does not answer: try again", retry_s=1) from error
         try:
-            await exchange.begin(answer.status, answer.headers)
-            is_begun = False
-            while part := await answer.part():
-                if not is_begun and word is not None:
-                    self.waiting.end(word)
-                    self._reporter.tell(word, Kind.FIRST)
-                is_begun = True
-                await exchange.write(part)
-            await exchange.write(b"", is_last=True)
+            first = await answer.part()
+            if first and word is not None:
+                self.waiting.end(word)
+                self._reporter.tell(word, Kind.FIRST)
+            await relay(exchange, answer, answer.headers, first)
         except BrokenError as error:
             logger.warning("answer_broke_off error=%s", error)
             raise RuntimeError("the replica's server broke off its answer") from error

@@ -12,11 +12,11 @@ from ray import serve
 
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
+from hotspan.http.upstream import UnreachedError, Upstream
 from hotspan.router.ray.exposure import check_exposure
 from hotspan.router.ray.relay import Relay
 from hotspan.router.ray.reports import Reporter
 from hotspan.router.ray.scaling import QUEUE_SECONDS
-from hotspan.router.upstream import UnreachedError, Upstream
 
 _POLL_S = 0.2
 _HEALTH_S = 8.0

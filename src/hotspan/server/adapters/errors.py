@@ -1,6 +1,6 @@
 """What stands between a request and its adapter."""
 
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 
 
 class AdapterError(HttpError):

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from starlette.datastructures import Headers
-
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 from hotspan.server.lmi.sessions import CLOSE, NEW
 
 ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
@@ -41,7 +39,7 @@ def chosen_schema(payload: Mapping[str, Any], *, is_embedding: bool) -> Schema:
     )
 
 
-def take_adapter(payload: dict[str, Any], headers: Headers, base_names: tuple[str, ...]) -> str | None:
+def take_adapter(payload: dict[str, Any], headers: Mapping[str, str], base_names: tuple[str, ...]) -> str | None:
     """The adapter that a request names, by header, then `adapters`, then `model`; None for the base model.
 
     Mutates: `payload`, which no longer has `adapters`.

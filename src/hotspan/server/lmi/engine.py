@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Scope
 
-from hotspan.server.exchange import JSON, ClientGone, Exchange, ended
+from hotspan.http.exchange import JSON, ClientGone, Exchange
+from hotspan.server.exchange import ended
 from hotspan.server.lmi.choice import ADAPTER_HEADER
 from hotspan.server.lmi.sessions import HEADER as SESSION_HEADER
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hotspan.core.errors import did_you_mean
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 
 RENAMED = {
     "max_new_tokens": "max_tokens",

@@ -10,15 +10,16 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from hotspan.server.errors import HttpError
-from hotspan.server.exchange import JSON, JSONLINES, SSE, ClientGone, Exchange, stream_error
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import JSON, ClientGone, raw
+from hotspan.http.sse import SSE, event, events
+from hotspan.server.exchange import JSONLINES, AppExchange
 from hotspan.server.lmi.choice import ADAPTER_HEADER, Schema, chosen_schema, session_request, take_adapter
 from hotspan.server.lmi.engine import Answer, asked, forwarded_scope, request_scope
 from hotspan.server.lmi.parameters import own_name
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
 from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
-from hotspan.server.lmi.sse import event, events
 from hotspan.server.principal import current_owner, current_tenant
 
 OPENAI = (
@@ -50,7 +51,7 @@ _MOST_ERROR = 200
 class _Call:
     """An invocation on its way: whose it is and what is asked. adapter: by the client's name."""
 
-    exchange: Exchange
+    exchange: AppExchange
     payload: Payload
     adapter: str | None
     session: str | None
@@ -75,7 +76,7 @@ class Invocations:
         self._base_names = base_names
         self._is_embedding = is_embedding
 
-    async def invoke(self, exchange: Exchange, body: bytes, model: str | None = None) -> None:
+    async def invoke(self, exchange: AppExchange, body: bytes, model: str | None = None) -> None:
         """Answer an invocation; `model`: the one that its path names. Raises: HotspanError, ClientGone."""
         if model is not None and model not in self._base_names:
             raise HttpError(404, f"there is no model {model!r:.80}: it is called {' or '.join(self._base_names)}")
@@ -92,7 +93,7 @@ class Invocations:
         else:
             await self._forward(call, schema.value)
 
-    async def relay(self, exchange: Exchange, path: str, body: bytes) -> None:
+    async def relay(self, exchange: AppExchange, path: str, body: bytes) -> None:
         """Answer a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
         plugs, is_post = self._plugs, exchange.scope["method"] == "POST"
         is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
@@ -113,7 +114,7 @@ class Invocations:
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: Exchange, payload: Payload, path: str | None = None) -> _Call:
+    async def _call(self, exchange: AppExchange, payload: Payload, path: str | None = None) -> _Call:
         """Adapter, session and input formatter applied to a request; `path` if it is one of the engine's own."""
         plugs = self._plugs
         name = take_adapter(payload, exchange.headers, self._base_names)
@@ -132,13 +133,13 @@ class Invocations:
             payload["model"] = model
         return _Call(exchange, payload, name, session)
 
-    def _session_of(self, exchange: Exchange) -> str | None:
+    def _session_of(self, exchange: AppExchange) -> str | None:
         named, sessions = exchange.headers.get(HEADER), self._plugs.sessions
         if not named or sessions is None:
             return None
         return _new_session(exchange, sessions) if named == NEW else sessions.use(current_tenant(), named)
 
-    async def _session(self, exchange: Exchange, asks: str) -> None:
+    async def _session(self, exchange: AppExchange, asks: str) -> None:
         """Open or close a session."""
         sessions = self._plugs.sessions
         if sessions is None:
@@ -214,7 +215,7 @@ class Invocations:
     ) -> None:
         """A stream in LMI's rows, or in OpenAI's chunks that a formatter changes."""
         exchange = call.exchange
-        await exchange.begin(200, kind if kind == JSONLINES else f"{kind}; charset=utf-8")
+        await exchange.begin(200, raw({"content-type": kind if kind == JSONLINES else f"{kind}; charset=utf-8"}))
         async for chunk in _chunks(answer):
             for row in converted(chunk):
                 await exchange.write(_framed(await self._output(call, row), kind))
@@ -240,7 +241,7 @@ def _unformatted(path: str) -> HttpError:
     )
 
 
-def _new_session(exchange: Exchange, sessions: Sessions) -> str:
+def _new_session(exchange: AppExchange, sessions: Sessions) -> str:
     session = sessions.create(current_tenant())
     exchange.answer_headers |= {HEADER: session.header, NEW_HEADER: session.header}
     return session.id
@@ -250,11 +251,11 @@ async def _chunks(answer: Answer) -> AsyncIterator[Payload]:
     """The chunks of the engine's stream. Raises: HttpError where it says that it failed."""
     async for chunk in events(answer.parts()):
         if "error" in chunk:
-            raise stream_error(chunk)
+            raise HttpError.in_stream(chunk)
         yield chunk
 
 
-def _parsed(exchange: Exchange, body: bytes) -> Payload:
+def _parsed(exchange: AppExchange, body: bytes) -> Payload:
     kind = exchange.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind != JSON:
         raise HttpError(415, f"the content-type is {kind!r:.80}: send {JSON}", param="content-type")
@@ -277,7 +278,7 @@ def _encoded(call: _Call, path: str) -> bytes:
     return json.dumps(payload).encode()
 
 
-def _names_anything(exchange: Exchange) -> bool:
+def _names_anything(exchange: AppExchange) -> bool:
     """Whether the headers ask for what the engine does not know."""
     return HEADER in exchange.headers or ADAPTER_HEADER in exchange.headers
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
 from hotspan.server.lmi.parameters import engine_parameters, flag
 
 DEFAULT_MAX_NEW_TOKENS = 30

@@ -14,13 +14,14 @@ from urllib.parse import parse_qs
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
+from hotspan.http.bodies import Bodies
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import JSON, Exchange
 from hotspan.server.admission import Admission
-from hotspan.server.bodies import Bodies
-from hotspan.server.errors import HttpError
-from hotspan.server.exchange import JSON, Exchange
+from hotspan.server.exchange import AppExchange
 from hotspan.server.front import LMI_HAS, PING
 from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
-from hotspan.server.models.relay import MODEL_NAME, Answer, ask, relay
+from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
 from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED
 from hotspan.server.principal import current_principal
@@ -69,8 +70,8 @@ class StoreFront:
         if scope["type"] != "http":
             return
         path, named = self._place(scope)
-        exchange = Exchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in LMI_HAS)
-        async with exchange.answered(path):
+        exchange = AppExchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in LMI_HAS)
+        async with exchange.answered():
             await self._answer(exchange, path, named)
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
@@ -86,7 +87,7 @@ class StoreFront:
         if path in (PING, HEALTH):
             await self._health(exchange, path)
             return
-        async with self._bodies.body(exchange) as body:
+        async with self._bodies.body(exchange, current_principal()) as body:
             if exchange.scope["method"] == "OPTIONS":  # a browser's question, to which all have the same answer
                 async with exchange.watched():
                     await relay(self._default or self._models[0], exchange, body)
@@ -177,17 +178,17 @@ class StoreFront:
         else:
             await _respond(exchange, merged_lists(answers, "roots" if path == ROTATE else "replicas"))
 
-    async def _of_ready(self, exchange: Exchange) -> list[Answer]:
+    async def _of_ready(self, exchange: Exchange) -> list[ModelAnswer]:
         ready = [model for model in self._models if model.state is ModelState.READY]
         return list(await asyncio.gather(*(_whole(ask(model, exchange, b""), model) for model in ready)))
 
 
-async def _whole(asked: Awaitable[Answer], model: ServedModel) -> Answer:
+async def _whole(asked: Awaitable[ModelAnswer], model: ServedModel) -> ModelAnswer:
     """The answer of a model, also if it is none."""
     try:
         return await asked
     except HttpError as error:
-        return Answer(model.name, error.status, json.dumps(error.body(error.status)).encode())
+        return ModelAnswer(model.name, error.status, error.content())
 
 
 async def _respond(exchange: Exchange, said: dict[str, Any]) -> None:

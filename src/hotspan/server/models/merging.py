@@ -8,9 +8,9 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotspan.http.errors import HttpError
 from hotspan.server.admin import merged
-from hotspan.server.errors import HttpError
-from hotspan.server.models.relay import Answer
+from hotspan.server.models.relay import ModelAnswer
 from hotspan.server.models.served import ModelState, ServedModel
 
 LABEL = "model"
@@ -42,7 +42,7 @@ def merged_metrics(pages: Mapping[str, str], models: Sequence[ServedModel]) -> b
     return bytes(generate_latest(_Page([up, starts, *found.values()])))
 
 
-def merged_models(answers: Sequence[Answer], models: Sequence[ServedModel], created: int) -> dict[str, Any]:
+def merged_models(answers: Sequence[ModelAnswer], models: Sequence[ServedModel], created: int) -> dict[str, Any]:
     """The list of /v1/models: what the models' servers list, and by name those that can't say."""
     listed = {answer.model: json.loads(answer.content)["data"] for answer in answers if answer.status == 200}
     rows: list[Any] = []
@@ -52,7 +52,7 @@ def merged_models(answers: Sequence[Answer], models: Sequence[ServedModel], crea
     return {"object": "list", "data": rows}
 
 
-def merged_receipt(answers: Sequence[Answer]) -> dict[str, Any]:
+def merged_receipt(answers: Sequence[ModelAnswer]) -> dict[str, Any]:
     """One receipt of all models' (an invalidation, a clearing, a shredding).
 
     Raises: HttpError, as `parts`.
@@ -62,7 +62,7 @@ def merged_receipt(answers: Sequence[Answer]) -> dict[str, Any]:
     return merged(list(receipts.values())) | {"scope": first["scope"], "models": receipts}
 
 
-def merged_lists(answers: Sequence[Answer], name: str) -> dict[str, Any]:
+def merged_lists(answers: Sequence[ModelAnswer], name: str) -> dict[str, Any]:
     """One answer whose list `name` has every model's entries. Raises: HttpError, as `parts`."""
     said = parts(answers)
     rows = [
@@ -73,7 +73,7 @@ def merged_lists(answers: Sequence[Answer], name: str) -> dict[str, Any]:
     return {**next(iter(said.values())), name: rows}
 
 
-def parts(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+def parts(answers: Sequence[ModelAnswer]) -> dict[str, dict[str, Any]]:
     """What each model said.
 
     A model that does not know what was named (404) is left out if another one does.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import uvicorn
 from rich.console import Console
 
 from hotspan.config.admin_token import VARIABLE
@@ -21,16 +20,12 @@ from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.aftermath import Aftermath
-from hotspan.core.draining import CUT_S, DrainingServer
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import bind
+from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
+from hotspan.http.serving import CUT_S, DrainingServer, bind, uvicorn_config
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
-from hotspan.server.access_log import leave_out
 from hotspan.server.admin_token import admin_token
-from hotspan.server.connections import connection_class
-from hotspan.server.cors import with_cors
-from hotspan.server.hardening import check_tls, tls_options
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
 from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment, model_configuration
@@ -256,15 +251,13 @@ async def _serve(
     front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
     given = options.engine_values
     tls = tls_options(given)
-    leave_out(given.get("disable_access_log_for_endpoints"))
-    config = uvicorn.Config(
+    leave_out(given)
+    config = uvicorn_config(
         with_cors(gate(front), given),
-        http=connection_class(http),
-        proxy_headers=False,
+        http,
         lifespan="off",
         ws="none",
         access_log=not given.get(NO_ACCESS_LOG, False),
-        timeout_graceful_shutdown=CUT_S,
         **tls,
     )
     address = f"{'https' if tls else 'http'}://{options.host}:{options.port}"

@@ -12,11 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-import aiohttp
-
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
-from hotspan.server.errors import HttpError
+from hotspan.http.errors import HttpError
+from hotspan.http.upstream import UnreachedError, Upstream, UpstreamResponse
 from hotspan.server.models.link import Link
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class ServedModel:
         self._is_partial = is_partial
         self._clock = clock or SystemClock()
         self._process: asyncio.subprocess.Process | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._upstream: Upstream | None = None
         self._again_s = 0.0
         self._is_told_to_end = False
         self._busy = 0
@@ -121,18 +120,13 @@ class ServedModel:
             message = f"the model {self.name} stopped and is being started again: try again"
         raise HttpError(503, message, retry_s=max(wait_s, LOADING_RETRY_S))
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """What asks its server. Every request has a connection of its own: none that the server is about to close."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(self.link.path, limit=0, force_close=True),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
-            )
-        return self._session
+    async def ask(
+        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes = b""
+    ) -> UpstreamResponse:
+        """The response of its server, as `Upstream.ask`."""
+        if self._upstream is None:
+            self._upstream = Upstream(connect_timeout_s=_CONNECT_S, unix_path=self.link.path)
+        return await self._upstream.ask("http://model", method, target, headers, body)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
@@ -185,8 +179,8 @@ class ServedModel:
         """End its process, all of it: kindly, and after `grace_s` not."""
         self.state = ModelState.STOPPED
         self._terminate()
-        if self._session is not None:
-            await self._session.close()  # what is still asked of it is given up
+        if self._upstream is not None:
+            await self._upstream.close()  # what is still asked of it is given up
         if self._process is not None:
             await self._end(self._process, grace_s)
 
@@ -227,10 +221,11 @@ class ServedModel:
 
     async def _answers(self) -> bool:
         try:
-            async with self.session.get("http://model/ping") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, OSError):
+            response = await self.ask("GET", "/ping", [])
+        except UnreachedError:
             return False
+        response.close()
+        return response.status == 200
 
     def _terminate(self) -> None:
         """Tell it once: the second signal cuts requests off."""

@@ -1,16 +1,27 @@
-"""A server's process: it says when it is ready, and how it stops."""
+"""A server's process: its address, its readiness, and how it stops."""
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
+from hotspan.core.errors import ConfigError
+from hotspan.http.connections import HttpLimits, connection_class
+
 CUT_S = 3
 """Of the time to drain: for the errors of those that did not end, and for their connections."""
+
+
+def uvicorn_config(app: Any, limits: HttpLimits, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves an app within limits. options: further ones of uvicorn's."""
+    return uvicorn.Config(
+        app, http=connection_class(limits), proxy_headers=False, timeout_graceful_shutdown=CUT_S, **options
+    )
 
 
 class Drainable(Protocol):
@@ -65,3 +76,38 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         await self._requests.drained(max(self._drain_s - CUT_S, 0))
         self.should_exit = True
+
+
+def bind(host: str, port: int, role: str = "") -> socket.socket:
+    """A socket of that address, not yet listening, so that a taken port is an error at once.
+
+    role:   what the names of its options begin with.
+    Raises: ConfigError if the address can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, or asyncio leaves TCP_NODELAY off: what follows a head would wait for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with address_errors(host, port, role):
+            listener.bind((host, port))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def address_errors(host: str, port: int, role: str = "") -> Iterator[None]:
+    """Turn what the kernel says of an address into a ConfigError."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ConfigError(f"--{role}port {port} is no port: give one from 1 to 65535") from error
+    except OSError as error:
+        reason = {
+            errno.EADDRINUSE: f"is taken by another process: stop it, or give another --{role}port",
+            errno.EACCES: f"needs privileges: give a --{role}port above 1023",
+            errno.EADDRNOTAVAIL: f"is no address of this machine: give another --{role}host",
+        }.get(error.errno or 0, f"can't be had ({error.strerror}): give another --{role}host or --{role}port")
+        raise ConfigError(f"{host}:{port} {reason}") from error

@@ -10,22 +10,50 @@ deadlines where they are read (bodies.py).
 import asyncio
 import resource
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hotspan.server.settings import HttpSettings
-
-MOST_HEAD_BYTES = 64 * 1024
+from hotspan.core.types import GIB, MIB
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
 
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What clients may take of a server.
+
+    max_request_bytes: of one body.
+    held_bytes:        of all bodies in memory; half of it is divided between the principals.
+    principals:        how many there are: tenants, the administrator, and clients without a key.
+    stall_s:           without a byte of a body.
+    least_rate:        of a body, on average, in bytes/s; `stall_s` more is allowed.
+    head_s:            for a request's head, from its first byte (or the connection) on.
+    head_bytes:        of a request's head.
+    deaf_s:            without a byte of the response being read.
+    idle_s:            between two requests of a connection.
+    connections:       at a time; the one that waits longest without a request makes room for a new one. Bodies may
+                       arrive on half of them, which is divided as `held_bytes` is.
+    """
+
+    max_request_bytes: int = 64 * MIB
+    held_bytes: int = GIB
+    principals: int = 2
+    stall_s: float = 10.0
+    least_rate: float = 1e5
+    head_s: float = 10.0
+    head_bytes: int = 64 * 1024
+    deaf_s: float = 60.0
+    idle_s: float = 5.0
+    connections: int = 4096
+
+
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's connection, with limits."""
 
-    limits: ClassVar[HttpSettings]
+    limits: ClassVar[HttpLimits]
     most: ClassVar[int]
     waiting: ClassVar[OrderedDict["BoundedConnection", None]]
     """Those without a request in work, the one that has waited longest first."""
@@ -51,7 +79,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self._wait(self.limits.head_s)
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > MOST_HEAD_BYTES and not self._is_in_body and not self.transport.is_closing():
+        if self._head_bytes > self.limits.head_bytes and not self._is_in_body and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
@@ -124,7 +152,7 @@ class BoundedConnection(HttpToolsProtocol):
             oldest.transport.abort()
 
 
-def connection_class(settings: HttpSettings) -> type[asyncio.Protocol]:
+def connection_class(settings: HttpLimits) -> type[asyncio.Protocol]:
     """What uvicorn makes a connection of (`uvicorn.Config(http=...)`).
 
     There are never more than half of the files that this process may open.

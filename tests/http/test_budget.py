@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.budget import Budget
+from hotspan.http.bodies import Budget
 
 
 def test_an_owner_finds_its_own_part_whatever_others_use() -> None:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.listen import bind
+from hotspan.http.serving import bind
 
 
 async def test_connections_send_at_once() -> None:

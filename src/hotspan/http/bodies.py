@@ -1,0 +1,127 @@
+"""Bodies of requests: read as a whole before anything is done for them, within limits of size, rate and memory.
+
+Each owner has a part of the memory, and of the bodies that are read at a time, that no other owner can use.
+"""
+
+import asyncio
+from collections.abc import Hashable
+from types import TracebackType
+
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import Exchange
+
+
+class Budget:
+    """One half of `amount` is divided equally between the owners; the other half goes to whoever asks first.
+
+    Each owner has at least 1 of its own. Not for several threads at once.
+
+    owners: how many there can be.
+    used:   by all owners together.
+    """
+
+    def __init__(self, amount: int, owners: int) -> None:
+        self.own = max(1, amount // 2 // max(1, owners))
+        self._shared = max(0, amount - self.own * owners)
+        self._shared_used = 0
+        self._used: dict[Hashable, int] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(self._used.values())
+
+    def take(self, owner: Hashable, amount: int) -> bool:
+        """Whether `owner` now uses so much more; if not, nothing has changed."""
+        used = self._used.get(owner, 0)
+        shared = self._beyond(used + amount) - self._beyond(used)
+        if shared > self._shared - self._shared_used:
+            return False
+        self._shared_used += shared
+        self._used[owner] = used + amount
+        return True
+
+    def give(self, owner: Hashable, amount: int) -> None:
+        """`owner` uses so much less."""
+        used = self._used.pop(owner, 0)
+        left = used - amount
+        self._shared_used -= self._beyond(used) - self._beyond(left)
+        if left:
+            self._used[owner] = left
+
+    def _beyond(self, used: int) -> int:
+        """What of it is beyond the owner's part."""
+        return max(0, used - self.own)
+
+
+class Bodies:
+    """Reads bodies, and counts the bytes and the bodies of each owner."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._held = Budget(limits.held_bytes, limits.principals)
+        self._uploads = Budget(limits.connections // 2, limits.principals)
+
+    def body(self, exchange: Exchange, owner: Hashable) -> "HeldBody":
+        """A context manager with the whole body, which counts as `owner`'s until the end of the block.
+
+        Raises: HttpError 408, 413 or 503; ClientGone.
+        """
+        return HeldBody(self, exchange, owner)
+
+    async def _read(self, exchange: Exchange, owner: Hashable) -> bytes:
+        length = exchange.headers.get("content-length", "0")
+        self._check(int(length) if length.isdigit() else 0)
+        if not self._uploads.take(owner, 1):
+            raise HttpError(503, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
+        limits, now = self._limits, asyncio.get_running_loop().time
+        began_s, size, parts, more = now(), 0, [], True
+        try:
+            async with asyncio.timeout_at(began_s + limits.stall_s) as limit:
+                while more:
+                    part, more = await exchange.part()
+                    self._check(size + len(part))
+                    if not self._held.take(owner, len(part)):
+                        raise HttpError(503, "your requests hold as much memory as they may: try again", retry_s=1)
+                    size += len(part)
+                    parts.append(part)
+                    if more:
+                        limit.reschedule(min(now(), began_s + size / limits.least_rate) + limits.stall_s)
+        except BaseException as error:
+            self._held.give(owner, size)
+            if isinstance(error, TimeoutError):
+                raise HttpError(
+                    408,
+                    f"the body came too slowly ({size} bytes in {now() - began_s:.0f} s): send it at once, at least "
+                    f"{limits.least_rate / 1000:g} kB/s, and close it",
+                ) from error
+            raise
+        finally:
+            self._uploads.give(owner, 1)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _check(self, size: int) -> None:
+        most = self._limits.max_request_bytes
+        if size > most:
+            raise HttpError(413, f"the body is larger than {most:,} bytes: send less, or raise max_request_bytes")
+
+
+class HeldBody:
+    """What `Bodies.body` gives; a class, since every request has one."""
+
+    __slots__ = ("_bodies", "_exchange", "_owner", "_size")
+
+    def __init__(self, bodies: Bodies, exchange: Exchange, owner: Hashable) -> None:
+        self._bodies = bodies
+        self._exchange = exchange
+        self._owner = owner
+
+    async def __aenter__(self) -> bytes:
+        body = await self._bodies._read(self._exchange, self._owner)
+        self._size = len(body)
+        return body
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bodies._held.give(self._owner, self._size)
