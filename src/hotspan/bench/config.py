@@ -20,22 +20,30 @@ class BenchConfig:
     """
 
     options: WorkloadOptions
-    engine_url: str = option("", "The server, such as http://localhost:8080.")
-    model: str = option("", "Model name; else the first that the server lists.")
-    kv_cache_volume: float = option(100.0, "GiB of KV cache that the workload should fill.")
+    engine_url: str = option("", "URL of the server, such as http://localhost:8080. Required.")
+    model: str = option("", "Model name. Default: the first model that the server lists.")
+    kv_cache_volume: float = option(100.0, "Size of the KV cache that the workload fills, in GiB.")
     tokens_per_gb_kvcache: int = option(
-        0, "Tokens whose KV fills one GiB; 0 works it out from the model's config.json."
+        0, "Tokens per GiB of KV cache. Default: computed from the model's config.json."
     )
-    model_config: str = option("", "Directory with the model's config.json, if the server doesn't name a local one.")
-    seed: int = option(42, "Seed of the order and of the texts.")
-    ignore_eos: bool = option(False, "Generate up to the maximum, past the end-of-text token (vLLM).")
-    no_warmup: bool = option(False, "Only the query round.")
-    engine_pid: int = option(0, "Process id of a local server: its CPU-seconds are measured, children included.")
-    slo_ttft_ms: float = option(0.0, "Goodput counts requests with at most this time to first token; 0: any.")
-    slo_itl_ms: float = option(0.0, "Goodput counts requests with at most this mean inter-token latency; 0: any.")
-    request_timeout: float = option(1800.0, "Seconds without a byte after which a request counts as failed.")
+    model_config: str = option(
+        "", "Directory with the model's config.json. Default: the directory that the server reports, if it is local."
+    )
+    seed: int = option(42, "Random seed for texts and order.")
+    ignore_eos: bool = option(False, "Generate the maximum number of tokens and ignore end-of-text tokens (vLLM only).")
+    no_warmup: bool = option(False, "Skip the warm-up round.")
+    engine_pid: int = option(
+        0, "Process ID of a local server, to measure the CPU time of it and its child processes. Default: none."
+    )
+    slo_ttft_ms: float = option(
+        0.0, "Maximum time to first token of requests that count as goodput, in ms. Default: no limit."
+    )
+    slo_itl_ms: float = option(
+        0.0, "Maximum mean inter-token latency of requests that count as goodput, in ms. Default: no limit."
+    )
+    request_timeout: float = option(1800.0, "Maximum time without received data before a request fails, in seconds.")
     check: int = option(
-        0, "Questions to ask again after the query round, and to compare with answers computed without a cache."
+        0, "Requests to send again and compare with answers computed without a cache. Default: 0 (no check)."
     )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)

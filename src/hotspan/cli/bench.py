@@ -17,7 +17,7 @@ from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.errors import explained
 from hotspan.core.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Measure a server with the workloads of long texts.")
+app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +77,35 @@ def _with_workload_flags(command: Any) -> Any:
 @app.command()
 @_with_workload_flags
 def engine(
-    workload: Annotated[str | None, typer.Option(help=f"One of: {', '.join(WORKLOADS)}.", show_default=False)] = None,
-    config: Annotated[Path | None, typer.Option(help="JSON file with these settings; flags override it.")] = None,
-    export_config: Annotated[Path | None, typer.Option(help="Write the resolved settings to a file and exit.")] = None,
-    output_dir: Annotated[Path, typer.Option(help="Where the result files go.")] = Path("."),
-    no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write the summary and the full result as JSON.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write a report as one offline HTML file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress.")] = False,
-    no_interactive: Annotated[bool, typer.Option("--no-interactive", help="Accepted; nothing is ever asked.")] = False,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.", show_default=False)] = "",
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Workload to run. Required unless --config names one: {', '.join(WORKLOADS)}.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="JSON file with settings. Flags override it.")] = None,
+    export_config: Annotated[
+        Path | None, typer.Option(help="Write the resolved settings to this JSON file and exit.")
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="Directory for result files.")] = Path("."),
+    no_csv: Annotated[bool, typer.Option("--no-csv", help="Do not write a CSV file.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write the summary and the full result as JSON files.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a report to this HTML file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
+    no_interactive: Annotated[
+        bool,
+        typer.Option("--no-interactive", help="Accepted for compatibility with LMCache; the command never prompts."),
+    ] = False,
+    api_key: Annotated[
+        str, typer.Option(envvar="OPENAI_API_KEY", help="API key to send as a bearer token.", show_default=False)
+    ] = "",
     **settings: Any,
 ) -> None:
-    """Run a workload against any OpenAI-compatible server. Exit status 1 if a request failed, or --check did.
+    """Run a workload against an OpenAI-compatible server.
 
-    --check N asks N of the questions again, alone, and compares their answers with those that the same server computes
-    without a cache (under a `cache_salt` of their own, which vLLM and hotspan know).
+    With --check N, N requests are sent again, one at a time, and their answers are compared with answers that the
+    server computes without a cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
+    that a request or the check failed.
     """
     given = {"workload": workload, **settings}
     output = Output(output_dir, not no_csv, json, report, quiet)
@@ -173,13 +186,13 @@ def _write(result: BenchResult, output: Output) -> list[Path]:
 
 @app.command()
 def report(
-    output: Annotated[Path, typer.Argument(help="The HTML file to write.")],
+    output: Annotated[Path, typer.Argument(help="HTML file to write.")],
     results: Annotated[
-        list[Path], typer.Argument(help="Results that 'bench engine --json' wrote; the first is compared with.")
+        list[Path], typer.Argument(help="Result files of `bench engine --json`. The first one is the baseline.")
     ],
-    title: Annotated[str, typer.Option(help="The page's title.")] = "Benchmark",
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "Benchmark",
 ) -> None:
-    """Compare runs of the same workload in one offline HTML file."""
+    """Compare runs of the same workload in one HTML file."""
     from hotspan.bench.compare import NamedRun
     from hotspan.bench.report import ReportContext, write_report
 

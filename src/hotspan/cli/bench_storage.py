@@ -10,16 +10,21 @@ from hotspan.cli.errors import explained
 
 def storage(
     directory: Annotated[
-        Path, typer.Option(help="Where the disk tier would live; a directory is made in it and removed.")
+        Path, typer.Option(help="Directory to measure. A temporary directory is created in it.")
     ] = Path("."),
-    size_gib: Annotated[float, typer.Option(min=0.01, help="Size of the slab and of fio's file.")] = 1.0,
-    chunk_mib: Annotated[float, typer.Option(min=0.02, help="Size of a chunk.")] = 14.0,
-    threads: Annotated[int, typer.Option(min=1, help="I/O threads, and fio's jobs.")] = 4,
-    repetitions: Annotated[int, typer.Option(min=1, help="Rounds; the medians are reported.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Write the figures and the machine's facts as JSON.")] = None,
-    require_fio: Annotated[bool, typer.Option("--require-fio", help="Exit with status 2 without fio.")] = False,
+    size_gib: Annotated[float, typer.Option(min=0.01, help="Size of the slab and of fio's file, in GiB.")] = 1.0,
+    chunk_mib: Annotated[float, typer.Option(min=0.02, help="Chunk size, in MiB.")] = 14.0,
+    threads: Annotated[int, typer.Option(min=1, help="Number of I/O threads and of fio jobs.")] = 4,
+    repetitions: Annotated[int, typer.Option(min=1, help="Number of rounds. Medians are reported.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Write results and machine data to this JSON file.")] = None,
+    require_fio: Annotated[
+        bool,
+        typer.Option(
+            "--require-fio", help="Fail with exit status 2 if fio is not installed. Default: measure without fio."
+        ),
+    ] = False,
 ) -> None:
-    """Measure copies against memcpy and the disk tier against fio, side by side in one run."""
+    """Compare copies with memcpy and the disk tier with fio, in one run."""
     from hotspan.bench.storage import StorageBench, print_figures, write_figures
 
     with explained():

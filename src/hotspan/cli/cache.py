@@ -12,20 +12,18 @@ from hotspan.cli.errors import explained
 if TYPE_CHECKING:
     from rich.table import Table
 
-cache = typer.Typer(
-    help="Look at a server's cache, verify it, forget parts of it; remove a directory.", no_args_is_help=True
-)
+cache = typer.Typer(help="Show, verify, invalidate and remove cached data.", no_args_is_help=True)
 
-Server = Annotated[str, typer.Option(help="The running server.")]
+Server = Annotated[str, typer.Option(help="URL of the server.")]
 Token = Annotated[
     str | None,
     typer.Option(
         envvar="HOTSPAN_ADMIN_TOKEN",
         show_default=False,
-        help="Its admin token; without one, what a server of this user on this host left is found.",
+        help="Admin token of the server. Default: the token that a server of this user on this host has generated.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _HERE = "http://127.0.0.1:8080"
 _CHECK_S = 24 * 3600.0
@@ -33,7 +31,7 @@ _CHECK_S = 24 * 3600.0
 
 @cache.command("stats")
 def stats(server: Server = _HERE, token: Token = None, as_json: Json = False) -> None:
-    """Show what each tier holds, and whose it is."""
+    """Show the content of each tier, by tenant."""
     from hotspan.cli.admin_client import AdminClient
 
     with explained():
@@ -51,13 +49,16 @@ def check(
     server: Server = _HERE,
     token: Token = None,
     disk: Annotated[
-        Path | None, typer.Option(help="Check this directory, which no server uses, instead of a server's.")
+        Path | None,
+        typer.Option(
+            help="Directory of a disk tier to check, instead of a server. No server may use it at the same time."
+        ),
     ] = None,
-    kek: Annotated[str | None, typer.Option(help="With --disk: the key-encryption key of --key-store.")] = None,
-    key_store: Annotated[Path | None, typer.Option(help="With --disk: the tenants' wrapped keys.")] = None,
+    kek: Annotated[str | None, typer.Option(help="With --disk: key-encryption key of --key-store.")] = None,
+    key_store: Annotated[Path | None, typer.Option(help="With --disk: directory of the key store.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Read and verify everything on disk. Exit status 1 if something was corrupt; it is quarantined, and a miss."""
+    """Read and verify all data on disk. Corrupt data is quarantined and never used. Exit status 1 if any was found."""
     from hotspan.cli.admin_client import AdminClient
     from hotspan.core.errors import ConfigError
     from hotspan.core.progress import Progress
@@ -86,10 +87,10 @@ def check(
 def clear(
     server: Server = _HERE,
     token: Token = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Forget everything, of everybody, on every tier."""
+    """Remove the cached data of all tenants from all tiers."""
     from hotspan.cli.admin_client import AdminClient
     from hotspan.core.errors import ConfigError
 
@@ -105,10 +106,10 @@ def clear(
 
 @cache.command("remove")
 def remove(
-    directory: Annotated[Path, typer.Argument(help="The directory of a disk tier (--disk).")],
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Directory of a disk tier, as given with --disk.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove a disk tier's directory that no server uses. Only files of hotspan's are removed."""
+    """Remove the directory of a disk tier. No server may use it. Only hotspan's files are removed."""
     from hotspan.core.errors import ConfigError
     from hotspan.core.types import GIB
     from hotspan.tiers.directory import remove_directory
@@ -128,25 +129,31 @@ def invalidate(
     token: Token = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option("--tag", "--tags", help="A document; given more than once, what was made of all."),
+        typer.Option(
+            "--tag", "--tags", help="Tag, such as a document. May be repeated: only data with all tags matches."
+        ),
     ] = None,
-    session: Annotated[str | None, typer.Option(help="A conversation.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose; everybody's without it.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="An adapter, by its name.")] = None,
-    model: Annotated[bool, typer.Option("--model", help="Only what belongs to the model that is served.")] = False,
-    prompt_file: Annotated[Path | None, typer.Option(help="A text, tokenised as /v1/completions does.")] = None,
-    tokens_file: Annotated[Path | None, typer.Option(help="A text, as a JSON list of its tokens.")] = None,
+    session: Annotated[str | None, typer.Option(help="Session ID.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant. Default: all tenants.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Name of an adapter.")] = None,
+    model: Annotated[bool, typer.Option("--model", help="Only data of the model that is being served.")] = False,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="File with a prompt, tokenized as in /v1/completions.")
+    ] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="File with a prompt as a JSON list of token IDs.")] = None,
     tokens_from: Annotated[
-        int | None, typer.Option(min=0, help="The text's first token to forget; what is before stays.")
+        int | None, typer.Option(min=0, help="Index of the first token to invalidate. Default: 0, the whole prompt.")
     ] = None,
-    cache_salt: Annotated[str | None, typer.Option(help="The salt that the text's requests gave.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="`cache_salt` of the requests with the prompt.")] = None,
     batch_file: Annotated[
         Path | None,
-        typer.Option(help="A JSON list of invalidations, as POST /hotspan/cache/invalidate takes them, done as one."),
+        typer.Option(
+            help="File with a JSON list of invalidations (POST /hotspan/cache/invalidate). All are applied together."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Forget what matches all that is given, and what was computed on top of it, durably and on every tier."""
+    """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""
     from hotspan.cli.admin_client import AdminClient
 
     with explained():

@@ -14,32 +14,38 @@ if TYPE_CHECKING:
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Where the model, the logs and the report go.")] = Path("hotspan-demo"),
+    output: Annotated[Path, typer.Option(help="Directory for the model, logs and the report.")] = Path("hotspan-demo"),
     documents: Annotated[
-        int | None, typer.Option(help="Documents.", show_default="6, or what this machine computes in 5 minutes")
+        int | None,
+        typer.Option(help="Number of documents.", show_default="6, or what this machine computes in 5 minutes"),
     ] = None,
     document_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens in each document.", show_default="8192, or what this machine computes in 5 minutes"),
+        typer.Option(help="Tokens per document.", show_default="8192, or what this machine computes in 5 minutes"),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="The engine's --dtype.", show_default="what this machine computes natively")
+        str | None,
+        typer.Option(
+            help="Data type of the model, as --dtype.", show_default="a type that this machine computes natively"
+        ),
     ] = None,
-    queries_per_document: Annotated[int, typer.Option(help="Questions about each document.")] = 2,
-    in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 2,
-    pool_documents: Annotated[float, typer.Option(help="Documents that the engine's own pool holds.")] = 2.5,
-    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the texts and their order.")] = 42,
-    threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores, less one if there are over two.")] = 0,
-    mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.", show_default="all")] = None,
-    repetitions: Annotated[int, typer.Option(help="Times to run all modes, in turn; medians are shown.")] = 1,
+    queries_per_document: Annotated[int, typer.Option(help="Questions per document.")] = 2,
+    in_flight: Annotated[int, typer.Option(help="Maximum number of concurrent requests.")] = 2,
+    pool_documents: Annotated[float, typer.Option(help="Size of the engine's own KV cache, in documents.")] = 2.5,
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 16,
+    seed: Annotated[int, typer.Option(help="Random seed for texts and order.")] = 42,
+    threads: Annotated[
+        int, typer.Option(help="Number of engine threads. 0: all cores, minus one if there are more than two.")
+    ] = 0,
+    mode: Annotated[list[str] | None, typer.Option(help="Mode to run. May be repeated.", show_default="all")] = None,
+    repetitions: Annotated[int, typer.Option(help="Number of runs of each mode. Medians are shown.")] = 1,
     results: Annotated[
-        Path | None, typer.Option(help="Also write the figures alone, without answers, to this JSON file.")
+        Path | None, typer.Option(help="Also write the results, without answers, to this JSON file.")
     ] = None,
     model_size: Annotated[str, typer.Option(help="Size of the demo model: demo or tiny.")] = "demo",
-    port: Annotated[int, typer.Option(help="Port of the servers; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the servers. 0: any free port.")] = 0,
 ) -> None:
-    """Serve long texts without hotspan, from RAM, from disk and after a restart, and compare."""
+    """Compare serving long texts without hotspan, from RAM, from disk, and after a restart."""
     from hotspan.bench.terminal import stdout_console
     from hotspan.demo.plan import DemoSizes, usable_threads
     from hotspan.demo.run import DemoRequest, run_demo

@@ -9,10 +9,12 @@ from hotspan.core.errors import ConfigError
 
 
 def demo_model(
-    directory: Annotated[Path, typer.Argument(help="Where to write it: a directory that is empty or does not exist.")],
-    size: Annotated[str, typer.Option(help="tiny (3 M parameters, for tests) or demo (66 M).")] = "demo",
+    directory: Annotated[Path, typer.Argument(help="Directory to write to. It must be empty or must not exist.")],
+    size: Annotated[
+        str, typer.Option(help="Size: tiny (3 million parameters, for tests) or demo (66 million parameters).")
+    ] = "demo",
 ) -> None:
-    """Make a small model with random weights: it needs no download, and any engine can serve it."""
+    """Create a small model with random weights, without a download."""
     from hotspan.demo.model import make_demo_model
 
     try:

@@ -21,31 +21,40 @@ def _deploy() -> None:
 @deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def on_ray(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="The model that all replicas serve.")],
-    replicas: Annotated[int, typer.Option(help="How many, at first.")] = 2,
-    autoscale: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Let Ray have so many of them.")] = None,
+    model: Annotated[str, typer.Argument(help="Model to serve: a directory on every node, or a hub ID.")],
+    replicas: Annotated[int, typer.Option(help="Number of replicas at the start.")] = 2,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN:MAX",
+            help="Minimum and maximum number of replicas for Ray's autoscaler. Default: no autoscaling.",
+        ),
+    ] = None,
     target_queue_seconds: Annotated[
-        float, typer.Option(help="Work that may wait for its first byte at each replica, for --autoscale.")
+        float, typer.Option(help="With --autoscale: target queue length per replica, in seconds of work.")
     ] = 2.0,
-    gpus: Annotated[float, typer.Option(help="GPUs of one replica; 0 serves on CPUs.")] = 1,
-    cpus: Annotated[float, typer.Option(help="CPUs of one replica, as Ray counts them.")] = 4,
+    gpus: Annotated[float, typer.Option(help="GPUs per replica. 0: CPU only.")] = 1,
+    cpus: Annotated[float, typer.Option(help="CPUs per replica, in Ray's units.")] = 4,
     strategy: Annotated[
-        str, typer.Option(help="How a replica is chosen: auto, session, prefixaware, kvaware, roundrobin.")
+        str, typer.Option(help="Routing strategy: auto, session, prefixaware, kvaware or roundrobin.")
     ] = "auto",
-    session_key: Annotated[str, typer.Option(help="Header that names a session.")] = "x-session-id",
+    session_key: Annotated[str, typer.Option(help="Request header with the session ID.")] = "x-session-id",
     tokenizer: Annotated[
-        str | None, typer.Option(help="Directory with the model's tokenizer and template, on every node.")
+        str | None,
+        typer.Option(
+            help="Directory with the tokenizer and chat template, on every node. Default: compare prompts as text."
+        ),
     ] = None,
-    max_in_flight: Annotated[int, typer.Option(help="Requests at one replica at a time.")] = 1000,
-    host: Annotated[str, typer.Option(help="Address that HAProxy listens on; Ray has it listen on all.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port that HAProxy listens on.")] = 8000,
+    max_in_flight: Annotated[int, typer.Option(help="Maximum number of concurrent requests per replica.")] = 1000,
+    host: Annotated[str, typer.Option(help="Address of HAProxy. Ray listens on all addresses.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port of HAProxy.")] = 8000,
     address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; without one, a Ray of this machine's own is started.")
+        str | None, typer.Option(help="Address of the Ray cluster. Default: start Ray on this machine.")
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the application in Ray.")] = "hotspan",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print Serve's config file, and start nothing.")] = False,
+    name: Annotated[str, typer.Option(help="Name of the Ray Serve application.")] = "hotspan",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve config file and exit.")] = False,
 ) -> None:
-    """Serve MODEL by several replicas on Ray. What follows -- are options of `hotspan serve` and of vLLM."""
+    """Serve MODEL with several replicas on a Ray cluster. Options after -- are passed to `hotspan serve`."""
     with explained():
         _check_ray()
         words = [model, *context.args]

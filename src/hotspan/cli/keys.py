@@ -11,18 +11,24 @@ import typer
 
 from hotspan.cli.errors import explained
 
-keys = typer.Typer(help="Make, rotate and destroy the keys of encryption at rest.", no_args_is_help=True)
+keys = typer.Typer(help="Create, rotate and destroy the keys of encryption at rest.", no_args_is_help=True)
 
-OptionalStore = Annotated[Path | None, typer.Option(help="The key store, which no server uses.")]
-OptionalKek = Annotated[str | None, typer.Option(help="The key-encryption key of --store.")]
-Server = Annotated[str | None, typer.Option(help="Have this running server do it, instead of --store and --kek.")]
+OptionalStore = Annotated[
+    Path | None, typer.Option(help="Directory of the key store. No server may use it at the same time.")
+]
+OptionalKek = Annotated[
+    str | None, typer.Option(help="Key-encryption key of --store: file:PATH, env:NAME or aws-kms:KEY.")
+]
+Server = Annotated[
+    str | None, typer.Option(help="URL of a running server whose key store to change, instead of --store and --kek.")
+]
 Token = Annotated[
-    str | None, typer.Option(envvar="HOTSPAN_ADMIN_TOKEN", show_default=False, help="The admin token of --server.")
+    str | None, typer.Option(envvar="HOTSPAN_ADMIN_TOKEN", show_default=False, help="Admin token of --server.")
 ]
 
-Store = Annotated[Path, typer.Option(help="The key store: a directory of its own.")]
+Store = Annotated[Path, typer.Option(help="Directory of the key store.")]
 Kek = Annotated[
-    str, typer.Option(help="The key-encryption key: file:PATH, env:NAME or aws-kms:KEY[?region=..&endpoint=..].")
+    str, typer.Option(help="Key-encryption key: file:PATH, env:NAME or aws-kms:KEY[?region=..&endpoint=..].")
 ]
 
 
@@ -30,9 +36,9 @@ Kek = Annotated[
 def init(
     store: Store,
     kek: Kek,
-    new_kek: Annotated[bool, typer.Option("--new-kek", help="Make the file that --kek file:PATH names.")] = False,
+    new_kek: Annotated[bool, typer.Option("--new-kek", help="Create the key file of --kek file:PATH.")] = False,
 ) -> None:
-    """Make an empty key store, and try its key-encryption key."""
+    """Create an empty key store and test its key-encryption key."""
     from hotspan.config.environment import environment
     from hotspan.core.clock import SystemClock
     from hotspan.core.errors import ConfigError
@@ -56,12 +62,16 @@ def init(
 def rotate(
     store: OptionalStore = None,
     kek: OptionalKek = None,
-    tenant: Annotated[str | None, typer.Option(help="Give this tenant a new root key; no frame is rewritten.")] = None,
-    new_kek: Annotated[str | None, typer.Option(help="Wrap every tenant's keys by this key instead of --kek.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant that gets a new root key. Stored data is not rewritten.")
+    ] = None,
+    new_kek: Annotated[
+        str | None, typer.Option(help="New key-encryption key: wrap all tenants' keys with it instead of --kek.")
+    ] = None,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Give a tenant a new root key, or replace the key-encryption key."""
+    """Create a new root key for a tenant, or replace the key-encryption key."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
     from hotspan.keyring.keyring import open_keyring
@@ -90,14 +100,14 @@ def rotate(
 
 @keys.command("shred")
 def shred(
-    tenant: Annotated[str, typer.Option(help="The tenant whose keys to destroy.")],
+    tenant: Annotated[str, typer.Option(help="Tenant whose keys to destroy.")],
     store: OptionalStore = None,
     kek: OptionalKek = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Destroy a tenant's keys: all that is stored of it, wherever copies are, can never be read again."""
+    """Destroy the keys of a tenant. All stored data of the tenant, copies included, becomes unreadable for good."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
     from hotspan.keyring.keyring import open_keyring
@@ -119,7 +129,7 @@ def shred(
 
 @keys.command("list")
 def list_tenants(store: Store) -> None:
-    """Show the tenants that have keys, and how old these are."""
+    """List the tenants that have keys, and the age of the keys."""
     from hotspan.core.clock import SystemClock
     from hotspan.keyring.store import KeyStore
 

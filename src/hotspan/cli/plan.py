@@ -9,33 +9,42 @@ from hotspan.cli.errors import explained
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A model's directory, or the hub id of one that was downloaded.")],
-    workers: Annotated[int, typer.Option(min=1, help="Engines of this model on this host.")] = 1,
-    models: Annotated[int, typer.Option(min=1, help="Models that share this host, of this size.")] = 1,
-    tp: Annotated[int, typer.Option(min=1, help="Ranks of one engine: its --tensor-parallel-size.")] = 1,
-    kv_dtype: Annotated[str, typer.Option(help="The engine's --kv-cache-dtype.")] = "auto",
-    cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Where the engine computes.")] = False,
+    model: Annotated[str, typer.Argument(help="Directory of a model, or hub ID of a downloaded model.")],
+    workers: Annotated[int, typer.Option(min=1, help="Number of engines of this model on this host.")] = 1,
+    models: Annotated[int, typer.Option(min=1, help="Number of models of this size on this host.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size of each engine.")] = 1,
+    kv_dtype: Annotated[str, typer.Option(help="Data type of the KV cache, as --kv-cache-dtype.")] = "auto",
+    cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device of the engine.")] = False,
     disk: Annotated[
         Path | None,
-        typer.Option(help="Where the disk tier would live, with --auto; without it, the usual places are looked at."),
+        typer.Option(
+            help="Directory for the disk tier. Implies --auto. Default: with --auto, common directories are checked."
+        ),
     ] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Plan as `hotspan serve --auto` does; without it, as `hotspan serve` does.")
+        bool,
+        typer.Option(
+            "--auto", help="Plan for `hotspan serve --auto`. Default: plan for `hotspan serve` without tier options."
+        ),
     ] = False,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The engine's --max-num-seqs.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of concurrent requests, as --max-num-seqs.")
+    ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Write and read up to 256 MiB to see how fast disks are.")
+        bool, typer.Option("--measure/--no-measure", help="Measure disks by writing and reading up to 256 MiB each.")
     ] = True,
-    users: Annotated[int, typer.Option(min=1, help="Texts that come back.")] = 100,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of such a text.")] = 10_000,
+    users: Annotated[int, typer.Option(min=1, help="Number of texts in the working set.")] = 100,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per text.")] = 10_000,
     prefill_rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Tokens a second that the engine computes, if you know it.")
+        float | None,
+        typer.Option(min=0.001, help="Prefill rate of the engine, in tokens per second. Default: unknown."),
     ] = None,
     ram_rate: Annotated[
-        float | None, typer.Option(min=0.001, help="GB/s between RAM and the engine, if you know it.")
+        float | None,
+        typer.Option(min=0.001, help="Transfer rate between RAM and the engine, in GB/s. Default: unknown."),
     ] = None,
 ) -> None:
-    """Show which tiers `hotspan serve` would choose here and why, and how much of a working set they hold."""
+    """Show the tiers that `hotspan serve` would choose on this host, and how much of a working set they hold."""
     with explained():
         from hotspan.config.environment import environment
         from hotspan.core.types import Tier

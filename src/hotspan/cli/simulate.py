@@ -8,55 +8,76 @@ import typer
 
 from hotspan.cli.errors import explained
 
-_SIZE = "Repeat it to compare sizes."
+_SIZE = "May be repeated to compare sizes."
 
 
 def simulate(
     trace: Annotated[
         list[str] | None,
-        typer.Option(help="conversation, synthetic or toolagent, or a file in Mooncake's format; can be repeated."),
+        typer.Option(
+            help="Trace: conversation, synthetic, toolagent, or a file in Mooncake's format. May be repeated. "
+            "Default: conversation, synthetic."
+        ),
     ] = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option(help="One to compare; can be repeated. Without it, all of them.")
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Simulated replicas.")] = 8,
-    prefill_tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Of one replica, as measured.")] = 8000.0,
+    strategy: Annotated[list[str] | None, typer.Option(help="Routing strategy. May be repeated. Default: all.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Number of simulated replicas.")] = 8,
+    prefill_tokens_per_s: Annotated[
+        float, typer.Option(min=1.0, help="Prefill rate of one replica, in tokens per second.")
+    ] = 8000.0,
     attention_s: Annotated[
-        float, typer.Option(min=0.0, help="The quadratic part: seconds for a token, times the tokens before it.")
+        float, typer.Option(min=0.0, help="Attention cost, in seconds per token and preceding token.")
     ] = 0.0,
-    decode_step_s: Annotated[float, typer.Option(min=1e-6, help="To decode a token of one request.")] = 0.02,
-    request_step_s: Annotated[float, typer.Option(min=0.0, help="More for each other request.")] = 0.0002,
-    step_tokens: Annotated[int, typer.Option(min=1, help="The engine's --max-num-batched-tokens.")] = 512,
-    max_running: Annotated[int, typer.Option(min=1, help="The engine's --max-num-seqs.")] = 256,
+    decode_step_s: Annotated[
+        float, typer.Option(min=1e-6, help="Duration of a decoding step with one request, in seconds.")
+    ] = 0.02,
+    request_step_s: Annotated[
+        float, typer.Option(min=0.0, help="Added duration of a decoding step per further request, in seconds.")
+    ] = 0.0002,
+    step_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per step, as --max-num-batched-tokens.")
+    ] = 512,
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent requests per replica, as --max-num-seqs.")
+    ] = 256,
     gpu_tokens: Annotated[
-        list[int] | None, typer.Option(min=512, help=f"Tokens that a GPU's pool keeps. {_SIZE}  [default: 750000]")
+        list[int] | None,
+        typer.Option(min=512, help=f"Capacity of the GPU's KV cache, in tokens. {_SIZE} Default: 750000."),
     ] = None,
-    ram_gib: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Of a replica's RAM tier. {_SIZE}")] = None,
-    disk_gib: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Of its disk tier. {_SIZE}")] = None,
-    l2_gib: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Of the L2 that all share. {_SIZE}")] = None,
+    ram_gib: Annotated[
+        list[float] | None, typer.Option(min=0.0, help=f"RAM tier per replica, in GiB. {_SIZE} Default: 0.")
+    ] = None,
+    disk_gib: Annotated[
+        list[float] | None, typer.Option(min=0.0, help=f"Disk tier per replica, in GiB. {_SIZE} Default: 0.")
+    ] = None,
+    l2_gib: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Shared L2, in GiB. {_SIZE} Default: 0.")] = None,
     eviction: Annotated[
-        list[str] | None, typer.Option(help="Of the tiers: arc or lru; repeat it to compare.  [default: arc]")
+        list[str] | None,
+        typer.Option(help="Eviction policy of the tiers: arc or lru. May be repeated. Default: arc."),
     ] = None,
-    kv_bytes: Annotated[int, typer.Option(min=1, help="Of a token, as `hotspan plan` says.")] = 131_072,
-    ram_gb_per_s: Annotated[float, typer.Option(min=0.001, help="From RAM to the GPU.")] = 20.0,
-    disk_gb_per_s: Annotated[float, typer.Option(min=0.001, help="From disk to the GPU.")] = 3.0,
-    l2_gb_per_s: Annotated[float, typer.Option(min=0.001, help="From L2 to the GPU.")] = 1.5,
+    kv_bytes: Annotated[
+        int, typer.Option(min=1, help="KV cache size per token, in bytes (`hotspan plan MODEL` prints it).")
+    ] = 131_072,
+    ram_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from RAM to the GPU, in GB/s.")] = 20.0,
+    disk_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from disk to the GPU, in GB/s.")] = 3.0,
+    l2_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from the L2 to the GPU, in GB/s.")] = 1.5,
     event_delay_ms: Annotated[
-        float, typer.Option(min=-1.0, help="From a change in a replica's caches to the router; -1: no events.")
+        float,
+        typer.Option(min=-1.0, help="Delay of KV events from a replica to the router, in ms. -1 disables events."),
     ] = 5.0,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="So many, at the same rate.  [default: as published, or the whole file]")
+        int | None,
+        typer.Option(min=1, help="Number of requests, at an unchanged rate. Default: as published, or the whole file."),
     ] = None,
-    rate_scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="Arrivals come so many times as fast.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the first trace.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Traces of each shape; the means are shown.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
+    rate_scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="Factor for the arrival rate.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed of the first trace.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per trace. Means are shown.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the results to this JSON file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report with plots to this HTML file.")] = None,
     write_trace: Annotated[
-        Path | None, typer.Option(help="Write the first trace in Mooncake's format, and stop.")
+        Path | None, typer.Option(help="Write the first trace to this file, in Mooncake's format, and exit.")
     ] = None,
 ) -> None:
-    """Replay traces over simulated replicas behind the router's own policy, on this CPU, in seconds."""
+    """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
     with explained():
         from rich.console import Console
 

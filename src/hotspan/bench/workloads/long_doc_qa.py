@@ -33,13 +33,17 @@ class LongDocQaOptions:
     PREFIX: ClassVar[str] = "ldqa"
     COUNT_FLAG: ClassVar[str] = "--ldqa-num-documents"
 
-    document_length: int = option(10_000, "Tokens in each document.")
-    query_per_document: int = option(2, "Questions asked about each document.")
-    shuffle_policy: Literal["random", "tile"] = option("random", "Order: random, or tile (question by question).")
-    num_inflight_requests: int = option(3, "Requests at a time in the query round.")
-    max_output_length: int = option(128, "Tokens that an answer may have.")
-    text: Literal["filler", "prose"] = option("filler", "Documents: filler (one word repeated) or prose (varied text).")
-    num_documents: int = option(0, "Documents; 0 works the number out from --kv-cache-volume.")
+    document_length: int = option(10_000, "Tokens per document.")
+    query_per_document: int = option(2, "Questions per document.")
+    shuffle_policy: Literal["random", "tile"] = option(
+        "random", "Order of requests: random, or tile (the first question of every document, then the second, ...)."
+    )
+    num_inflight_requests: int = option(3, "Maximum number of concurrent requests in the query round.")
+    max_output_length: int = option(128, "Maximum number of tokens per answer.")
+    text: Literal["filler", "prose"] = option(
+        "filler", "Text of the documents: filler (one word repeated) or prose (varied text)."
+    )
+    num_documents: int = option(0, "Number of documents. Default: computed from --kv-cache-volume.")
 
     def __post_init__(self) -> None:
         for name in ("document_length", "query_per_document", "num_inflight_requests", "max_output_length"):

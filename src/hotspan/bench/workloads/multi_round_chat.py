@@ -39,22 +39,28 @@ class MultiRoundChatOptions:
     PREFIX: ClassVar[str] = "mrc"
     COUNT_FLAG: ClassVar[str] = "--mrc-num-sessions"
 
-    shared_prompt_length: int = option(2000, "Tokens in a session's system prompt.")
-    chat_history_length: int = option(10_000, "Tokens that a session's user said before the first turn.")
-    user_input_length: int = option(50, "Tokens in each question.")
-    output_length: int = option(200, "Tokens that an answer may have.")
-    qps: float = option(1.0, "Turns due in a second, over all sessions.")
-    duration: float = option(60.0, "Seconds for which turns are due; what was sent by then is still answered.")
+    shared_prompt_length: int = option(2000, "Tokens per system prompt.")
+    chat_history_length: int = option(10_000, "Tokens of chat history before the first turn of a session.")
+    user_input_length: int = option(50, "Tokens per question.")
+    output_length: int = option(200, "Maximum number of tokens per answer.")
+    qps: float = option(1.0, "Request rate over all sessions, in turns per second.")
+    duration: float = option(60.0, "Duration of the run, in seconds. Requests that were sent by then are completed.")
     loop: Literal["closed", "open"] = option(
-        "closed", "closed: a busy session holds back all turns after its own; open: only its own."
+        "closed",
+        "closed: a session that waits for its answer delays all later turns. open: it delays its own turns only.",
     )
-    arrivals: Literal["even", "poisson"] = option("even", "Turns are due at even times, or at random (poisson).")
+    arrivals: Literal["even", "poisson"] = option(
+        "even", "Distribution of arrivals: even (constant intervals) or poisson."
+    )
     system_prompt: Literal["numbered", "shared"] = option(
-        "numbered", "numbered: begins with the session's number, so that nothing is shared; shared: the same for all."
+        "numbered",
+        "System prompts: numbered (different for each session, nothing is shared) or shared (the same for all).",
     )
-    text: Literal["filler", "prose"] = option("filler", "Texts: filler (one word repeated) or prose (varied text).")
-    num_sessions: int = option(0, "Sessions; 0 works the number out from --kv-cache-volume.")
-    num_requests: int = option(0, "Turns to send, however long that takes; 0 goes by --mrc-duration.")
+    text: Literal["filler", "prose"] = option(
+        "filler", "Text of the prompts: filler (one word repeated) or prose (varied text)."
+    )
+    num_sessions: int = option(0, "Number of sessions. Default: computed from --kv-cache-volume.")
+    num_requests: int = option(0, "Number of turns to send, instead of --mrc-duration. Default: use --mrc-duration.")
 
     def __post_init__(self) -> None:
         for name in ("shared_prompt_length", "chat_history_length", "user_input_length", "output_length"):
