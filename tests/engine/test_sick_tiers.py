@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hotspan.testing.memory_store import MemoryServer
 
 from hotspan.core.types import Tier
+from proofs.simulated.memory_store import MemoryServer
 
 from .harness.core import CHUNK, STEP_TOKENS
 from .harness.simulated import POLL_S, SimulatedCore, simulated

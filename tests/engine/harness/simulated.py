@@ -26,8 +26,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from hotspan.testing.memory_store import MemoryServer
-
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.engine import connector
@@ -39,6 +37,7 @@ from hotspan.tiers.disk import DiskOptions
 from hotspan.tiers.files import Files
 from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.io import Dropped, Job
+from proofs.simulated.memory_store import MemoryServer
 from tests.cache.cost_rig import CPU, attended
 
 from .core import HANG_S, STEP_TOKENS, Core, core
