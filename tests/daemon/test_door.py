@@ -240,6 +240,9 @@ BAD = {
     "log of no scope": REQUEST.pack(Operation.LOG_APPEND, 0) + b'{"scope": {}, "by": "x"}',
     "log read from nowhere": REQUEST.pack(Operation.LOG_READ, 0) + b'{"after": null}',
     "log report of nobody": REQUEST.pack(Operation.LOG_REPORT, 0) + b'{"replica": "", "generation": 1, "ttl_s": 1}',
+    "log read from infinity": REQUEST.pack(Operation.LOG_READ, 0) + b'{"after": 1e999}',
+    "log report of infinity": REQUEST.pack(Operation.LOG_REPORT, 0) + b'{"replica":"x","generation":1e999,"ttl_s":1}',
+    "log of depths": REQUEST.pack(Operation.LOG_APPEND, 0) + b"[" * 60_000,
     "huge": bytes(200_000),
 }
 

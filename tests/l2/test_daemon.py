@@ -358,6 +358,8 @@ def test_places_outside_the_segment_are_not_written(lie: Lie, answer: bytes) -> 
         OK + FOUND.pack(1),
         bytes([Status.BAD_REQUEST]),
         bytes([Status.NO_ROOM]),
+        OK + b'{"generation": 1e999, "has_more": false, "epoch": "00", "floor": 0, "entries": [{"generation": 1e999}]}',
+        OK + b"[" * 60_000,
     ],
 )
 def test_answers_without_meaning_are_errors(lie: Lie, answer: bytes) -> None:

@@ -24,7 +24,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert (tmp_path / POSITION_FILE).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": "xy", "generation": 1}', b'{"epoch": "00"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"[]", b"[" * 100_000, b'{"epoch": "xy", "generation": 1}', b'{"epoch": "00"}'),
+        b'{"epoch": "00", "generation": 1e999}',
+    ],
+)
 def test_what_is_not_whole_is_not_believed(tmp_path: Path, data: bytes) -> None:
     """A torn or foreign file says nothing."""
     (tmp_path / POSITION_FILE).write_bytes(data)

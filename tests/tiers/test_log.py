@@ -104,10 +104,20 @@ def test_every_damage_is_noticed(log: GenerationLog, path: Path, data: st.DataOb
     assert not is_whole and entries == ENTRIES[: len(entries)]
 
 
-@pytest.mark.parametrize("body", [[], {}, {"generation": "x"}, {"generation": 1, "scope": {}}, {"generation": None}])
-def test_a_whole_entry_of_something_else_is_damage(log: GenerationLog, path: Path, body: object) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("[]", "{}", '{"generation": "x"}', '{"generation": 1, "scope": {}}', '{"generation": null}'),
+        *(
+            '{"generation": 1e999}',
+            '{"generation": 4, "scope": ' + json.dumps(Scope().to_json()) + ', "at_s": 1' + "0" * 400 + "}",
+            "[" * 100_000,
+        ),
+    ],
+)
+def test_a_whole_entry_of_something_else_is_damage(log: GenerationLog, path: Path, body: str) -> None:
     """An entry with a right check that is no invalidation makes the log untrusted, and raises nothing."""
-    data = json.dumps(body).encode()
+    data = body.encode()
     with path.open("ab") as file:
         file.write(b"HSLG" + struct.pack("<I", len(data)) + xxhash.xxh3_64_digest(data) + data)
     assert read(path) == (3, ENTRIES, False)

@@ -14,6 +14,9 @@ A miss is a value and not an error (`core.types.Lookup`), and so is a fault of a
 import difflib
 from collections.abc import Iterable
 
+MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What Python raises while it reads values from foreign JSON: `1e999` overflows an int, and deep nesting recurses."""
+
 
 class HotspanError(Exception):
     """The root: anything hotspan raises on purpose."""

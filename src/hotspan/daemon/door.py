@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import MALFORMED, ConfigError
 from hotspan.core.scopes import scopes_from_json
 from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import InvalidationLog
@@ -165,7 +165,7 @@ class LocalDoor:
                 if size > len(self._buffer):
                     raise BadRequest("a message is too long")
                 self._take(client, self._buffer[:size])
-            except (BadRequest, struct.error, ValueError, KeyError, TypeError) as error:
+            except (BadRequest, struct.error, *MALFORMED) as error:
                 logger.warning("door_client_ignored reason=%s", error)
                 client.is_ignored = True
                 self._send(client, bytes([Status.BAD_REQUEST]))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hotspan.core.clock import Clock
+from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
@@ -159,7 +160,7 @@ def _noted(generation: int, noted: bytes) -> LogEntry:
         text = noted.decode()
         if json.loads(text)["generation"] == generation:
             return LogEntry(generation, text)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except MALFORMED:
         pass
     logger.warning("log_entry_malformed generation=%d", generation)
     scope = scopes_to_json([Scope()])

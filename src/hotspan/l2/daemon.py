@@ -247,7 +247,7 @@ class DaemonLog:
 
     def replicas(self) -> dict[str, int]:
         with understood():
-            return dict(self._ask(Operation.LOG_REPLICAS))
+            return {str(name): int(read) for name, read in dict(self._ask(Operation.LOG_REPLICAS)).items()}
 
     def _ask(self, operation: Operation, **body: Any) -> Any:
         data = json.dumps(body, separators=(",", ":")).encode()

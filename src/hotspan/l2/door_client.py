@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hotspan.core.errors import MALFORMED
 from hotspan.l2.connections import Deadline
 from hotspan.l2.door import (
     BUFFER_BYTES,
@@ -31,7 +32,7 @@ def understood() -> Iterator[None]:
     """Turn what goes wrong with reading an answer into a ConnectionError: what answered is no daemon of hotspan."""
     try:
         yield
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, *MALFORMED) as error:
         raise ConnectionError(f"what the daemon answers has no meaning: {error}") from error
 
 

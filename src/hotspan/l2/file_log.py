@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hotspan.core.clock import Clock
+from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.l2.base import LogPage, SharedInvalidation, is_lost, read_entry
@@ -224,7 +225,7 @@ class FileLog:
                 until_s = float(body["until_s"])
                 if now_s < until_s:
                     alive[str(body["replica"])] = int(body["generation"])
-            except (KeyError, TypeError, ValueError, OverflowError):
+            except MALFORMED:
                 continue
             if now_s > until_s + _FORGOTTEN_S:
                 self._files.unlink(path)
@@ -252,7 +253,7 @@ def _read_epoch(files: SharedFiles, path: Path, number: int) -> Epoch | None:
         name = bytes.fromhex(body["epoch"])
         floor = int(body["floor"])
         return Epoch(number, name, floor) if len(name) == 16 and 0 <= floor < _MOST_GENERATION else None
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except MALFORMED:
         return None
 
 
@@ -264,6 +265,6 @@ def _read_json(files: SharedFiles, path: Path) -> dict[str, Any]:
         if not is_gone(error):
             raise
         return {}
-    except (ValueError, RecursionError):
+    except MALFORMED:
         return {}
     return body if isinstance(body, dict) else {}

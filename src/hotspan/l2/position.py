@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from hotspan.core.errors import MALFORMED
 from hotspan.l2.follower import LogPosition
 from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.directory import POSITION_FILE
@@ -19,7 +20,7 @@ def read_position(directory: Path) -> LogPosition | None:
     try:
         said = json.loads((directory / POSITION_FILE).read_bytes())
         return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (OSError, *MALFORMED):
         return None
 
 

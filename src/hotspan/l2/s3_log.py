@@ -28,6 +28,7 @@ from typing import NamedTuple
 import xxhash
 
 from hotspan.core.clock import Clock
+from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.l2.base import LogPage, SharedInvalidation, read_entry
@@ -301,7 +302,7 @@ class S3Log:
         try:
             body = json.loads(bytes(blob.data)) if blob is not None else {}
             return _Said(str(body["replica"]), int(body["generation"]), float(body["until_s"]))
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except MALFORMED:
             return None  # gone, or nobody's
 
 
@@ -329,6 +330,6 @@ def _entries(data: bytes, first: int) -> tuple[SharedInvalidation, ...] | None:
         return None
     try:
         said = json.loads(body)
-    except (ValueError, RecursionError):
+    except MALFORMED:
         return None
     return tuple(read_entry(first + nth, one) for nth, one in enumerate(said)) if isinstance(said, list) else None

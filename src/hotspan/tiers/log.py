@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_from_json, scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.tiers.files import Files, read_all, whole
@@ -74,7 +75,7 @@ class GenerationLog:
                 if "scope" in body:
                     entries.append(Invalidation(said, scopes_from_json(body["scope"]), float(body["at_s"])))
                 generation = max(generation, said)
-            except (KeyError, TypeError, ValueError):
+            except MALFORMED:
                 return LogContents(max(0, generation), entries, False)
         self._end = at
         return LogContents(max(0, generation), entries, generation >= 0)
@@ -141,6 +142,6 @@ def _entry(data: bytes, at: int) -> tuple[dict[str, Any], int] | None:
         return None
     try:
         found = json.loads(body)
-    except ValueError:
+    except MALFORMED:
         return None
     return (found, at + _HEAD.size + size) if isinstance(found, dict) else None

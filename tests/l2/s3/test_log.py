@@ -215,7 +215,7 @@ def test_a_replica_says_it_again_to_a_new_log(opened: Logs, place: Place) -> Non
 
 
 def test_replicas_that_are_long_dead_leave_nothing(opened: Logs, place: Place, clock: SimulatedClock) -> None:
-    """What a replica left is deleted an hour after its time was over, and what is no replica's is nobody."""
+    """What a replica left is deleted an hour after its time was over, and a file that no replica wrote is ignored."""
     log = opened()
     log.report("a", 1, 9.0)
     (path,) = (path for path in place.paths("log") if "/replicas/" in path)
@@ -223,3 +223,17 @@ def test_replicas_that_are_long_dead_leave_nothing(opened: Logs, place: Place, c
     clock.advance(3700)
     assert log.replicas() == {}
     assert path not in place.paths("log")
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, "NaN", '"x"', "null", "[]", "[" * 100_000])
+def test_a_report_with_a_number_beyond_all_bounds_is_ignored(opened: Logs, place: Place, number: str) -> None:
+    """A foreign file among the reports costs no other replica its report, whatever number or depth is in it."""
+    log = opened()
+    log.report("a", 1, 9.0)
+    (path,) = (path for path in place.paths("log") if "/replicas/" in path)
+    for name, body in (
+        ("generation", f'{{"replica": "r", "generation": {number}, "until_s": 9e12}}'),
+        ("until", f'{{"replica": "s", "generation": 1, "until_s": {number}}}'),
+    ):
+        place.write(f"{path}-{name}", body.encode())
+    assert log.replicas().items() >= {"a": 1}.items()
