@@ -268,11 +268,15 @@ def test_settings_without_effect_are_named(
     own: dict[str, Any] = {name: text}
     if name == "prefix_caching_hash_algo":
         own = {name: "xxhash"}
+    elif "--client-adapters" in rule.instead:
+        own["enable_lora"] = True
     said = started(configured(own=own, flags=beside), capsys)
     assert any(name in line and rule.instead in line for line in said.splitlines()), said
     quiet = {"own": own, "flags": BESIDE.get(name, {})}
     if name in ("adapters", "adapter_copies", "formatter_timeout_s") or name.startswith("max_"):
         quiet["own"] = own | {"enable_lora": True}
+        if name == "max_client_adapters":
+            quiet["flags"] = {"client_adapters": "/tmp/adapters"}
     elif name == "kv_events_key":
         quiet["own"] = own | {"kv-events-config": {"enable_kv_cache_events": True}}
     elif name in ("kek", "key_store"):

@@ -59,9 +59,14 @@ RULES = (
         "--no-sessions refuses sessions: it has no effect",
     ),
     Rule(
-        ("adapters", "adapter_copies", "max_loras", "max_cpu_loras", "max_lora_rank"),
+        ("adapters", "adapter_copies", "max_client_adapters", "max_loras", "max_cpu_loras", "max_lora_rank"),
         _off("enable_lora"),
         "no adapters are served without --enable-lora (option.enable_lora=true): it has no effect",
+    ),
+    Rule(
+        ("max_client_adapters",),
+        lambda settings: _on("enable_lora")(settings) and settings["client_adapters"].value is None,
+        "clients register no adapters without --client-adapters: it has no effect",
     ),
     Rule(
         ("kv_events_key",),

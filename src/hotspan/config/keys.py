@@ -290,6 +290,12 @@ _SERVER = (
         part="server",
     ),
     Key(
+        "max_client_adapters",
+        kinds.COUNT,
+        "Maximum number of adapters that a tenant may register. Default: 32, or 1000 where clients have no API keys.",
+        part="server",
+    ),
+    Key(
         "formatters",
         kinds.PATH,
         "Directory with model.py or formatter.yaml. Default: the model's directory, in LMI's configuration only.",

@@ -67,6 +67,7 @@ class ServerSettings:
     adapters:          directory with one adapter in each of its directories.
     adapter_copies:    where the server keeps its copies of them; None for a directory of its own in /tmp.
     client_adapters:   clients may register adapters, from this directory too; None leaves that to the administrator.
+    max_client_adapters: registered at a time by one tenant; without keys, by all clients. None is the default of each.
     formatters:        directory with model.py or formatter.yaml.
     is_secure:         no code of the model's is executed, and only safetensors are read.
     admin_token_file:  None takes the token from the environment, or makes one.
@@ -87,6 +88,7 @@ class ServerSettings:
     adapters: Path | None = None
     adapter_copies: Path | None = None
     client_adapters: Path | None = None
+    max_client_adapters: int | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
     formatters: Path | None = None
     formatter_timeout_s: float = 5.0

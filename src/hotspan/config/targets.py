@@ -118,6 +118,7 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         adapters=_path(value["adapters"]),
         adapter_copies=_path(value["adapter_copies"]),
         client_adapters=_path(value["client_adapters"]),
+        max_client_adapters=value["max_client_adapters"],
         lora=LoraSettings(
             is_enabled=is_on(settings, "enable_lora"),
             max_loras=count(settings, "max_loras", 1),

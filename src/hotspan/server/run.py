@@ -34,7 +34,7 @@ from hotspan.http.serving import DrainingServer, bind, uvicorn_config
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import model_directory, weights_bytes
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
-from hotspan.server.adapters.registry import AdapterRegistry
+from hotspan.server.adapters.registry import MAX_OF_A_TENANT, MAX_OF_ALL, AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
@@ -275,6 +275,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
         SnapshotStore(_copies(options.server), _most_adapter_bytes(options.model)),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
+        max_of_clients=options.server.max_client_adapters or (MAX_OF_A_TENANT if options.has_keys else MAX_OF_ALL),
     )
     adapters.publish(lambda: registry.names(current_owner()))
     await registry.autoload(directory, tenants=options.tenants.names)

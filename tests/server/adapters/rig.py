@@ -102,7 +102,7 @@ class Formats:
 class Rig:
     """A registry over a directory of adapters. Made on a running loop."""
 
-    def __init__(self, path: Path, *, slots: int = 4, max_rank: int = 8) -> None:
+    def __init__(self, path: Path, *, slots: int = 4, max_rank: int = 8, max_of_clients: int = 32) -> None:
         self.root = path / "adapters"
         self.root.mkdir(exist_ok=True)
         self.copies = path / "copies"
@@ -114,6 +114,7 @@ class Rig:
             SnapshotStore(self.copies),
             AdapterLimits(max_rank),
             self.formats,
+            max_of_clients=max_of_clients,
         )
 
     def write(self, name: str, seed: int = 0, **changes: Any) -> str:

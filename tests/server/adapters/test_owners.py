@@ -168,6 +168,40 @@ async def test_a_platform_without_a_token(rig: Rig) -> None:
     await served.http.aclose()
 
 
+async def test_a_tenant_registers_so_many(tmp_path: Path) -> None:
+    """One more than --max-client-adapters is a 400 that copies no file; other tenants and the administrator go on."""
+    rig = Rig(tmp_path, max_of_clients=2)
+    for name in ("acme/mine", "globex/mine", "shared"):
+        write_adapter(rig.root / name, 1)
+    served = Served(rig.registry)
+    assert [await served.register("acme", f"a{n}", "mine") for n in range(2)] == [200, 200]
+    copies = rig.snapshots()
+    body = {"name": "one-more", "src": "mine", "preload": False}
+    refused = await served.ask("acme", "POST", "/adapters", json=body)
+    assert refused.status_code == 400 and "--max-client-adapters" in refused.text, refused.text
+    assert rig.snapshots() == copies and await served.model("acme", "one-more") is None
+    assert await served.register("globex", "a0", "mine") == 200
+    for n in range(3):  # the administrator's own, and those that it gives a tenant, count for nobody
+        assert await served.register("admin", f"s{n}", "shared") == 200
+        assert await served.register("admin", f"t{n}", "mine", tenant="globex") == 200
+    assert await served.register("globex", "a1", "mine") == 200 and await served.register("globex", "a2", "mine") == 400
+    update = await served.ask("acme", "POST", "/adapters/a0/update", json={"src": "mine"})
+    assert update.status_code == 200 and await served.register("acme", "one-more", "mine") == 400
+    assert (await served.ask("acme", "DELETE", "/adapters/a0")).status_code == 200
+    assert await served.register("acme", "one-more", "mine") == 200
+    await served.http.aclose()
+
+
+async def test_clients_without_keys_register_so_many_together(tmp_path: Path) -> None:
+    """Where nobody has a key, clients are one principal: what each registers counts for all."""
+    rig = Rig(tmp_path, max_of_clients=2)
+    rig.write("shared")
+    served = Served(rig.registry, is_keyed=False)
+    assert [await served.register("nobody", name, "shared") for name in "abc"] == [200, 200, 400]
+    assert await served.register("admin", "c", "shared") == 200
+    await served.http.aclose()
+
+
 async def test_tenants_directories_are_no_adapters(rig: Rig) -> None:
     """What is loaded at the start is what stands in the root, and not the directories of tenants."""
     rig.write("globex", 2)  # an adapter of that name, too
@@ -184,12 +218,3 @@ async def test_no_tenant_brings_code(rig: Rig, served: Served, name: str) -> Non
     assert await served.register("acme", "other", "mine") == 403
     assert (await served.ask("acme", "POST", "/adapters/legal/update", json={})).status_code == 403
     assert await served.names("acme") == ["legal", "shared"] and set(rig.formats.added) == {"shared"}
-
-
-async def test_no_tenant_takes_all_files(rig: Rig, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each adapter holds an open file: a tenant has at most so many, and others are as free as before."""
-    monkeypatch.setattr("hotspan.server.adapters.registry._MOST_OF_A_TENANT", 3)
-    assert [await served.register("acme", f"a{n}", "mine") for n in range(4)] == [200, 200, 200, 507]
-    assert await served.register("globex", "a0", "mine") == 200 and await served.register("admin", "b", "shared") == 200
-    assert (await served.ask("acme", "DELETE", "/adapters/a0")).status_code == 200
-    assert await served.register("acme", "a3", "mine") == 200

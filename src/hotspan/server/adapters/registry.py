@@ -27,14 +27,16 @@ from hotspan.server.principal import SERVER
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
-_MOST_OF_A_TENANT = 1000
-"""Each adapter takes an open file, of which the server has a limited number for all its clients."""
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
 class _Hosted:
-    """One adapter of one content. owner: the tenant whose it is, or SERVER."""
+    """One adapter of one content.
+
+    owner:      the tenant whose it is, or SERVER.
+    is_clients: a client registered it, and not the administrator.
+    """
 
     name: str
     owner: str
@@ -44,6 +46,7 @@ class _Hosted:
     directory: Path
     snapshot: Snapshot
     engine_name: str
+    is_clients: bool = False
     is_loaded: bool = False
     loading: "asyncio.Task[AdapterError | None] | None" = None
 
@@ -60,6 +63,10 @@ def _key(name: str, owner: str) -> str:
     return f"{name}@{owner}" if owner else name
 
 
+MAX_OF_A_TENANT, MAX_OF_ALL = 32, 1000
+"""Adapters that clients may register, unless --max-client-adapters says otherwise: a tenant, or without keys everyone,
+who may be a platform with many tenants of its own. Each takes an open file, and its size on the disk."""
+
 LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
 
 
@@ -68,6 +75,8 @@ class AdapterRegistry:
 
     An adapter belongs to the tenant that registered it, who alone sees, uses and changes it; or to the server, then
     every tenant may use it. A tenant's own comes before the server's of the same name.
+
+    max_of_clients: adapters of each owner that clients may register.
     """
 
     def __init__(
@@ -77,12 +86,15 @@ class AdapterRegistry:
         snapshots: SnapshotStore,
         limits: AdapterLimits,
         formatters: AdapterFormatters | None = None,
+        *,
+        max_of_clients: int = MAX_OF_A_TENANT,
     ) -> None:
         self._engine = engine
         self._sources = sources
         self._snapshots = snapshots
         self._limits = limits
         self._formatters = formatters
+        self._max_of_clients = max_of_clients
         self._hosted: dict[str, _Hosted] = {}
         self._refused: dict[str, str] = {}
         self._changes = asyncio.Lock()
@@ -138,13 +150,29 @@ class AdapterRegistry:
         return [hosted.name for hosted in self._seen_by(owner)]
 
     async def register(
-        self, name: str, src: str, *, preload: bool = True, pin: bool = False, owner: str = SERVER
+        self,
+        name: str,
+        src: str,
+        *,
+        preload: bool = True,
+        pin: bool = False,
+        owner: str = SERVER,
+        is_clients: bool = False,
     ) -> Adapter:
         """Add an adapter; `preload` loads it before this returns, and it is registered only if that works.
 
+        is_clients: a client asks for it, and not the administrator.
         Raises: AdapterError; nothing has changed then.
         """
-        return await self._alone(lambda: self._register(name, src, preload=preload, pin=pin, owner=owner))
+
+        async def register() -> Adapter:
+            if is_clients:
+                self._check_count(owner)
+            hosted = await self._register(name, src, preload=preload, pin=pin, owner=owner)
+            hosted.is_clients = is_clients
+            return hosted.view()
+
+        return await self._alone(register)
 
     async def update(
         self,
@@ -200,7 +228,7 @@ class AdapterRegistry:
 
         return await asyncio.shield(self._start(change()))
 
-    async def _register(self, name: str, src: str, *, preload: bool, pin: bool, owner: str) -> Adapter:
+    async def _register(self, name: str, src: str, *, preload: bool, pin: bool, owner: str) -> _Hosted:
         if not _NAME.fullmatch(name):
             raise AdapterError(
                 400,
@@ -211,8 +239,6 @@ class AdapterRegistry:
             raise AdapterError(409, f"there is an adapter {name!r} already: update it, or delete it first")
         if self._engine.has(name):
             raise AdapterError(409, f"{name!r} is what the server calls a model of its own: give another name")
-        if owner and sum(hosted.owner == owner for hosted in self._hosted.values()) >= _MOST_OF_A_TENANT:
-            raise AdapterError(507, f"{_MOST_OF_A_TENANT} adapters are registered already: delete some first")
         self._check_pin(name, preload=preload, pin=pin, owner=owner)
         hosted = await self._take(name, src, preload=preload, pin=pin, owner=owner)
         try:
@@ -228,7 +254,7 @@ class AdapterRegistry:
         self._hosted[hosted.key] = hosted
         self._refused.pop(hosted.key, None)
         logger.info("adapter_registered name=%s digest=%s", name, hosted.snapshot.digest)
-        return hosted.view()
+        return hosted
 
     async def _update(
         self, name: str, *, src: str | None, preload: bool | None, pin: bool | None, owner: str
@@ -251,6 +277,7 @@ class AdapterRegistry:
             await self._restore_formatter(old)
             self._start(self._retire(new))
             raise
+        new.is_clients = old.is_clients
         self._hosted[new.key] = new
         self._start(self._retire(old))
         logger.info("adapter_updated name=%s digest=%s was=%s", name, new.snapshot.digest, old.snapshot.digest)
@@ -358,6 +385,15 @@ class AdapterRegistry:
                 507,
                 f"no slot is free to pin {name!r} in: {pinned} of {self._engine.slots} (--max-loras) are pinned, and "
                 "one stays for the other adapters; unpin one (update with pin=false), or serve with more",
+            )
+
+    def _check_count(self, owner: str) -> None:
+        count = sum(hosted.is_clients and hosted.owner == owner for hosted in self._hosted.values())
+        if count >= self._max_of_clients:
+            raise AdapterError(
+                400,
+                f"{count} adapters are registered, and {'a tenant' if owner else 'clients'} may have "
+                f"{self._max_of_clients} (--max-client-adapters): delete one first",
             )
 
     def _seen_by(self, owner: str | None) -> list[_Hosted]:

@@ -55,6 +55,7 @@ class AdapterRoutes:
             preload=True if preload is None else preload,
             pin=bool(pin),
             owner=_owner(asked) or SERVER,
+            is_clients=not current_principal().is_admin,
         )
         return {"status": f"Adapter {_shown(request, name)} registered"}
 
