@@ -31,11 +31,12 @@ from hotspan.bench.storage import BenchKeys  # noqa: E402
 from hotspan.cache.entry import Reader  # noqa: E402
 from hotspan.cache.tiered import TieredCache  # noqa: E402
 from hotspan.core.types import Lookup  # noqa: E402
-from hotspan.demo.model import make_demo_adapter, make_demo_model  # noqa: E402
+from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.testing.chunks import chain, content  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.slab import SharedSlab  # noqa: E402
 from proofs.proof import Proof, write_proof  # noqa: E402
+from tests.demo_adapter import make_demo_adapter  # noqa: E402
 from tests.engine.rig import CHUNK, rig  # noqa: E402
 
 

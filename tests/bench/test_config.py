@@ -6,8 +6,7 @@ import pytest
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
 from hotspan.bench.records import Slo
-from hotspan.bench.runner import resolve_now
-from hotspan.bench.sizing import kv_bytes_per_token
+from hotspan.bench.runner import kv_bytes_per_token, resolve_now
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.core.errors import ConfigError

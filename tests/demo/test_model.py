@@ -17,7 +17,8 @@ from hotspan.bench.prose import prose
 from hotspan.cli.main import app
 from hotspan.core.errors import ConfigError
 from hotspan.demo.files import MARKER, bfloat16_bits
-from hotspan.demo.model import SIZES, SPECIAL_TOKENS, DemoModel, make_demo_adapter, make_demo_model
+from hotspan.demo.model import SIZES, SPECIAL_TOKENS, DemoModel, make_demo_model
+from tests.demo_adapter import make_demo_adapter
 
 
 def digest(directory: Path) -> str:
@@ -159,12 +160,6 @@ def test_adapters(tiny: DemoModel, tmp_path: Path) -> None:
     with safe_open(one / "adapter_model.safetensors", "numpy") as file:
         assert file.get_slice(name).get_shape() == [128, 8]
         assert len(list(file.keys())) == 4 * 2 * 2
-
-
-def test_adapter_needs_a_model(tmp_path: Path) -> None:
-    """An adapter for a directory without a model is refused with the directory's name."""
-    with pytest.raises(ConfigError, match="holds no model"):
-        make_demo_adapter(tmp_path / "adapter", tmp_path / "nothing", seed=1)
 
 
 def test_command(tmp_path: Path) -> None:

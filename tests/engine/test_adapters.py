@@ -19,7 +19,6 @@ import pytest_asyncio
 from hotspan.bench.prose import prose
 from hotspan.config.settings import cache_settings
 from hotspan.core.aftermath import Aftermath
-from hotspan.demo.model import make_demo_adapter
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.registry import AdapterRegistry
@@ -27,6 +26,7 @@ from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
 from tests.bench.simulated import in_simulated_time
+from tests.demo_adapter import make_demo_adapter
 
 from .rig import CHUNK, rig
 

@@ -13,8 +13,7 @@ import pytest
 
 from hotspan.core.errors import FormatterError
 from hotspan.formatters import Formatters, load_formatters
-from hotspan.formatters.calls import MOST_HUNG, MOST_RUNNING
-from hotspan.formatters.threads import Threads
+from hotspan.formatters.calls import MOST_HUNG, MOST_RUNNING, Threads
 from tests.bench.simulated import in_stepped_time, pass_time
 from tests.formatters.conftest import Write
 

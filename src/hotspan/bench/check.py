@@ -11,8 +11,7 @@ summed in another order, so that at a tie between two tokens `anew` alone may di
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
-from hotspan.bench.answers import AnswerCheck
-from hotspan.bench.records import RequestRecord
+from hotspan.bench.records import AnswerCheck, RequestRecord
 from hotspan.bench.workloads.base import Prompt
 
 Ask = Callable[[Prompt, str], Awaitable[RequestRecord]]

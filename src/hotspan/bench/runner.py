@@ -7,21 +7,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
-from hotspan.bench.answers import AnswerCheck
 from hotspan.bench.check import check_answers, chosen
 from hotspan.bench.client import ModelCard, OpenAIClient
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.metrics import CacheCounters
-from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
-from hotspan.bench.sizing import tokens_per_gib
+from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.summary import summarize
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock, Workload
 from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB
+from hotspan.plan.shape import ModelShape
 
 # An engine publishes its counters a moment after the last token has left it.
 _SETTLE_S: Final = 0.3
+_INSTEAD: Final = "or pass --tokens-per-gb-kvcache"
 
 
 class Progress(Protocol):
@@ -205,3 +206,22 @@ class _Player:
     async def _scrape(self) -> CacheCounters | None:
         text = await self._client.metrics()
         return CacheCounters.parse(text) if text else None
+
+
+def kv_bytes_per_token(directory: Path) -> int:
+    """Bytes of KV for one token of the model in `directory`, over all ranks, as the engine keeps it by default.
+
+    Raises: ConfigError if there is no config.json, or its layers can't be sized, or keep nothing of a token.
+    """
+    try:
+        size = ModelShape.from_config(directory).kv_bytes_per_token
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {_INSTEAD}") from error
+    if not size:
+        raise ConfigError(f"{directory}: this model keeps nothing of each token: {_INSTEAD[3:]}")
+    return size
+
+
+def tokens_per_gib(directory: Path) -> int:
+    """Tokens whose KV fills one GiB."""
+    return GIB // kv_bytes_per_token(directory)

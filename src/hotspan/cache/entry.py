@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hotspan.cache.plan import Plan
+from hotspan.cache.choice import Plan
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from hotspan.cache.below import Below
-from hotspan.cache.choice import Run, Text
+from hotspan.cache.choice import Plan, Run, Text
 from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader, State
-from hotspan.cache.plan import Plan
 from hotspan.cache.ram import RamTier
 from hotspan.core.clock import Clock
 from hotspan.core.types import Chunk, ChunkKey, Tier

@@ -4,7 +4,6 @@ What it writes is nonsense, but it costs what a model of its shape costs, and it
 enough to show and to test a cache, on any machine, with no network.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,11 @@ from hotspan.demo.files import Tensor, publish, write_json, write_safetensors
 VERSION: Final = 1
 MAX_TOKENS: Final = 32768
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-LORA_RANK: Final = 8
 
 _BYTES: Final = 2  # of one bfloat16
 # Large enough that attention is peaked: what the model says depends on the very first token, so wrong KV would show.
 _MATRIX_STD: Final = 0.06
 _BIAS_STD: Final = 0.02
-# The product of two such LoRA matrices, scaled by alpha / rank = 2, is about as large as the weights it is added to.
-_LORA_STD: Final = 0.1
 _TOKENIZER_WORDS: Final = 120_000
 
 # Where transformers cuts text before BPE for every model of type qwen2, whatever tokenizer.json says; written there
@@ -125,39 +121,6 @@ def make_demo_model(directory: Path, size: str = "demo") -> DemoModel:
     )
 
 
-def make_demo_adapter(directory: Path, model_dir: Path, seed: int) -> Path:
-    """A LoRA adapter (PEFT's format, rank 8, query and value projections) for the demo model in `model_dir`.
-
-    Adapters of different seeds make the model say different things. Returns `directory`.
-
-    Raises: ConfigError if there is no model in `model_dir`, or `directory` holds anything else.
-    """
-    try:
-        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{model_dir} holds no model (no readable config.json). Make one with demo-model.") from error
-    hidden, kv_width = config["hidden_size"], config["num_key_value_heads"] * config["head_dim"]
-    tensors: list[Tensor] = []
-    for layer in range(config["num_hidden_layers"]):
-        for projection, width in (("q_proj", hidden), ("v_proj", kv_width)):
-            name = f"base_model.model.model.layers.{layer}.self_attn.{projection}"
-            tensors.append(Tensor(f"{name}.lora_A.weight", (LORA_RANK, hidden), _LORA_STD))
-            tensors.append(Tensor(f"{name}.lora_B.weight", (width, LORA_RANK), _LORA_STD))
-
-    def write(path: Path) -> None:
-        write_safetensors(path / "adapter_model.safetensors", tensors, seed)
-        write_json(path / "adapter_config.json", _adapter_config(model_dir.name))
-
-    marker = {
-        "made_by": "hotspan demo adapter",
-        "model": [hidden, kv_width, config["num_hidden_layers"]],
-        "seed": seed,
-        "version": VERSION,
-    }
-    publish(directory, marker, write)
-    return directory
-
-
 def _tensors(shape: Shape) -> Iterator[Tensor]:
     """All weights, under the names that Qwen2 has in transformers."""
 
@@ -250,21 +213,6 @@ def _tokenizer_config() -> dict[str, Any]:
         "pad_token": "<|endoftext|>",
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT_TEMPLATE,
-    }
-
-
-def _adapter_config(model_name: str) -> dict[str, Any]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model_name,
-        "r": LORA_RANK,
-        "lora_alpha": 2 * LORA_RANK,
-        "lora_dropout": 0.0,
-        "target_modules": ["q_proj", "v_proj"],
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
     }
 
 

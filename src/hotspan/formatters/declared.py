@@ -18,9 +18,15 @@ import yaml
 
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.formatters.formatter import Context, Formatter, Phase
-from hotspan.formatters.rules import INPUT_VARIABLES, OUTPUT_VARIABLES, VARIABLES, InputRules, OutputRules
-from hotspan.formatters.schema import Schema
-from hotspan.formatters.template import Template
+from hotspan.formatters.rules import (
+    INPUT_VARIABLES,
+    OUTPUT_VARIABLES,
+    VARIABLES,
+    InputRules,
+    OutputRules,
+    Schema,
+    Template,
+)
 
 _INPUT_FIELDS = ("schema", "prefix", "suffix", "template", "defaults")
 _OUTPUT_FIELDS = ("template", "metadata", "rename", "schema")

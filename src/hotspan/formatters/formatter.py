@@ -1,12 +1,14 @@
-"""The nouns of formatters: a formatter, and what it is told besides the payload or answer."""
+"""A formatter, what it is told besides the payload or answer, and the decorators that mark functions as formatters."""
 
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _REQUEST_ID_HEADERS = ("x-request-id", "x-amzn-sagemaker-inference-id")
 
 
@@ -15,6 +17,10 @@ class Phase(StrEnum):
 
     INPUT = "input"
     OUTPUT = "output"
+
+
+MARKS = MappingProxyType({Phase.INPUT: "is_input_formatter", Phase.OUTPUT: "is_output_formatter"})
+"""What the decorators set on a function. LMI's `djl_python` sets the same, so each reads the other's `model.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,15 @@ def line_in(file: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)
     return f" in line {lines[-1]}" if lines else ""
+
+
+def input_formatter(function: _Function) -> _Function:
+    """`function`, marked as what every request's payload goes through before its schema is chosen."""
+    setattr(function, MARKS[Phase.INPUT], True)
+    return function
+
+
+def output_formatter(function: _Function) -> _Function:
+    """`function`, marked as what every answer goes through, or every chunk of a streamed one."""
+    setattr(function, MARKS[Phase.OUTPUT], True)
+    return function

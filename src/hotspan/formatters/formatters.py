@@ -9,11 +9,10 @@ from typing import Any
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
-from hotspan.formatters.calls import Calls
+from hotspan.formatters.calls import Calls, Threads
 from hotspan.formatters.declared import load_declared
 from hotspan.formatters.formatter import Context, Formatter, Phase
 from hotspan.formatters.script import Script, load_script
-from hotspan.formatters.threads import Threads
 
 SCRIPT, DECLARED = "model.py", "formatter.yaml"
 

@@ -1,4 +1,4 @@
-"""What the rules of `formatter.yaml` do to a payload and to an answer."""
+"""What the rules of `formatter.yaml` do to a payload and to an answer, with its Jinja templates and JSON schemas."""
 
 import copy
 import datetime
@@ -7,16 +7,83 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jinja2
+import jsonschema
+from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
 from hotspan.formatters.formatter import Context
-from hotspan.formatters.schema import Schema
-from hotspan.formatters.template import Template
 from hotspan.formatters.texts import FIELDS, answer_text, with_text
+
+_MOST_TEXT = 200
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 
 VARIABLES = frozenset({"adapter", "request_id", "time"})
 """What templates and metadata may name besides the payload or answer."""
 
 INPUT_VARIABLES = VARIABLES | {"text", "payload"}
 OUTPUT_VARIABLES = VARIABLES | {"text", "output"}
+
+
+class Template:
+    """A Jinja template, checked once, that reads nothing but the variables that it is given, and can't change them."""
+
+    def __init__(self, source: str, variables: frozenset[str]) -> None:
+        """Raises: ValueError that says what is wrong with the template."""
+        try:
+            unknown = meta.find_undeclared_variables(_ENVIRONMENT.parse(source)) - variables
+            self._template = _ENVIRONMENT.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"is no template: line {error.lineno}: {error.message}") from None
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise ValueError(f"asks for {names}, and there is only {', '.join(sorted(variables))}")
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """The text. Raises: ValueError if a field is missing that the template asks for."""
+        try:
+            return self._template.render(variables)
+        except jinja2.UndefinedError as error:
+            raise ValueError(f"the template asks for what is missing: {error.message}") from error
+
+
+class Schema:
+    """What a payload or an answer must look like: JSON Schema, draft 2020-12 unless it names another."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        """Raises: ValueError that says what is wrong with the schema; nothing is ever fetched for a `$ref`."""
+        kind = validator_for(schema, default=jsonschema.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"is no JSON schema: {error.json_path}: {error.message[:_MOST_TEXT]}") from None
+        root = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+        for reference in _references(schema):
+            try:
+                root.lookup(reference)
+            except Unresolvable:
+                raise ValueError(f"refers to {reference}, which is not in it: use references within the file") from None
+        self._validator = kind(schema, registry=Registry())
+
+    def check(self, value: Any) -> None:
+        """Raises: ValueError that says where `value` does not fit, and why."""
+        error = best_match(self._validator.iter_errors(value))
+        if error is not None:
+            raise ValueError(f"{error.json_path}: {error.message[:_MOST_TEXT]}")
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [reference for item in schema for reference in _references(item)]
+    if not isinstance(schema, dict):
+        return []
+    own = schema.get("$ref")
+    return ([own] if isinstance(own, str) else []) + _references(list(schema.values()))
 
 
 def _variables(context: Context, answer: Any = None) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hotspan.core.errors import ConfigError
-from hotspan.formatters.answer import as_answer
-from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
-from hotspan.formatters.marks import MARKS
+from hotspan.formatters.formatter import MARKS, Context, Formatter, Phase, line_in
 from hotspan.formatters.neighbours import FreshLoader, neighbours_of
 
 logger = logging.getLogger(__name__)
@@ -26,6 +24,36 @@ _SAGEMAKER = {Phase.INPUT: "input_fn", Phase.OUTPUT: "output_fn"}
 _NEVER_CALLED = ("model_fn", "predict_fn", "transform_fn")
 _JSON = "application/json"
 _numbers = itertools.count(1)
+
+
+class Answer(dict[str, Any]):
+    """An answer as users' formatters expect it: a dict whose fields are attributes too, at every depth.
+
+    LMI says that an output formatter gets a dict, and gives it vLLM's Pydantic objects: `model.py` files out there
+    read `answer["choices"]` or `answer.choices`, and set either. Both work on this.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the answer has no {name}: it has {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """The plain dict, as Pydantic gives it."""
+        return dict(self)
+
+
+def as_answer(value: Any) -> Any:
+    """`value` with an Answer in the place of each dict."""
+    if isinstance(value, dict):
+        return Answer({name: as_answer(item) for name, item in value.items()})
+    if isinstance(value, list):
+        return [as_answer(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import openai
 
-from hotspan.demo.model import make_demo_adapter
+from tests.demo_adapter import make_demo_adapter
 from tests.server.conftest import Server, free_port
 
 ADMIN_TOKEN = "the-token-of-who-runs-this"

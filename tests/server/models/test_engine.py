@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from hotspan.bench.prose import prose
-from hotspan.demo.model import make_demo_adapter, make_demo_model
+from hotspan.demo.model import make_demo_model
+from tests.demo_adapter import make_demo_adapter
 from tests.server.conftest import Server, serving
 
 pytestmark = pytest.mark.engine
