@@ -126,3 +126,18 @@ def test_a_step_costs_the_same_however_many_wait() -> None:
             return count / waiting
 
     assert each(8_000) < 1.1 * each(1_000)
+
+
+def test_what_stands_on_a_chunk_that_is_held_back_waits_for_it(tmp_path: Path) -> None:
+    """An invalidation by key holds back one chunk: those behind it are stored after it, and none is refused."""
+    held = Held(tmp_path / "disk", 0)
+    held.cache.invalidate([Scope(keys=frozenset([held.chunks[3].key]))], lambda done: None)
+    held.store()
+    held.land()
+    assert [held.tier.lookup(chunk.key) for chunk in held.chunks] == [True] * 3 + [False] * (CHUNKS - 3)
+    assert held.cache.queued()[Tier.DISK] == CHUNKS - 3
+    held.log.hung = False
+    held.land()
+    assert all(held.tier.lookup(chunk.key) for chunk in held.chunks)
+    assert held.cache.take_stats().stores_refused == {}
+    held.close()

@@ -1,6 +1,7 @@
 """The store controller: which chunks of RAM go to a tier below, in the background, and in which order."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.ram import RamTier
@@ -12,7 +13,8 @@ from hotspan.tiers.base import StorageTier, Transfer
 class StoreController:
     """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile.
 
-    Those that an invalidation holds back are set aside until the tier releases them, and are the next then.
+    Those that an invalidation holds back are set aside until the tier releases them, and are the next then; so is what
+    stands on them, which no tier takes before.
     """
 
     def __init__(self, ram: RamTier, below: StorageTier, stats: CacheStats) -> None:
@@ -20,7 +22,7 @@ class StoreController:
         self._below = below
         self._stats = stats
         self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
-        self._held: set[ChunkKey] = set()  # held back by an invalidation
+        self._held: dict[ChunkKey, list[ChunkKey]] = {}  # set aside, with those that wait for them
         self._writing: dict[ChunkKey, Entry] = {}
 
     @property
@@ -51,28 +53,39 @@ class StoreController:
     def forget(self, key: ChunkKey) -> None:
         """A chunk is not to be written any more."""
         self._offered.pop(key, None)
-        self._held.discard(key)
+        self._release(self._held.pop(key, ()))
 
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
-        for key in reversed(self._below.released()):
-            if key in self._held:
-                self._held.remove(key)
-                self._offered[key] = None
-                self._offered.move_to_end(key, last=False)
+        self._release(self._below.released())
         while self._offered and self._below.can_store():
             key, _ = self._offered.popitem(last=False)
             entry = self._ram.entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
                 continue
             if self._below.holds_back(key, entry.terms):
-                self._held.add(key)
+                self._held[key] = []
+            elif entry.chunk.parent in self._held:
+                self._held[entry.chunk.parent].append(key)
+                self._held[key] = []
             elif self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
             else:
                 self._stats.stores_refused[self._below.tier] += 1
+
+    def _release(self, keys: Iterable[ChunkKey]) -> None:
+        """Offer what was set aside, before all else, and what waits for it behind it."""
+        waiting, released = deque(keys), list[ChunkKey]()
+        while waiting:
+            key = waiting.popleft()
+            if key in self._held:
+                released.append(key)
+                waiting.extend(self._held.pop(key))
+        for key in reversed(released):
+            self._offered[key] = None
+            self._offered.move_to_end(key, last=False)
 
     def ended(self, transfer: Transfer) -> Entry:
         """A write ended: the chunk's entry, whose slot the tier uses no more."""
