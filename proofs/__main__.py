@@ -22,26 +22,24 @@ NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2"
 
 
 def main(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
-    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = 0,
-    only: Annotated[int | None, typer.Option(help="Run this one case of the seed again.")] = None,
-    cycles: Annotated[int | None, typer.Option(min=1, help="kill: how often the process is killed.")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="power: power losses.")] = None,
-    flips: Annotated[int | None, typer.Option(min=1, help="flip, l2: flipped bits.")] = None,
+    name: Annotated[str, typer.Argument(help=f"Proof to run: {', '.join(NAMES)}.")],
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    only: Annotated[int | None, typer.Option(help="Number of the only case to run. Default: all cases.")] = None,
+    cycles: Annotated[int | None, typer.Option(min=1, help="kill: number of times that the process is killed.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="power: number of power losses.")] = None,
+    flips: Annotated[int | None, typer.Option(min=1, help="flip, l2: number of flipped bits.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="model: calls; simulate, replicas, l2: of each simulation.")
+        int | None, typer.Option(min=1, help="model: number of calls. simulate, replicas, l2: steps per simulation.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: simulations.")] = None,
-    every: Annotated[int | None, typer.Option(min=1, help="fault, l2: only each so many-th fault.")] = None,
-    cases: Annotated[int | None, typer.Option(min=1, help="fuzz: inputs.")] = None,
-    hours: Annotated[float | None, typer.Option(help="soak, l2: how long.")] = None,
-    duty: Annotated[float | None, typer.Option(help="soak: part of one core to use.")] = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="kill, soak: where to make the tier's directory, on a real disk.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the proof as JSON.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: number of simulations.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="fault, l2: N runs every Nth fault only.")] = None,
+    cases: Annotated[int | None, typer.Option(min=1, help="fuzz: number of inputs.")] = None,
+    hours: Annotated[float | None, typer.Option(help="soak, l2: duration, in hours.")] = None,
+    duty: Annotated[float | None, typer.Option(help="soak: fraction of one core to use.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="kill, soak: directory on a real disk for the tier.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
 ) -> None:
-    """Try to break one promise. Exit status 1 if it broke: the failing case is shown, and how to run it again."""
+    """Run one proof. Exit status 1 means that it failed: the case and the command that repeats it are shown."""
     sizes: dict[str, Any] = {
         "cycles": cycles,
         "images": images,

@@ -203,10 +203,12 @@ async def test_clients_without_keys_register_so_many_together(tmp_path: Path) ->
 
 
 async def test_tenants_directories_are_no_adapters(rig: Rig) -> None:
-    """What is loaded at the start is what stands in the root, and not the directories of tenants."""
-    rig.write("globex", 2)  # an adapter of that name, too
+    """A tenant that writes an adapter to the top of its directory does not give it, or its code, to all at a start."""
+    rig.write("globex", 2)
+    (rig.root / "globex" / "model.py").touch()
     await rig.registry.autoload(rig.root, tenants=("acme", "globex"))
-    assert list(rig.registry.names()) == ["globex", "shared"] and not rig.registry._refused
+    assert list(rig.registry.names()) == ["shared"] and set(rig.formats.added) == {"shared"}
+    assert "the directory of the tenant 'globex'" in rig.registry._refused["globex"]
 
 
 @pytest.mark.parametrize("name", ["model.py", "formatter.yaml", "formatter.yml"])

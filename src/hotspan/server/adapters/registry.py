@@ -67,6 +67,7 @@ MAX_OF_A_TENANT, MAX_OF_ALL = 32, 1000
 """Adapters that clients may register, unless --max-client-adapters says otherwise: a tenant, or without keys everyone,
 who may be a platform with many tenants of its own. Each takes an open file, and its size on the disk."""
 
+_TENANTS_DIRECTORY = "{} is the directory of the tenant {!r}, whose files are not served to all: move it"
 LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
 
 
@@ -197,12 +198,14 @@ class AdapterRegistry:
     async def autoload(self, directory: Path, *, preload: bool = False, tenants: Collection[str] = ()) -> None:
         """Register every `directory`/NAME; one that is refused is logged, and its callers are told why.
 
-        tenants: whose adapters may stand in a directory of their name, which is none itself.
+        tenants: their directories, which they may be able to write to, hold no adapters of the server's.
         """
         for path in sorted(directory.glob("[!.]*")):
             if not path.is_dir() or (path.name in tenants and not (path / CONFIG).exists()):
                 continue
             try:
+                if path.name in tenants:
+                    raise AdapterError(403, _TENANTS_DIRECTORY.format(path, path.name))
                 await self.register(path.name, str(path), preload=preload)
             except AdapterError as error:
                 self._refused[path.name] = str(error)
