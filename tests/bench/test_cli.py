@@ -189,7 +189,10 @@ def test_flags_override_the_file(serve: StartServer, tmp_path: Path) -> None:
         (("--workload", "long-doc-qa"), "--engine-url"),
         (("--engine-url", "http://localhost:1"), "--workload must be one of long-doc-qa, multi-round-chat"),
         (("--workload", "multi-round-chat", "--slo-itl-ms", "-1"), "--slo-itl-ms"),
-        (("--workload", "multi-round-chat", "--mrc-loop", "half"), "--mrc-loop must be closed or open"),
+        (
+            ("--workload", "multi-round-chat", "--mrc-loop", "half"),
+            "--mrc-loop is 'half': give closed (the default) or open",
+        ),
         (("--engine-url", "localhost:1", "--workload", "long-doc-qa"), "http://"),
     ],
 )

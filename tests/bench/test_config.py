@@ -67,8 +67,8 @@ def test_objectives_are_in_milliseconds() -> None:
     ("text", "message"),
     [
         ('{"workload": "long-doc-qa", "ldqa_document_lenght": 5}', "did you mean ldqa_document_length"),
-        ('{"workload": "long-doc-qa", "seed": "one"}', "seed must be of type int"),
-        ('{"workload": "long-doc-qa", "seed": true}', "seed must be of type int"),
+        ('{"workload": "long-doc-qa", "seed": "one"}', "seed is 'one': give a whole number"),
+        ('{"workload": "long-doc-qa", "seed": true}', "seed is True: give a whole number"),
         ("[]", "one JSON object"),
         ("{", "can't be read as JSON"),
     ],

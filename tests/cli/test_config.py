@@ -205,7 +205,7 @@ def test_keys() -> None:
 
 def test_the_default_of_ram_is_said_once() -> None:
     """Help, table and explain say what the RAM tier's default is from one declaration, and never a size alone."""
-    said = BY_NAME["ram_gib"].chosen
+    said = BY_NAME["ram_gib"].shown
     assert said in " ".join(run("serve", "--help", variables={"COLUMNS": "300"}).output.split())
     assert f"| `--ram-gib` | {said} |" in run("config", "keys").output
     assert "ram_gib = chosen at the start" in run("config", "explain", "org/name").output

@@ -15,9 +15,10 @@ from hotspan.config import fates, kinds, lmcache_names
 from hotspan.config.configuration import Configuration
 from hotspan.config.fates import Fate, Foreign
 from hotspan.config.inert import OF_STORES, RULES
-from hotspan.config.keys import BY_NAME, KEYS, Key, Spelling
+from hotspan.config.keys import BY_NAME, KEYS
 from hotspan.config.lmi import SECURE_ONLY
 from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED
+from hotspan.config.options import Option, Spelling
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from tests.config.rig import CONNECTOR, configured
@@ -34,7 +35,6 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.BOOLEAN: "true",
     kinds.INVERTED: "false",
     kinds.MEBIBYTES: "77",
-    kinds.COMPAT: "lmi",
     kinds.DEGREE: "4",
     kinds.ANY: "512",
     kinds.DTYPE: "bf16",
@@ -68,9 +68,9 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
 """What a key needs beside it to be sound."""
 
 
-def sample(key: Key, spelling: Spelling | None = None) -> str:
+def sample(key: Option, spelling: Spelling | None = None) -> str:
     kind = key.kind if spelling is None or spelling.kind is None else spelling.kind
-    return str(OF_KEY.get(key.name, SAMPLES[kind]) if kind is key.kind else SAMPLES[kind])
+    return str(OF_KEY.get(key.name) or SAMPLES[kind] if kind is key.kind else SAMPLES[kind])
 
 
 def effect(done: Configuration) -> tuple[object, ...]:
@@ -90,7 +90,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {"tenants": str(tenants), "lmcache_config_file": str(lmcache)}
 
 
-def ways(key: Key, text: str) -> list[tuple[str, dict[str, Any]]]:
+def ways(key: Option, text: str) -> list[tuple[str, dict[str, Any]]]:
     """Every name under which a value may be written, with where."""
     found: list[tuple[str, dict[str, Any]]] = []
     if key.name != "model":
@@ -117,7 +117,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_what_acts_changes_something(key: Key, files: Mapping[str, str]) -> None:
+def test_what_acts_changes_something(key: Option, files: Mapping[str, str]) -> None:
     """Each name of each key, from each source, changes what a server or its engine is started with."""
     text = files.get(key.name) or sample(key)
     beside = BESIDE.get(key.name, {})
@@ -139,7 +139,7 @@ def test_what_acts_changes_something(key: Key, files: Mapping[str, str]) -> None
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.lmcache], ids=lambda key: key.name)
-def test_what_acts_of_lmcache_changes_something(key: Key) -> None:
+def test_what_acts_of_lmcache_changes_something(key: Option) -> None:
     """Each of LMCache's names of a key changes it, in its YAML, in its variables and in its connector."""
     assert key.lmcache is not None
     name = key.lmcache.name

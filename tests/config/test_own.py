@@ -220,9 +220,12 @@ def test_any_value_is_taken_or_refused(data: st.DataObject, given_value: object)
 def test_all_flags_are_keys() -> None:
     """Each flag can be given on the command line, and each key has a meaning to show."""
     assert {key.name for key in FLAGS} == {key.name for key in KEYS if key.is_own} - {"model"} | {CONFIG_FILE.name}
-    assert all(key.meaning for key in KEYS) and len(BY_NAME) == len(KEYS)
+    assert all(key.help for key in KEYS) and len(BY_NAME) == len(KEYS)
     for key in FLAGS:
-        sample = {"true or false": True, "NAME=VALUE": ["a=b"], "none or lmi": "lmi"}.get(key.kind.name, "1")
+        word = key.kind.name.rpartition(" or ")[2]
+        sample = {"false": True, "NAME=VALUE": ["a=b"], "lmi": "lmi", "sampled": "sampled", "none": "none"}.get(
+            word, "1"
+        )
         [given] = read_command_line(CommandLine(None, {key.name: sample}))
         assert given.origin == key.flag
 

@@ -150,14 +150,15 @@ class PatientDaemon(DaemonProcess):
 HANGING = """
 import os, signal, sys
 from pathlib import Path
-from hotspan.daemon.server import DaemonOptions, run_daemon
+from hotspan.daemon.options import DaemonOptions
+from hotspan.daemon.server import run_daemon
 from proofs.simulated.faults import SlowFiles
 port, name, size_gib, disk, disk_gib, kinds = sys.argv[1:]
 files = SlowFiles(kinds=kinds.split(","))
 signal.signal(signal.SIGUSR1, lambda *_: (files.hang(), os.write(1, b"hangs\\n")))
 signal.signal(signal.SIGUSR2, lambda *_: (files.release(), os.write(1, b"goes on\\n")))
-of = {"disk": Path(disk), "disk_gib": float(disk_gib), "files": files}
-run_daemon(DaemonOptions("127.0.0.1", int(port), name, float(size_gib), **of))
+of = {"port": int(port), "shared_memory_name": name, "disk": Path(disk), "disk_gib": float(disk_gib)}
+run_daemon(DaemonOptions(size_gib=float(size_gib), **of), files=files)
 """
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hotspan.router.health import Breaker, BreakerState, HealthSettings, HealthState, RetryBudget, Vitals
 from hotspan.testing.clock import SimulatedClock
 
-SETTINGS = HealthSettings(failures=3, open_s=1.0, most_open_s=8.0, downs=2, ups=2)
+SETTINGS = HealthSettings(failures=3, open_s=1.0, max_open_s=8.0, downs=2, ups=2)
 
 
 def breaker() -> tuple[Breaker, SimulatedClock]:

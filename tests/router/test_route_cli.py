@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
-from hotspan.cli.route import option_kinds
+from hotspan.config.options import options_of
 from hotspan.core.errors import ConfigError
 from hotspan.router.routes import Route, route_of
 from hotspan.router.settings import Replica, RouterSettings, parse_replica, parse_shares
@@ -59,7 +59,10 @@ SAMPLES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("name", option_kinds())
+KINDS = {option.name: option.kind for option in options_of(RouterSettings)}
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_each_option_acts_or_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     """Every option of the file changes what the router is started with; --insecure lets it start at all."""
     texts = {
@@ -74,7 +77,7 @@ def test_each_option_acts_or_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
         path.write_text(texts[text])
         path.chmod(0o600)
         text = str(path)
-    is_switch = option_kinds()[name].name == "true or false"
+    is_switch = KINDS[name].name == "true or false"
     word = ("--" + name.replace("_", "-"), *(() if is_switch else (text,)))
     base = ("--replica", f"{URL},events=tcp://10.0.0.1:5557", "--replica", "new=10.0.0.2:8080")
     if name == "insecure":

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions, option
+from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions
+from hotspan.config.kinds import NATURAL, NOT_NEGATIVE, POSITIVE, TEXT
+from hotspan.config.options import build, check, option, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
 
 
@@ -16,15 +18,15 @@ from hotspan.core.errors import ConfigError, did_you_mean
 class BenchConfig:
     """One run of one workload against one server.
 
-    The fields made with `option()` are flags and keys; `options` adds the workload's own, with its prefix.
+    `options` are the workload's own, with its prefix.
     """
 
     options: WorkloadOptions
     engine_url: str = option("", "URL of the server, such as http://localhost:8080. Required.")
     model: str = option("", "Model name. Default: the first model that the server lists.")
-    kv_cache_volume: float = option(100.0, "Size of the KV cache that the workload fills, in GiB.")
+    kv_cache_volume: float = option(100.0, "Size of the KV cache that the workload fills, in GiB.", kind=POSITIVE)
     tokens_per_gb_kvcache: int = option(
-        0, "Tokens per GiB of KV cache. Default: computed from the model's config.json."
+        0, "Tokens per GiB of KV cache. Default: computed from the model's config.json.", kind=NATURAL
     )
     model_config: str = option(
         "", "Directory with the model's config.json. Default: the directory that the server reports, if it is local."
@@ -36,28 +38,26 @@ class BenchConfig:
         0, "Process ID of a local server, to measure the CPU time of it and its child processes. Default: none."
     )
     slo_ttft_ms: float = option(
-        0.0, "Maximum time to first token of requests that count as goodput, in ms. Default: no limit."
+        0.0,
+        "Maximum time to first token of requests that count as goodput, in ms. Default: no limit.",
+        kind=NOT_NEGATIVE,
     )
     slo_itl_ms: float = option(
-        0.0, "Maximum mean inter-token latency of requests that count as goodput, in ms. Default: no limit."
+        0.0,
+        "Maximum mean inter-token latency of requests that count as goodput, in ms. Default: no limit.",
+        kind=NOT_NEGATIVE,
     )
     request_timeout: float = option(1800.0, "Maximum time without received data before a request fails, in seconds.")
     check: int = option(
-        0, "Requests to send again and compare with answers computed without a cache. Default: 0 (no check)."
+        0,
+        "Requests to send again and compare with answers computed without a cache. Default: 0 (no check).",
+        kind=NATURAL,
     )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if self.kv_cache_volume <= 0:
-            raise ConfigError(f"--kv-cache-volume must be more than 0 GiB, not {self.kv_cache_volume}")
-        if self.tokens_per_gb_kvcache < 0:
-            raise ConfigError(f"--tokens-per-gb-kvcache must be positive, not {self.tokens_per_gb_kvcache}")
-        if self.check < 0:
-            raise ConfigError(f"--check must be 0 (none) or more questions, not {self.check}")
-        for name in ("slo_ttft_ms", "slo_itl_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be 0 (any) or more, not {getattr(self, name)}")
+        check(self)
         if self.engine_url and not self.engine_url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine-url must start with http:// or https://, not {self.engine_url!r}")
 
@@ -86,7 +86,7 @@ class BenchConfig:
         """The configuration in flat keys; `portable` leaves out what belongs to one server or machine."""
         left_out = {"engine_url", "engine_pid", "model_config"} if portable else set()
         flat: dict[str, Any] = {"workload": self.options.NAME}
-        flat |= {name: getattr(self, name) for name in general_keys() if name not in left_out}
+        flat |= {option.name: getattr(self, option.name) for option in GENERAL if option.name not in left_out}
         prefix = self.options.PREFIX
         return flat | {f"{prefix}_{f.name}": getattr(self.options, f.name) for f in fields(self.options)}
 
@@ -94,33 +94,26 @@ class BenchConfig:
     def from_flat(cls, flat: Mapping[str, Any], **more: Any) -> Self:
         """The configuration that `to_flat` gives; keys of other workloads are let pass.
 
-        Raises: ConfigError for an unknown key or workload, or a value of the wrong type.
+        Raises: ConfigError for an unknown workload.
         """
         name = str(flat.get("workload", ""))
         if name not in WORKLOADS:
             raise ConfigError(f"--workload must be one of {', '.join(WORKLOADS)}; {name!r} is none of them")
-        options_type = WORKLOADS[name]
-        _check_keys(flat)
-        own = {f.name: f"{options_type.PREFIX}_{f.name}" for f in fields(options_type)}
-        options = options_type(**{field: flat[key] for field, key in own.items() if key in flat})
-        return cls(options=options, **{key: flat[key] for key in general_keys() if key in flat}, **more)
+        kind = WORKLOADS[name]
+        return build(cls, flat, options=build(kind, flat, f"{kind.PREFIX}_"), **more)
 
     def with_resolved(self, *, model: str, tokens_per_gb_kvcache: int) -> Self:
         return replace(self, model=model, tokens_per_gb_kvcache=tokens_per_gb_kvcache)
 
 
-def general_keys() -> list[str]:
-    """The keys that every workload shares."""
-    return [f.name for f in fields(BenchConfig) if f.metadata.get("help")]
+GENERAL = options_of(BenchConfig, panel="General options")
+"""Options that every workload shares."""
 
-
-def key_types() -> dict[str, type]:
-    """Every key that a configuration file may hold, with the type of its value."""
-    types: dict[str, type] = {"workload": str}
-    types |= {f.name: type(f.default) for f in fields(BenchConfig) if f.metadata.get("help")}
-    for kind in WORKLOADS.values():
-        types |= {f"{kind.PREFIX}_{f.name}": type(f.default) for f in fields(kind)}
-    return types
+OPTIONS = (
+    *GENERAL,
+    *(option for name, kind in WORKLOADS.items() for option in options_of(kind, f"{kind.PREFIX}_", f"{name} options")),
+)
+_KEYS = {"workload": TEXT} | {option.name: option.kind for option in OPTIONS}
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -134,23 +127,16 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path} can't be read as JSON: {error}") from error
     if not isinstance(flat, dict):
         raise ConfigError(f'--config {path} must hold one JSON object, such as {{"workload": "long-doc-qa"}}')
-    _check_keys(flat)
-    return flat
+    values = {}
+    for key, value in flat.items():
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS, "see 'hotspan bench engine --help'")
+            raise ConfigError(f"{path}: unknown key {key!r} in the benchmark's configuration: {hint}")
+        values[key] = value if value == "" else _KEYS[key].parse(value, f"{path}: {key}")
+    return values
 
 
 def write_config_file(path: Path, config: BenchConfig) -> None:
     """The portable keys of `config`, readable by `read_config_file`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(config.to_flat(portable=True), indent=2) + "\n")
-
-
-def _check_keys(flat: Mapping[str, Any]) -> None:
-    types = key_types()
-    for key, value in flat.items():
-        if key not in types:
-            hint = did_you_mean(key, types, "see 'hotspan bench engine --help'")
-            raise ConfigError(f"unknown key {key!r} in the benchmark's configuration: {hint}")
-        wanted = types[key]
-        fitting = (int, float) if wanted is float else wanted
-        if not isinstance(value, fitting) or (isinstance(value, bool) and wanted is not bool):
-            raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")

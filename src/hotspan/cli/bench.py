@@ -1,20 +1,20 @@
 """`hotspan bench`: measure a server."""
 
-import inspect
 import shlex
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from hotspan.bench import export
-from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
+from hotspan.bench.config import OPTIONS, BenchConfig, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult
 from hotspan.bench.terminal import TerminalProgress, failures, pacing, rounds_table, stdout_console
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.errors import explained
+from hotspan.cli.options import takes, values_given
 from hotspan.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
@@ -31,52 +31,10 @@ class Output:
     quiet: bool
 
 
-def _flags_of(kind: type, prefix: str, panel: str) -> list[inspect.Parameter]:
-    """One optional flag for each `option()` field; None means that it wasn't given."""
-    hints = get_type_hints(kind)
-    parameters = []
-    for field in fields(kind):
-        if not field.metadata.get("help"):
-            continue
-        name = prefix + field.name
-        is_bool = hints[field.name] is bool
-        annotation: Any = hints[field.name]
-        help = field.metadata["help"]
-        if not is_bool and field.default not in ("", 0):
-            help = f"{help} Default: {field.default}."
-        if get_origin(annotation) is Literal:
-            annotation = str  # the configuration checks the choice, for files and flags alike
-        info = typer.Option(
-            f"--{name.replace('_', '-')}",
-            help=help,
-            show_default=False,
-            rich_help_panel=panel,
-        )
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation | None, info]
-            )
-        )
-    return parameters
-
-
-def _with_workload_flags(command: Any) -> Any:
-    """`command` with the flags of the general options and of every workload in place of its **settings.
-
-    They come from the options dataclasses, so that a workload's file is all there is to a workload.
-    """
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters = own + _flags_of(BenchConfig, "", "General options")
-    for name, kind in WORKLOADS.items():
-        parameters += _flags_of(kind, kind.PREFIX + "_", f"{name} options")
-    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
-
-
 @app.command()
-@_with_workload_flags
+@takes(OPTIONS)
 def engine(
+    context: typer.Context,
     workload: Annotated[
         str | None,
         typer.Option(
@@ -99,7 +57,7 @@ def engine(
     api_key: Annotated[
         str, typer.Option(envvar="OPENAI_API_KEY", help="API key to send as a bearer token.", show_default=False)
     ] = "",
-    **settings: Any,
+    **_flags: Any,
 ) -> None:
     """Run a workload against an OpenAI-compatible server.
 
@@ -107,11 +65,11 @@ def engine(
     server computes without a cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
     that a request or the check failed.
     """
-    given = {"workload": workload, **settings}
     output = Output(output_dir, not no_csv, json, report, quiet)
     with explained():
         flat = read_config_file(config) if config else {}
-        flat |= {key: value for key, value in given.items() if value is not None}
+        flat |= {} if workload is None else {"workload": workload}
+        flat |= values_given(context, OPTIONS)
         bench = BenchConfig.from_flat(flat, api_key=api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")

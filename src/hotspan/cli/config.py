@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotspan.cli.errors import explained
-from hotspan.cli.flags import ENGINE_OPTIONS, check_engine, load, show_warnings, takes_configuration
+from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
+from hotspan.cli.options import takes
+from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
     from hotspan.config.origin import Given, Setting
@@ -17,8 +19,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @config.command("explain", context_settings=ENGINE_OPTIONS)
-@takes_configuration
-def explain(context: typer.Context, model: str | None, as_json: Json = False, **_flags: Any) -> None:
+@takes(FLAGS)
+def explain(context: typer.Context, model: Model = None, as_json: Json = False, **_flags: Any) -> None:
     """Show every value, its origin and what it overrides, for the given options of `hotspan serve`.
 
     Engine options are shown as written; `hotspan config check` validates them.
@@ -44,8 +46,8 @@ def explain(context: typer.Context, model: str | None, as_json: Json = False, **
 
 
 @config.command("check", context_settings=ENGINE_OPTIONS)
-@takes_configuration
-def check(context: typer.Context, model: str | None, **_flags: Any) -> None:
+@takes(FLAGS)
+def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Validate the options of `hotspan serve` and the files they name, without starting. Exit status 2: invalid.
 
     Values that do not act are named on stderr. The free space of disks and memory is not checked, and model.py is

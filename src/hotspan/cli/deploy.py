@@ -4,11 +4,18 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from hotspan.cli.errors import explained
+from hotspan.cli.options import built, takes
+from hotspan.config.options import options_of
+from hotspan.router.ray.plan import Launch, Plan
+
+_SESSION_KEY = "x-session-id"
 
 deploy = typer.Typer(help="Run several replicas on a cluster.", no_args_is_help=True)
 
@@ -19,10 +26,10 @@ def _deploy() -> None:
 
 
 @deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@takes((*options_of(Plan), *options_of(Launch)))
 def on_ray(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model to serve: a directory on every node, or a hub ID.")],
-    replicas: Annotated[int, typer.Option(help="Number of replicas at the start.")] = 2,
     autoscale: Annotated[
         str | None,
         typer.Option(
@@ -30,54 +37,22 @@ def on_ray(
             help="Minimum and maximum number of replicas for Ray's autoscaler. Default: no autoscaling.",
         ),
     ] = None,
-    target_queue_seconds: Annotated[
-        float, typer.Option(help="With --autoscale: target queue length per replica, in seconds of work.")
-    ] = 2.0,
-    gpus: Annotated[float, typer.Option(help="GPUs per replica. 0: CPU only.")] = 1,
-    cpus: Annotated[float, typer.Option(help="CPUs per replica, in Ray's units.")] = 4,
-    strategy: Annotated[
-        str, typer.Option(help="Routing strategy: auto, session, prefixaware, kvaware or roundrobin.")
-    ] = "auto",
-    session_key: Annotated[str, typer.Option(help="Request header with the session ID.")] = "x-session-id",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Directory with the tokenizer and chat template, on every node. Default: compare prompts as text."
-        ),
-    ] = None,
-    max_in_flight: Annotated[int, typer.Option(help="Maximum number of concurrent requests per replica.")] = 1000,
-    host: Annotated[str, typer.Option(help="Address of HAProxy. Ray listens on all addresses.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port of HAProxy.")] = 8000,
-    address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster. Default: start Ray on this machine.")
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the Ray Serve application.")] = "hotspan",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve config file and exit.")] = False,
+    **_flags: Any,
 ) -> None:
     """Serve MODEL with several replicas on a Ray cluster. Options after -- are passed to `hotspan serve`."""
     with explained():
         _check_ray()
-        words = [model, *context.args]
+        words = (model, *context.args)
         _check_words(words)
         least, most = _bounds(autoscale)
-        plan = {
-            "words": words,
-            "model": tokenizer,
-            "replicas": replicas,
-            "least": least,
-            "most": most,
-            "target_queue_s": target_queue_seconds,
-            "gpus": gpus,
-            "cpus": cpus,
-            "strategy": strategy,
-            "session_key": session_key,
-            "max_in_flight": max_in_flight,
-        }
-        given = {"plan": plan, "name": name, "host": host, "port": port, "address": address}
+        plan = built(Plan, context, words=words, least=least, most=most)
+        plan = replace(plan, session_key=plan.session_key or _SESSION_KEY)
+        launch = built(Launch, context)
         if dry_run:
-            _show(given)
+            _show(plan, launch)
             return
-        _launch(given, session_key)
+        _launch(plan, launch)
 
 
 def _check_ray() -> None:
@@ -87,7 +62,7 @@ def _check_ray() -> None:
         raise ConfigError("Ray Serve is not installed: pip install 'hotspan[ray]'")
 
 
-def _check_words(words: list[str]) -> None:
+def _check_words(words: Sequence[str]) -> None:
     """Raise ConfigError for options of the replicas that Ray decides, and for a service that nobody needs a key for."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
@@ -113,29 +88,30 @@ def _bounds(text: str | None) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _show(given: dict[str, Any]) -> None:
+def _show(plan: Plan, launch: Launch) -> None:
     import yaml
 
-    from hotspan.router.ray.application import Plan, config
+    from hotspan.router.ray.application import config
 
-    made = config(Plan(**given["plan"]), name=given["name"], host=given["host"], port=given["port"])
     typer.echo("# Before `ray start` on every node, and in a RayService's containers:")
-    for variable, value in _variables(given["plan"]["session_key"]).items():
+    for variable, value in _variables(plan).items():
         typer.echo(f"#   export {variable}={value}")
+    made = config(plan, name=launch.name, host=launch.host, port=launch.port)
     typer.echo(yaml.safe_dump(made, sort_keys=False).rstrip())
 
 
-def _variables(session_key: str) -> dict[str, str]:
+def _variables(plan: Plan) -> dict[str, str]:
     from hotspan.router.ray.launch import NEEDED, SESSION_HEADER
 
-    return {**NEEDED, SESSION_HEADER: session_key}
+    return {**NEEDED, SESSION_HEADER: plan.session_key}
 
 
-def _launch(given: dict[str, Any], session_key: str) -> NoReturn:
+def _launch(plan: Plan, launch: Launch) -> NoReturn:
     """Go on as the process that deploys: Ray reads its environment when it is imported."""
     from hotspan.config.environment import environment
 
-    surroundings = {**_variables(session_key), **environment()}
+    surroundings = {**_variables(plan), **environment()}
+    given = {"plan": asdict(plan), **asdict(launch)}
     command = [sys.executable, "-m", "hotspan.router.ray.launch", json.dumps(given)]
     sys.stdout.flush()
     os.execve(sys.executable, command, surroundings)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.flags import load, takes_configuration
+from hotspan.cli.flags import Model, load
+from hotspan.cli.options import takes
+from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
     from hotspan.server.facts import Facts
@@ -25,8 +27,8 @@ _LEAST_FILES = 8192
 """Twice the connections that a server takes at most (docs/http.md)."""
 
 
-@takes_configuration
-def doctor(context: typer.Context, model: str | None, as_json: Json = False, **_flags: Any) -> None:
+@takes(FLAGS)
+def doctor(context: typer.Context, model: Model = None, as_json: Json = False, **_flags: Any) -> None:
     """Check configuration and host for security problems before serving. Exit status 1: problems found.
 
     Who reaches what, with which key; what is encrypted; what is fetched and executed; who else reads the files.

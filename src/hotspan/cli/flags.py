@@ -1,21 +1,27 @@
 """hotspan's options of `hotspan serve` and of what looks at the same configuration, made from the table of keys."""
 
 import dataclasses
-import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotspan.config.keys import BY_NAME, FLAGS, Key
-from hotspan.config.kinds import BOOLEAN, PAIRS
+from hotspan.cli.options import flags_given
+from hotspan.config.keys import BY_NAME, FLAGS
 from hotspan.config.origin import Source
 from hotspan.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotspan.config.configuration import Configuration
     from hotspan.config.own import CommandLine
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help=f"{BY_NAME['model'].help} Optional where configuration names it.", show_default=False
+    ),
+]
+"""What `hotspan serve` and what looks at its configuration take before all options."""
 
 OWN_OPTIONS = tuple(key.flag for key in FLAGS)
 """hotspan's own, for hints at what was meant."""
@@ -24,21 +30,11 @@ ENGINE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What a command needs that takes the engine's options after hotspan's."""
 
 
-def takes_configuration(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, taking MODEL and every option of hotspan's; what else it takes stays."""
-    given = inspect.signature(command)
-    own = [parameter for parameter in given.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    flags = [_parameter(key) for key in FLAGS]
-    taken = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own[2:]]
-    command.__signature__ = inspect.Signature([*own[:1], _model(), *taken, *flags])  # type: ignore[attr-defined]
-    return command
-
-
 def given_on(context: typer.Context, model: str | None) -> "CommandLine":
     """What of all that a command takes the command line gave."""
     from hotspan.config.own import CommandLine
 
-    flags = {key.name: context.params[key.name] for key in FLAGS if _is_given(context, key.name)}
+    flags = flags_given(context, FLAGS)
     words = list(context.args)
     if model is not None and model.startswith("-"):  # an option of the engine, where MODEL is named elsewhere
         words.insert(0, model)
@@ -95,32 +91,3 @@ def show_warnings(configuration: "Configuration", *, is_store: bool = False) -> 
     for note in (*configuration.notes, *(() if is_store else store_notes(configuration.settings))):
         if note.is_warning:
             typer.secho(f"hotspan: {note}", fg=typer.colors.YELLOW, err=True)
-
-
-def _model() -> inspect.Parameter:
-    help = f"{BY_NAME['model'].meaning} Optional where configuration names it."
-    return inspect.Parameter(
-        "model",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=None,
-        annotation=Annotated[str | None, typer.Argument(metavar="MODEL", help=help)],
-    )
-
-
-def _parameter(key: Key) -> inspect.Parameter:
-    kind: Any = str | None
-    metavar: str | None = key.kind.name
-    if key.kind is BOOLEAN:
-        kind, metavar = bool, None
-    elif key.kind is PAIRS:
-        kind = list[str] | None
-    default = key.default if key.default is None or key.kind is BOOLEAN else str(key.default)
-    option = typer.Option(key.flag, help=key.meaning, metavar=metavar, show_default=key.chosen or True)
-    return inspect.Parameter(
-        key.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-    )
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotspan.cli.errors import explained
-from hotspan.cli.flags import OWN_OPTIONS, given_on, load_checked, show_warnings, takes_configuration
+from hotspan.cli.flags import OWN_OPTIONS, Model, given_on, load_checked, show_warnings
+from hotspan.cli.options import takes
+from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
     from hotspan.config.configuration import Configuration
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from hotspan.server.options import ServeOptions
 
 
-@takes_configuration
-def serve(context: typer.Context, model: str | None, **_flags: Any) -> None:
+@takes(FLAGS)
+def serve(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Serve MODEL with an OpenAI-compatible API and compute each long text once. A directory of models serves all.
 
     Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size. Other values

@@ -1,12 +1,14 @@
 """YAML files of settings: a mapping whose names know their lines."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hotspan.config.options import Option
+from hotspan.config.origin import Given, Source, said
 from hotspan.core.errors import ConfigError
 
 
@@ -68,3 +70,18 @@ def parse_entries(text: str, path: Path) -> tuple[Entry, ...]:
     finally:
         loader.dispose()
     return tuple(Entry(str(name), value, f"{path}:{lines.get(str(name), 1)}") for name, value in document.items())
+
+
+def read_options(path: Path, find: Callable[[Entry], Option]) -> list[Given]:
+    """The options of a YAML file; names without a value are left out.
+
+    find:   the option that an entry is; it may raise ConfigError.
+    Raises: ConfigError for what is no YAML, or a value of the wrong type.
+    """
+    givens = []
+    for entry in parse_entries(read_text(path), path):
+        if entry.value is not None:
+            option = find(entry)
+            value = option.kind.parse(entry.value, said(entry.place, entry.name))
+            givens.append(Given(option.name, value, Source.HOTSPAN_FILE, entry.name, entry.place))
+    return givens

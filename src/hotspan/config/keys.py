@@ -1,148 +1,97 @@
 """The table of known keys, written once: reading, checking, --help, explaining and the docs come from it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from hotspan.config import kinds
 from hotspan.config.kinds import Kind
+from hotspan.config.options import Option, Spelling
 from hotspan.core.errors import did_you_mean
 from hotspan.core.types import MIB
-
-Part = Literal["cache", "server", "model", "engine"]
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """Another name of a key: in serving.properties or config.properties, or of a variable.
-
-    kind:  how it is written there, if not as the key itself.
-    order: of names that one source has for one key, the lower one counts; equals that differ are an error.
-    """
-
-    name: str
-    kind: Kind | None = None
-    order: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting.
-
-    name:      its flag without dashes; of an engine option, vLLM's name.
-    default:   None leaves it to vLLM, or off.
-    chosen:    how the default is chosen, where `default` is not all there is to say.
-    lmi:       LMI's names in its properties files. OPTION_* and SERVING_* follow from them.
-    variables: names of variables that follow from nothing.
-    lmcache:   its name in LMCache's configuration, and how it is written there.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    default: Any = None
-    part: Part = "cache"
-    lmi: tuple[Spelling, ...] = ()
-    variables: tuple[Spelling, ...] = ()
-    lmcache: Spelling | None = None
-    chosen: str = ""
-
-    @property
-    def flag(self) -> str:
-        """Its option of `hotspan serve`, which takes vLLM's as well."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def spellings(self) -> tuple[Spelling, ...]:
-        """All its names in LMI's properties files: `option.` and its own name always is one."""
-        plain = Spelling(f"option.{self.name}")
-        return self.lmi if plain in self.lmi else (*self.lmi, plain)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is hotspan's own, and not vLLM's."""
-        return self.part != "engine"
 
 
 def _lmi(*names: str) -> tuple[Spelling, ...]:
     return tuple(Spelling(name) for name in names)
 
 
-_CACHE = (
-    Key(
+CACHE = (
+    Option(
         "ram_gib",
         kinds.GIB,
         "RAM tier, in GiB of /dev/shm.",
         4.0,
         lmcache=Spelling("max_local_cpu_size"),
-        chosen="what the model can use, at most a quarter of what is free; 4.0 beside other tiers",
+        shown="what the model can use, at most a quarter of what is free; 4.0 beside other tiers",
     ),
-    Key("disk", kinds.PATH, "Disk tier: a directory of its own, preferably on NVMe.", lmcache=Spelling("local_disk")),
-    Key("disk_gib", kinds.GIB, "Disk tier, in GiB at most; grows with use.", lmcache=Spelling("max_local_disk_size")),
-    Key(
+    Option(
+        "disk", kinds.PATH, "Disk tier: a directory of its own, preferably on NVMe.", lmcache=Spelling("local_disk")
+    ),
+    Option(
+        "disk_gib", kinds.GIB, "Disk tier, in GiB at most; grows with use.", lmcache=Spelling("max_local_disk_size")
+    ),
+    Option(
         "l2",
         kinds.TEXT,
         "Cache shared by replicas: sagemaker-hyperpod://HOST:9200 (`hotspan daemon`, or SageMaker HyperPod's), "
         "redis:// or rediss://HOST:PORT, file:///SHARED/DIRECTORY or s3://BUCKET/PREFIX.",
         lmcache=Spelling("remote_url"),
     ),
-    Key(
+    Option(
         "l2_option",
         kinds.PAIRS,
         "Option of the L2's client, such as timeout_ms=1000 (docs/configuration.md lists them). May be repeated.",
         lmcache=Spelling("extra_config"),
     ),
-    Key(
+    Option(
         "l2_log",
         kinds.TEXT,
         "Store for the log of invalidations, where the L2 keeps none (SageMaker's own daemon): redis:// or file:///.",
     ),
-    Key(
+    Option(
         "chunk_tokens",
         kinds.INTEGER,
         "Tokens per chunk, the unit that is stored and loaded.",
         256,
         lmcache=Spelling("chunk_size"),
     ),
-    Key(
+    Option(
         "prompts_only",
         kinds.BOOLEAN,
         "Store the KV of prompts only, not of answers.",
         False,
         lmcache=Spelling("save_decode_cache", kinds.INVERTED),
     ),
-    Key(
+    Option(
         "model_digest",
-        kinds.TEXT,
+        kinds.one_of("full", "sampled"),
         "How weights are told apart: full reads all bytes, once per file; sampled is faster and misses edits in place.",
         "full",
     ),
-    Key("no_cache", kinds.BOOLEAN, "Serve with the engine's own prefix cache only, without hotspan's tiers.", False),
-    Key(
+    Option("no_cache", kinds.BOOLEAN, "Serve with the engine's own prefix cache only, without hotspan's tiers.", False),
+    Option(
         "persistence",
-        kinds.TEXT,
+        kinds.one_of("tiers", "none"),
         "tiers, or none: nothing is written outside memory; --disk and --l2 are refused.",
         "tiers",
     ),
-    Key("kek", kinds.TEXT, "Key-encryption key for all data that leaves RAM: file:PATH, env:NAME or aws-kms:KEY."),
-    Key("key_store", kinds.PATH, "Directory with the tenants' wrapped keys, made by `hotspan keys init`."),
-    Key(
+    Option("kek", kinds.TEXT, "Key-encryption key for all data that leaves RAM: file:PATH, env:NAME or aws-kms:KEY."),
+    Option("key_store", kinds.PATH, "Directory with the tenants' wrapped keys, made by `hotspan keys init`."),
+    Option(
         "kv_events_key",
         kinds.PATH,
         "File (0600) with the key of KV events, at least 32 characters: only routers that have it can follow them.",
     ),
-    Key(
+    Option(
         "tenants",
         kinds.PATH,
         "YAML file with API keys, shares and times to live per tenant. With it, every client needs a key.",
     ),
-    Key(
+    Option(
         "share_across_tenants",
         kinds.BOOLEAN,
         "Share cached texts between tenants. Tenants can then detect each other's texts by timing.",
         False,
     ),
-    Key(
+    Option(
         "auto",
         kinds.BOOLEAN,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. Without it and "
@@ -150,7 +99,7 @@ _CACHE = (
         False,
         lmi=_lmi("option.lmcache_auto_config"),
     ),
-    Key(
+    Option(
         "lmcache_config_file",
         kinds.PATH,
         "LMCache's YAML file; in LMI's configuration, relative to the model's directory.",
@@ -160,62 +109,55 @@ _CACHE = (
 )
 
 _SERVER = (
-    Key(
+    Option(
         "admin_token_file",
         kinds.PATH,
         "File (mode 0600) with the admin token. Default: HOTSPAN_ADMIN_TOKEN, or a token generated for this run.",
-        part="server",
     ),
-    Key(
+    Option(
         "admin_port",
         kinds.COUNT,
         "Separate port for administration. With it, --port refuses administration.",
-        part="server",
     ),
-    Key("admin_host", kinds.TEXT, "Address of --admin-port.", "127.0.0.1", part="server"),
-    Key(
+    Option("admin_host", kinds.TEXT, "Address of --admin-port.", "127.0.0.1"),
+    Option(
         "insecure",
         kinds.BOOLEAN,
         "Allow a --host other than 127.0.0.1 without API keys.",
         False,
-        part="server",
     ),
-    Key("host", kinds.TEXT, "Address to listen on.", "127.0.0.1", part="server"),
-    Key(
+    Option("host", kinds.TEXT, "Address to listen on.", "127.0.0.1"),
+    Option(
         "port",
         kinds.INTEGER,
         "Port to listen on.",
         8080,
-        part="server",
         variables=(Spelling("SAGEMAKER_BIND_TO_PORT"),),
     ),
-    Key(
+    Option(
         "job_queue_size",
         kinds.COUNT,
         "Maximum number of requests in the engine; further requests are refused with 429 or 503.",
         1000,
-        part="server",
         lmi=_lmi("job_queue_size"),
         variables=(Spelling("MAX_CONCURRENT_REQUESTS"),),
     ),
-    Key(
+    Option(
         "max_request_bytes",
         kinds.COUNT,
         "Maximum size of a request body, in bytes.",
         64 * MIB,
-        part="server",
         lmi=_lmi("max_request_size"),
         variables=(
             Spelling("SAGEMAKER_MAX_REQUEST_SIZE"),
             Spelling("SAGEMAKER_MAX_PAYLOAD_IN_MB", kinds.MEBIBYTES, order=1),
         ),
     ),
-    Key(
+    Option(
         "predict_timeout_s",
         kinds.SECONDS,
         "Maximum duration of one request, in seconds.",
         240.0,
-        part="server",
         lmi=_lmi("option.predict_timeout"),
         variables=(
             Spelling("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS"),
@@ -223,133 +165,115 @@ _SERVER = (
             Spelling("PREDICT_TIMEOUT"),
         ),
     ),
-    Key(
+    Option(
         "startup_timeout_s",
         kinds.SECONDS,
         "Maximum time to load the model, in seconds.",
         1200.0,
-        part="server",
         lmi=_lmi("option.model_loading_timeout"),
         variables=(Spelling("SAGEMAKER_STARTUP_TIMEOUT"), Spelling("MODEL_LOADING_TIMEOUT")),
     ),
-    Key(
+    Option(
         "no_sessions",
         kinds.BOOLEAN,
         "Refuse sessions (NEW_SESSION).",
         False,
-        part="server",
         lmi=(Spelling("option.enable_stateful_sessions", kinds.INVERTED),),
     ),
-    Key(
+    Option(
         "sessions_path",
         kinds.PATH,
         "Directory for sessions.",
         "/dev/shm/hotspan_sessions",
-        part="server",
         lmi=_lmi("option.sessions_path"),
     ),
-    Key(
+    Option(
         "session_expiry_s",
         kinds.SECONDS,
         "Seconds after which an unused session expires.",
         1200.0,
-        part="server",
         lmi=_lmi("option.sessions_expiration"),
     ),
-    Key(
+    Option(
         "strict_sessions",
         kinds.BOOLEAN,
         "Refuse ids of sessions that were not opened. Default: any id is accepted.",
         False,
-        part="server",
     ),
-    Key(
+    Option(
         "forget_closed_sessions",
         kinds.BOOLEAN,
         "Invalidate the cached texts of a session when it is closed.",
         False,
-        part="server",
     ),
-    Key("compat", kinds.COMPAT, "lmi: errors have LMI's status 424.", "none", part="server"),
-    Key(
+    Option("compat", kinds.one_of("none", "lmi"), "lmi: errors have LMI's status 424.", "none"),
+    Option(
         "adapters",
         kinds.PATH,
         "Directory with one LoRA adapter per subdirectory. Default: adapters/ in the model's directory.",
-        part="server",
     ),
-    Key(
+    Option(
         "adapter_copies",
         kinds.PATH,
         "Directory for the server's copies of adapters. Default: /tmp/hotspan-adapters-UID.",
-        part="server",
     ),
-    Key(
+    Option(
         "client_adapters",
         kinds.PATH,
         "Let clients register adapters without the admin token, from this directory too (SageMaker).",
-        part="server",
     ),
-    Key(
+    Option(
         "max_client_adapters",
         kinds.COUNT,
         "Maximum number of adapters that a tenant may register. Default: 32, or 1000 where clients have no API keys.",
-        part="server",
     ),
-    Key(
+    Option(
         "formatters",
         kinds.PATH,
         "Directory with model.py or formatter.yaml. Default: the model's directory, in LMI's configuration only.",
-        part="server",
     ),
-    Key(
+    Option(
         "default_model",
         kinds.TEXT,
         "Directory of models: default model for requests without `model`.",
-        part="server",
         lmi=_lmi("default_model"),
     ),
-    Key(
+    Option(
         "partial",
         kinds.BOOLEAN,
         "Directory of models: serve the models that load, and retry the others.",
         False,
-        part="server",
     ),
-    Key(
+    Option(
         "models_at_once",
         kinds.COUNT,
         "Directory of models: models to load at a time. Default: one, or all if each has GPUs of its own.",
-        part="server",
     ),
-    Key(
-        "formatter_timeout_s", kinds.SECONDS, "Maximum duration of one formatter call, in seconds.", 5.0, part="server"
-    ),
-    Key(
+    Option("formatter_timeout_s", kinds.SECONDS, "Maximum duration of one formatter call, in seconds.", 5.0),
+    Option(
         "secure",
         kinds.BOOLEAN,
         "Secure mode: execute no code of the model, and read safetensors only.",
         False,
-        part="server",
         variables=(Spelling("SAGEMAKER_SECURE_MODE"),),
     ),
 )
 
 _MODEL = (
-    Key(
+    Option(
         "model",
         kinds.TEXT,
         "A model's directory, its hub id, or s3://BUCKET/PREFIX.",
-        part="model",
         lmi=_lmi("option.model_id"),
         variables=(Spelling("HF_MODEL_ID"),),
     ),
 )
 
 
-def _engine(name: str, kind: Kind, meaning: str, *lmi: str | Spelling, variables: tuple[Spelling, ...] = ()) -> Key:
+def _engine(name: str, kind: Kind, meaning: str, *lmi: str | Spelling, variables: tuple[Spelling, ...] = ()) -> Option:
     """An option of vLLM's."""
     spellings = tuple(Spelling(name) if isinstance(name, str) else name for name in lmi)
-    return Key(name, kind, meaning, None, "engine", spellings, variables)
+    return Option(name, kind, meaning, lmi=spellings, variables=variables, is_own=False)
 
 
 _ENGINE = (
@@ -449,18 +373,18 @@ _ENGINE = (
     ),
 )
 
-CONFIG_FILE = Key("config", kinds.PATH, "YAML file with any of these options and any option of vLLM.")
+CONFIG_FILE = Option("config", kinds.PATH, "YAML file with any of these options and any option of vLLM.")
 """Where hotspan's own YAML is; the one key that can't stand in it."""
 
-KEYS: tuple[Key, ...] = (*_MODEL, *_CACHE, *_SERVER, *_ENGINE)
+KEYS: tuple[Option, ...] = (*_MODEL, *CACHE, *_SERVER, *_ENGINE)
 BY_NAME = {key.name: key for key in KEYS}
-FLAGS: tuple[Key, ...] = (CONFIG_FILE, *_CACHE, *_SERVER)
+FLAGS: tuple[Option, ...] = (CONFIG_FILE, *CACHE, *_SERVER)
 """hotspan's own options of `hotspan serve`; the engine's stand after them as vLLM has them."""
 
 
-def unlisted(name: str) -> Key:
+def unlisted(name: str) -> Option:
     """An option that is vLLM's if anybody's: the engine's parser says whether it knows it."""
-    return Key(name, kinds.ANY, "", None, "engine")
+    return Option(name, kinds.ANY, "", is_own=False)
 
 
 def meant(name: str, known: Iterable[str]) -> str:

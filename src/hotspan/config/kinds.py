@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotspan.config.origin import shown
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.types import MIB
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -34,11 +34,15 @@ class Kind:
 
     read:  the value, from text or from what YAML made of it; ValueError for anything else.
     wants: what to give, for who gave something else.
+    is_repeated: its flag may be given several times.
+    write: a value as it is to be given.
     """
 
     name: str
     read: Callable[[Any], Any]
     wants: str
+    is_repeated: bool = False
+    write: Callable[[Any], str] = str
 
     def parse(self, raw: Any, where: str) -> Any:
         """The value. Raises: ConfigError that names `where` it stands, what stands there and what would do."""
@@ -91,6 +95,13 @@ def _object(raw: Any) -> dict[str, Any]:
     return {str(name): inner for name, inner in value.items()}
 
 
+def _texts(raw: Any) -> tuple[str, ...]:
+    texts = [raw] if isinstance(raw, str) else raw
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError
+    return tuple(text.strip() for text in texts)
+
+
 def _pairs(raw: Any) -> dict[str, str]:
     if isinstance(raw, Mapping):
         return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in raw.items()}
@@ -132,9 +143,16 @@ def _above(raw: Any, least: int) -> int:
     return value
 
 
-def _seconds(raw: Any) -> float:
+def _positive(raw: Any) -> float:
     value = _number(raw)
     if value <= 0:
+        raise ValueError
+    return value
+
+
+def _not_negative(raw: Any) -> float:
+    value = _number(raw)
+    if value < 0:
         raise ValueError
     return value
 
@@ -157,22 +175,43 @@ def _known(names: Mapping[str, str]) -> Callable[[Any], str]:
     return read
 
 
+def one_of(*names: str) -> Kind:
+    """One of these words, in any case; the first is the default."""
+    wants = " or ".join((", ".join((f"{names[0]} (the default)", *names[1:-1])), names[-1]))
+
+    def read(raw: Any) -> str:
+        name = str(raw).lower()
+        if name not in names and (hint := did_you_mean(name, names)):
+            raise _Wanted(f"{wants}: {hint}")
+        return names[names.index(name)]  # ValueError if there is none
+
+    return Kind(" or ".join(names) if len(names) < 3 else "name", read, wants)
+
+
 INTEGER = Kind("integer", _integer, "a whole number")
 COUNT = Kind("count", lambda raw: _above(raw, 0), "a whole number above 0")
+NATURAL = Kind("count", lambda raw: _above(raw, -1), "a whole number, 0 or more")
+NOT_NEGATIVE = Kind("number", _not_negative, "a number, 0 or more")
+POSITIVE = Kind("number", _positive, "a number above 0")
 NUMBER = Kind("number", _number, "a number")
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
-SECONDS = Kind("seconds", _seconds, "seconds, above 0")
+SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
 PATH = Kind("path", _text, "a path")
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
-PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several")
+TEXTS = Kind("text", _texts, "a text, or a list of texts", is_repeated=True)
+PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several", is_repeated=True)
 LISTING = Kind("list of text", _listing, "texts, with commas between several")
 ANY = Kind("as vLLM takes it", _any, "a value")
 DEGREE = Kind("count or max", _degree, "a whole number above 0, or max")
-MEBIBYTES = Kind("MiB", lambda raw: _above(raw, 0) * MIB, "a whole number of MiB above 0")
+MEBIBYTES = Kind(
+    "MiB", lambda raw: _above(raw, 0) * MIB, "a whole number of MiB above 0", write=lambda size: str(size // MIB)
+)
 DTYPE = Kind("dtype", lambda raw: _DTYPES.get(_text(raw).lower(), _text(raw)), "a dtype such as bf16 or float16")
 TASK = Kind("task", _known(_RUNNERS), f"one of {', '.join(_RUNNERS)}")
 NORMALIZE = Kind("true or false", lambda raw: {"use_activation": _boolean(raw)}, "true or false")
-COMPAT = Kind("none or lmi", _known({"none": "none", "lmi": "lmi"}), "none (the default) or lmi")
+OCTAL = Kind(
+    "octal", lambda raw: int(_text(raw), 8), "an octal number like 600 or 660", write=lambda value: f"{value:o}"
+)

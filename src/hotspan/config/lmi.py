@@ -6,8 +6,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hotspan.config.environment import is_service_link
-from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, Spelling, meant, unlisted
+from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, meant, unlisted
 from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED
+from hotspan.config.options import Option, Spelling
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.config.properties import read_properties
 from hotspan.core.errors import ConfigError, did_you_mean
@@ -18,7 +19,7 @@ _WATCHED = ("SAGEMAKER_", "HF_MODEL_")
 _NEAR = 0.9
 
 
-def _spelled(key: Key) -> list[tuple[str, tuple[Key, Spelling]]]:
+def _spelled(key: Option) -> list[tuple[str, tuple[Option, Spelling]]]:
     return [(spelling.name.lower(), (key, spelling)) for spelling in key.spellings]
 
 
@@ -94,7 +95,7 @@ class LmiReader:
             near = (prefix + (known.upper() if prefix else known) for known in _plain_names())
             raise ConfigError(f"{said(place, written)}: there is no such key: {meant(written, near)}")
 
-    def _give(self, key: Key, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
+    def _give(self, key: Option, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
         value = (spelling.kind or key.kind).parse(raw, said(place, written))
         self.givens.append(Given(key.name, value, source, written, place, raw.strip(), spelling.order))
 

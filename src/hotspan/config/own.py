@@ -1,15 +1,16 @@
 """hotspan's own configuration: the command line, HOTSPAN_* and the YAML of --config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotspan.config.admin_token import VARIABLE as ADMIN_TOKEN
-from hotspan.config.documents import parse_entries, read_text
+from hotspan.config.documents import Entry, read_options
 from hotspan.config.engine_options import split_words
 from hotspan.config.environment import is_service_link
-from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS, Key, meant, unlisted
+from hotspan.config.keys import BY_NAME, CONFIG_FILE, FLAGS, KEYS, meant, unlisted
+from hotspan.config.options import Option
 from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Given, Source, said
 from hotspan.core.errors import ConfigError
 
@@ -30,14 +31,27 @@ class CommandLine:
     words: Sequence[str] = field(default=(), repr=False)
 
 
+def read_flags(flags: Mapping[str, Any], options: Iterable[Option]) -> list[Given]:
+    """What flags give, by the options' names. Raises: ConfigError for a value of the wrong type."""
+    return [
+        Given(
+            option.name,
+            option.kind.parse(flags[option.name], option.flag),
+            Source.COMMAND_LINE,
+            option.flag,
+            COMMAND_LINE,
+        )
+        for option in options
+        if option.name in flags
+    ]
+
+
 def read_command_line(command_line: CommandLine) -> list[Given]:
     """What the command line gives. Raises: ConfigError for a value of the wrong type."""
     givens = []
     if command_line.model is not None:
         givens.append(Given("model", command_line.model, Source.COMMAND_LINE, "MODEL", COMMAND_LINE))
-    for name, raw in command_line.flags.items():
-        key = _OWN[name]
-        givens.append(Given(name, key.kind.parse(raw, key.flag), Source.COMMAND_LINE, key.flag, COMMAND_LINE))
+    givens += read_flags(command_line.flags, FLAGS)
     # Of an option that is given twice, vLLM takes the last.
     engine = {option.name: option for option in split_words(command_line.words) if option.name}
     for name, option in engine.items():
@@ -68,19 +82,12 @@ def read_file(path: Path) -> list[Given]:
 
     Raises: ConfigError for what is no YAML, or a value of the wrong type. A name that is nobody's counts as vLLM's.
     """
-    givens = []
-    for entry in parse_entries(read_text(path), path):
-        if entry.value is None:
-            continue
-        key = _file_key(entry.name)
-        where = said(entry.place, entry.name)
-        if key is CONFIG_FILE:
+
+    def find(entry: Entry) -> Option:
+        plain = entry.name.replace("-", "_")
+        if plain == CONFIG_FILE.name:
+            where = said(entry.place, entry.name)
             raise ConfigError(f"{where}: one file is read, and names no other: write everything in {path}")
-        value = key.kind.parse(entry.value, where)
-        givens.append(Given(key.name, value, Source.HOTSPAN_FILE, entry.name, entry.place))
-    return givens
+        return BY_NAME.get(plain) or unlisted(plain)
 
-
-def _file_key(name: str) -> Key:
-    plain = name.replace("-", "_")
-    return BY_NAME.get(plain) or _OWN.get(plain) or unlisted(plain)
+    return read_options(path, find)

@@ -1,6 +1,7 @@
 """The tables of keys and of an L2's options as the documentation has them."""
 
-from hotspan.config.keys import KEYS, Key
+from hotspan.config.keys import KEYS
+from hotspan.config.options import Option
 from hotspan.l2.options import STORE_OPTIONS, StoreOption
 
 
@@ -21,12 +22,12 @@ def _store_row(kind: str, option: StoreOption) -> str:
     return f"| {kind} | `{option.name}` | {default} | {option.meaning} |"
 
 
-def _row(key: Key) -> str:
+def _row(key: Option) -> str:
     name = "MODEL, `model`" if key.name == "model" else f"`{key.flag}`"
-    default = key.chosen or ("" if key.default is None else str(key.default).lower())
+    default = key.shown or ("" if key.default is None else str(key.default).lower())
     lmi = ", ".join(f"`{spelling.name}`" for spelling in key.lmi or key.spellings)
     variables = [f"`{spelling.name}`" for spelling in key.variables]
     if key.is_own:
         variables.insert(0, f"`HOTSPAN_{key.name.upper()}`")
     lmcache = f"`{key.lmcache.name}`" if key.lmcache else ""
-    return f"| {name} | {default} | {key.kind.name} | {lmi} | {', '.join(variables)} | {lmcache} | {key.meaning} |"
+    return f"| {name} | {default} | {key.kind.name} | {lmi} | {', '.join(variables)} | {lmcache} | {key.help} |"

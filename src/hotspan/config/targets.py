@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from hotspan.config.keys import BY_NAME
+from hotspan.config.keys import BY_NAME, CACHE
 from hotspan.config.origin import Setting, Source, shown
 from hotspan.config.secrets import check_references
 from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings, StoreSettings
@@ -12,6 +12,8 @@ from hotspan.config.settings import CacheSettings, L2Settings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.l2.open import check_store
+
+_CACHE_NAMES = {option.name for option in CACHE} - {"lmcache_config_file"}
 
 
 def is_on(settings: Mapping[str, Setting], name: str) -> bool:
@@ -81,7 +83,7 @@ def _origins(settings: Mapping[str, Setting]) -> str:
     elsewhere = [
         f"{BY_NAME[name].flag} {shown(name, setting.value)} comes from {setting.given.origin}"
         for name, setting in settings.items()
-        if name in BY_NAME and BY_NAME[name].part == "cache" and name != "lmcache_config_file"
+        if name in _CACHE_NAMES
         if Source.COMMAND_LINE < setting.source < Source.IMPLIED
     ]
     return f" ({'; '.join(elsewhere)})" if elsewhere else ""

@@ -11,12 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
@@ -25,12 +22,12 @@ from hotspan.daemon.http import HttpConnection, HttpLimits
 from hotspan.daemon.journal import Journal, post
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
 from hotspan.daemon.watch import NameWatch
 from hotspan.http.serving import address_errors, bind
-from hotspan.l2.daemon import LEASE_S
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
@@ -40,56 +37,14 @@ logger = logging.getLogger(__name__)
 _SWEEP_S = 0.25
 _MOST_SAVE_S, _MOST_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
 _BACKLOG = 512
-_MOST_GIB = 1 << 30
+_LIMITS = HttpLimits()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonOptions:
-    """What `hotspan daemon` was asked for.
-
-    name:        of the shared memory, and of the local door beside it (NAME.sock).
-    size_gib:    of shared memory. mode: of its file, and of the door.
-    max_lease_s: a lease that is to last longer is refused.
-    disk:        a directory for `disk_gib` of copies, or None. files: how it is reached.
-    metrics_port: where /metrics is besides, and nothing of what is cached; None has it at `port` alone.
-    """
-
-    host: str
-    port: int
-    name: str
-    size_gib: float
-    mode: int = 0o600
-    max_lease_s: float = 600.0
-    directory: Path = SHARED_MEMORY
-    http: HttpLimits = field(default_factory=HttpLimits)
-    disk: Path | None = None
-    disk_gib: float = 0.0
-    files: Files = field(default_factory=Files)
-    metrics_port: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for what can't work."""
-        if not 0 < self.size_gib < _MOST_GIB:
-            raise ConfigError(f"--size-gib {self.size_gib:g} is no size: give how much of /dev/shm the cache may take")
-        if self.mode & ~0o777 or self.mode & 0o600 != 0o600:
-            raise ConfigError(f"--mode {self.mode:o} shuts out the daemon's own user: give one like 600 or 660")
-        if not LEASE_S <= self.max_lease_s <= 86400:
-            raise ConfigError(
-                f"--max-lease-s is {self.max_lease_s:g}: give seconds, at least the {LEASE_S:g} that hotspan's own "
-                "replicas ask for and at most a day"
-            )
-        if (self.disk is None) != (self.disk_gib == 0):
-            raise ConfigError(
-                "--disk and --disk-gib belong together: give a directory, and how much of it may be taken"
-            )
-        if self.disk is not None and not 0 < self.disk_gib < _MOST_GIB:
-            raise ConfigError(f"--disk-gib {self.disk_gib:g} is no size: give how much of {self.disk} may be taken")
-
-
-def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
+def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files | None = None) -> None:
     """Serve until SIGTERM or SIGINT; the shared memory and the door are gone then.
 
+    files:  how the disk is reached.
     Raises: ConfigError before anything is served.
     """
     started_s = time.monotonic()
@@ -112,14 +67,14 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None) -> None:
             )
         directory = None
         if options.disk is not None:
-            directory = SlabDirectory(options.disk, int(options.disk_gib * GIB), files=options.files)
+            directory = SlabDirectory(options.disk, int(options.disk_gib * GIB), files=files or Files())
             opened.callback(directory.close)
         try:
             segment = SharedSegment(
-                options.name,
+                options.shared_memory_name,
                 int(options.size_gib * GIB),
                 mode=options.mode,
-                directory=options.directory,
+                directory=SHARED_MEMORY,
                 is_stopping=stopping.is_set,
             )
         except InterruptedError:
@@ -188,11 +143,11 @@ class Daemon:
 
     def connection(self) -> HttpConnection:
         """A new connection of the control plane."""
-        return HttpConnection(self._plane.answer, self._options.http, self._clock, self._connections)
+        return HttpConnection(self._plane.answer, _LIMITS, self._clock, self._connections)
 
     def monitor(self) -> HttpConnection:
         """A new connection at the port for monitors."""
-        return HttpConnection(self._plane.monitor, self._options.http, self._clock, self._connections)
+        return HttpConnection(self._plane.monitor, _LIMITS, self._clock, self._connections)
 
     async def serve(self, ending: asyncio.Event) -> None:
         """Let time pass: leases expire, clients that take too long are hung up on, a disk that hangs is left alone."""

@@ -9,7 +9,9 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
+from hotspan.config.options import option
 from hotspan.core.clock import Clock
+from hotspan.core.errors import ConfigError
 
 
 class BreakerState(Enum):
@@ -33,21 +35,32 @@ class HealthState(Enum):
 class HealthSettings:
     """When a replica is taken out, and when it is taken back.
 
-    path:               what is asked; 200 is well.
-    interval_s:         between two questions. timeout_s: for an answer.
-    downs, ups:         questions in a row that change its state; the first answer of all counts at once.
-    failures:           requests in a row that failed and open its breaker.
-    open_s, most_open_s: how long the breaker is open first, and at most: it doubles with each trial that fails.
+    timeout_s:           of one health check; None is the interval, and at least 1 s.
+    downs, ups:          checks in a row that change a replica's state; the first of all counts at once.
+    failures:            failed requests in a row that open the circuit breaker.
+    open_s, max_open_s:  how long the breaker is open first, and at most: it doubles with each trial that fails.
     """
 
-    path: str = "/ping"
-    interval_s: float = 2.0
-    timeout_s: float = 2.0
+    path: str = option("/ping", "Health-check path; 200 means healthy.", name="health_path")
+    interval_s: float = option(2.0, "Seconds between health checks.", name="health_interval_s")
+    timeout_s: float | None = None
     downs: int = 2
     ups: int = 1
     failures: int = 3
     open_s: float = 1.0
-    most_open_s: float = 30.0
+    max_open_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for what can't be checked."""
+        if not self.path.startswith("/"):
+            raise ConfigError(f"--health-path {self.path}: give a path, such as /ping or /health")
+        if self.interval_s <= 0:
+            raise ConfigError(f"--health-interval-s is {self.interval_s}: give seconds above 0")
+
+    @property
+    def answer_s(self) -> float:
+        """How long a replica has to answer a health check."""
+        return max(self.interval_s, 1.0) if self.timeout_s is None else self.timeout_s
 
 
 class Breaker:
@@ -108,7 +121,7 @@ class Breaker:
         self._failures += 1
         if self._until_s is not None:
             if self._is_trying or self.state is BreakerState.HALF_OPEN:
-                self._open_s = min(2 * self._open_s, self._settings.most_open_s)
+                self._open_s = min(2 * self._open_s, self._settings.max_open_s)
                 self._open()
         elif self._failures >= self._settings.failures:
             self._open()

@@ -3,15 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hotspan.core.curve import CurveKeys
+from hotspan.config.kinds import MEBIBYTES, TEXTS, Kind
+from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
 from hotspan.router.health import HealthSettings
 from hotspan.router.policy import Weights
 from hotspan.router.types import Strategy
+
+if TYPE_CHECKING:
+    from hotspan.core.curve import CurveKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,95 +31,6 @@ class Replica:
     group: str = ""
     events: str = ""
     replay: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSettings:
-    """One router.
-
-    shares:            of the sessions, by group.
-    model:             directory with the model's tokenizer and chat template; None compares prompts as they come.
-    model_names:       by which requests call the model; any other is an adapter's. None are needed without events.
-    index_bytes:       for what replicas hold; past it the least used goes.
-    threshold:         requests at one replica from which on `prefixaware` and `kvaware` go elsewhere.
-    session_key:       header or field of the body that names a session, before all others.
-    max_in_flight:     requests at one replica at a time; more wait in the queue.
-    queue_size:        that wait at a time. queue_timeout_s: how long one waits.
-    retry_share:       retries for each request, on average. retry_reserve: that may be made at once besides.
-    attempts:          of one request, the first counted.
-    connect_timeout_s: to a replica. read_timeout_s: without a byte of it.
-    tenant_header:     names whose a request is; None takes the API key.
-    is_exposing:       answers say which replica gave them, and what was expected to be cached there.
-    max_request_bytes: of one body. held_bytes: of all bodies in memory.
-    drain_s:           that requests in flight may go on after a signal to stop.
-    keys:              SHA-256 of each API key that is let in, and the tenant that replicas take it for ("" is unknown);
-                       none lets in everybody.
-    admin_token:       for /router/... and, where there is one or keys are, /metrics; None: this machine only.
-    otlp_endpoint:     where spans go; None makes none.
-    events_keys:       of the replicas' KV events; None follows events that are not encrypted.
-    """
-
-    replicas: tuple[Replica, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    strategy: Strategy = Strategy.AUTO
-    shares: Mapping[str, float] = field(default_factory=dict)
-    model: Path | None = None
-    model_names: tuple[str, ...] = ()
-    index_bytes: int = 256 * MIB
-    threshold: int = Weights().threshold
-    session_key: str | None = None
-    max_in_flight: int = 256
-    queue_size: int = 1024
-    queue_timeout_s: float = 30.0
-    health: HealthSettings = field(default_factory=HealthSettings)
-    retry_share: float = 0.1
-    retry_reserve: int = 256
-    attempts: int = 3
-    connect_timeout_s: float = 2.0
-    read_timeout_s: float = 300.0
-    tenant_header: str | None = None
-    is_exposing: bool = False
-    max_request_bytes: int = 64 * MIB
-    held_bytes: int = GIB
-    drain_s: float = 30.0
-    keys: Mapping[bytes, str] = field(default_factory=dict, repr=False)
-    admin_token: str | None = field(default=None, repr=False)
-    otlp_endpoint: str | None = None
-    events_keys: CurveKeys | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for replicas and shares that do not fit together."""
-        if not self.replicas:
-            raise ConfigError("there is no replica to route to: give --replica URL, once for each")
-        urls = [replica.url for replica in self.replicas]
-        if twice := sorted({url for url in urls if urls.count(url) > 1}):
-            raise ConfigError(f"--replica {twice[0]} is given twice: give each once")
-        groups = {replica.group for replica in self.replicas}
-        for group in self.shares:
-            if group not in groups:
-                named = ", ".join(sorted(groups - {""})) or "none"
-                raise ConfigError(
-                    f"--split {group}: no replica is in that group (there are: {named}): give --replica {group}=URL"
-                )
-        total = sum(self.shares.values())
-        if total > 1 + 1e-9:
-            raise ConfigError(f"the shares of --split add up to {total:.0%}: lower some, to 100% in all")
-        if total < 1 - 1e-9 and groups <= set(self.shares):
-            raise ConfigError(
-                f"the shares of --split add up to {total:.0%}, and no replica takes the rest: give one without a "
-                "group, or shares of 100% in all"
-            )
-        for name in (
-            "threshold",
-            "max_in_flight",
-            "attempts",
-            "max_request_bytes",
-            "queue_timeout_s",
-            "read_timeout_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")
 
 
 def parse_replica(text: str) -> Replica:
@@ -167,3 +83,126 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
             raise ConfigError(f"--split {group} is given twice: give it once")
         shares[group] = share
     return shares
+
+
+def _replicas(raw: Any) -> tuple[Replica, ...]:
+    return tuple(parse_replica(text) for text in TEXTS.read(raw))
+
+
+def _shares(raw: Any) -> dict[str, float]:
+    return parse_shares(TEXTS.read(raw))
+
+
+_REPLICAS = Kind("text", _replicas, TEXTS.wants, is_repeated=True)
+_SHARES = Kind("text", _shares, TEXTS.wants, is_repeated=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """What `hotspan route` is started with.
+
+    held_bytes:  of all request bodies in memory.
+    keys:        SHA-256 of each API key that is let in, and the tenant that replicas take it for ("" is unknown); none
+                 lets in everybody.
+    admin_token: for /router/... and, where there is one or keys are, /metrics; None: this machine only.
+    events_keys: of the replicas' KV events; None follows events that are not encrypted.
+    """
+
+    replicas: tuple[Replica, ...] = option(
+        (),
+        "Replica: URL or GROUP=URL; append ,events=tcp://HOST:PORT for its KV events. May be repeated.",
+        name="replica",
+        kind=_REPLICAS,
+    )
+    strategy: Strategy = option(Strategy.AUTO, "Routing strategy: auto, prefixaware, kvaware, session or roundrobin.")
+    threshold: int = option(
+        Weights().threshold,
+        "prefixaware, kvaware: requests in flight at a replica above which another one is chosen.",
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    model: Path | None = option(None, "Directory with the model's tokenizer and chat template: needed for KV events.")
+    model_names: tuple[str, ...] = option(
+        (), "Name of the model in requests; other names are adapters. May be repeated.", name="model_name"
+    )
+    shares: Mapping[str, float] = option(
+        {}, "GROUP=10%: share of the sessions for that group. May be repeated.", name="split", kind=_SHARES
+    )
+    session_key: str | None = option(
+        None, "Request header or body field with the session id; takes precedence over the built-in ones."
+    )
+    tenant_header: str | None = option(
+        None, "Request header with the tenant's name. Default: the API key identifies the tenant."
+    )
+    max_in_flight: int = option(256, "Maximum number of requests in flight per replica; further requests are queued.")
+    queue_size: int = option(1024, "Maximum number of queued requests; further requests are refused with 429.")
+    queue_timeout_s: float = option(30.0, "Maximum time in the queue, in seconds; then a request is refused with 503.")
+    retry_share: float = option(0.1, "Retry budget: retries per request, on average.")
+    retry_reserve: int = option(
+        256, "Retry budget: additional retries at once, for the requests of a replica that fails."
+    )
+    attempts: int = option(3, "Maximum number of attempts per request; 1 disables retries.")
+    connect_timeout_s: float = option(2.0, "Connect timeout, in seconds.")
+    read_timeout_s: float = option(300.0, "Read timeout, in seconds without a byte from the replica.")
+    health: HealthSettings = field(default_factory=HealthSettings)
+    index_bytes: int = option(
+        256 * MIB, "Memory for the index of cached texts, in MiB.", name="index_mib", kind=MEBIBYTES
+    )
+    max_request_bytes: int = option(64 * MIB, "Maximum size of a request body, in bytes.")
+    held_bytes: int = GIB
+    drain_s: float = option(30.0, "Time for requests in flight after a signal to stop, in seconds.")
+    is_exposing: bool = option(
+        False, "Add response headers with the chosen replica and the expected cache hit.", name="expose"
+    )
+    api_keys_file: Path | None = option(
+        None, "File (mode 0600) with one API key or sha256:HEX per line. With it, every client needs a key."
+    )
+    tenants: Path | None = option(
+        None, "The --tenants file of the replicas. With it, every client needs one of its keys."
+    )
+    admin_token_file: Path | None = option(
+        None, "File (mode 0600) with the admin token. Without one, only this machine can reach /router/..."
+    )
+    insecure: bool = option(
+        False, "Allow a --host other than 127.0.0.1 without API keys here, as where replicas check them."
+    )
+    kv_events_key: Path | None = option(
+        None, "File (0600) with the key of the replicas' KV events: no others are believed."
+    )
+    otlp_endpoint: str | None = option(None, "OTLP endpoint for OpenTelemetry spans, such as http://localhost:4318.")
+    keys: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    events_keys: "CurveKeys | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for replicas and shares that do not fit together."""
+        if not self.replicas:
+            raise ConfigError("there is no replica to route to: give --replica URL, once for each")
+        urls = [replica.url for replica in self.replicas]
+        if twice := sorted({url for url in urls if urls.count(url) > 1}):
+            raise ConfigError(f"--replica {twice[0]} is given twice: give each once")
+        groups = {replica.group for replica in self.replicas}
+        for group in self.shares:
+            if group not in groups:
+                named = ", ".join(sorted(groups - {""})) or "none"
+                raise ConfigError(
+                    f"--split {group}: no replica is in that group (there are: {named}): give --replica {group}=URL"
+                )
+        total = sum(self.shares.values())
+        if total > 1 + 1e-9:
+            raise ConfigError(f"the shares of --split add up to {total:.0%}: lower some, to 100% in all")
+        if total < 1 - 1e-9 and groups <= set(self.shares):
+            raise ConfigError(
+                f"the shares of --split add up to {total:.0%}, and no replica takes the rest: give one without a "
+                "group, or shares of 100% in all"
+            )
+        for name in (
+            "threshold",
+            "max_in_flight",
+            "attempts",
+            "max_request_bytes",
+            "queue_timeout_s",
+            "read_timeout_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")

@@ -154,7 +154,7 @@ class Watch:
         settings = self._settings
         answer = None
         try:
-            answer = await self._upstream.ask(name, "GET", settings.path, [], within_s=settings.timeout_s)
+            answer = await self._upstream.ask(name, "GET", settings.path, [], within_s=settings.answer_s)
             if answer.status == HTTPStatus.OK:
                 await answer.whole(_MOST_BYTES)
                 return True, False, "200"

@@ -137,8 +137,3 @@ class WorkloadOptions(Protocol):
         ...
 
     def build(self, scale: Scale, seed: int) -> Workload: ...
-
-
-def option(default: Any, help: str) -> Any:
-    """A dataclass field that is also a flag, with its help text."""
-    return field(default=default, metadata={"help": help})

@@ -11,7 +11,9 @@ from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import RoundName
 from hotspan.bench.texts import fitted_prose, pre_warm_up
-from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, Workload, option
+from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, Workload
+from hotspan.config.kinds import COUNT, NATURAL
+from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 
 QUESTIONS: Final = (
@@ -33,28 +35,20 @@ class LongDocQaOptions:
     PREFIX: ClassVar[str] = "ldqa"
     COUNT_FLAG: ClassVar[str] = "--ldqa-num-documents"
 
-    document_length: int = option(10_000, "Tokens per document.")
-    query_per_document: int = option(2, "Questions per document.")
+    document_length: int = option(10_000, "Tokens per document.", kind=COUNT)
+    query_per_document: int = option(2, "Questions per document.", kind=COUNT)
     shuffle_policy: Literal["random", "tile"] = option(
         "random", "Order of requests: random, or tile (the first question of every document, then the second, ...)."
     )
-    num_inflight_requests: int = option(3, "Maximum number of concurrent requests in the query round.")
-    max_output_length: int = option(128, "Maximum number of tokens per answer.")
+    num_inflight_requests: int = option(3, "Maximum number of concurrent requests in the query round.", kind=COUNT)
+    max_output_length: int = option(128, "Maximum number of tokens per answer.", kind=COUNT)
     text: Literal["filler", "prose"] = option(
         "filler", "Text of the documents: filler (one word repeated) or prose (varied text)."
     )
-    num_documents: int = option(0, "Number of documents. Default: computed from --kv-cache-volume.")
+    num_documents: int = option(0, "Number of documents. Default: computed from --kv-cache-volume.", kind=NATURAL)
 
     def __post_init__(self) -> None:
-        for name in ("document_length", "query_per_document", "num_inflight_requests", "max_output_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--ldqa-{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.num_documents < 0:
-            raise ConfigError(f"--ldqa-num-documents must be 0 (from the volume) or more, not {self.num_documents}")
-        for name, choices in (("shuffle_policy", ("random", "tile")), ("text", ("filler", "prose"))):
-            if getattr(self, name) not in choices:
-                flag = f"--ldqa-{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        check(self, f"{self.PREFIX}_")
 
     @property
     def needs_scale(self) -> bool:

@@ -14,21 +14,16 @@ from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import Loop, RoundName
 from hotspan.bench.texts import fitted_prose, pre_warm_up
-from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, Workload, option
+from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, Workload
 from hotspan.bench.workloads.sessions import ChatRound, due_times
+from hotspan.config.kinds import COUNT, NATURAL, POSITIVE
+from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 
 ACKNOWLEDGEMENT: Final = "Thank you, I know all of that now."
 
 _OPENING: Final = "You are a helpful assistant. "
 _PRE_WARM_UP_REQUESTS: Final = 4
-
-_CHOICES: Final = {
-    "loop": ("closed", "open"),
-    "arrivals": ("even", "poisson"),
-    "system_prompt": ("numbered", "shared"),
-    "text": ("filler", "prose"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +34,14 @@ class MultiRoundChatOptions:
     PREFIX: ClassVar[str] = "mrc"
     COUNT_FLAG: ClassVar[str] = "--mrc-num-sessions"
 
-    shared_prompt_length: int = option(2000, "Tokens per system prompt.")
-    chat_history_length: int = option(10_000, "Tokens of chat history before the first turn of a session.")
-    user_input_length: int = option(50, "Tokens per question.")
-    output_length: int = option(200, "Maximum number of tokens per answer.")
-    qps: float = option(1.0, "Request rate over all sessions, in turns per second.")
-    duration: float = option(60.0, "Duration of the run, in seconds. Requests that were sent by then are completed.")
+    shared_prompt_length: int = option(2000, "Tokens per system prompt.", kind=COUNT)
+    chat_history_length: int = option(10_000, "Tokens of chat history before the first turn of a session.", kind=COUNT)
+    user_input_length: int = option(50, "Tokens per question.", kind=COUNT)
+    output_length: int = option(200, "Maximum number of tokens per answer.", kind=COUNT)
+    qps: float = option(1.0, "Request rate over all sessions, in turns per second.", kind=POSITIVE)
+    duration: float = option(
+        60.0, "Duration of the run, in seconds. Requests that were sent by then are completed.", kind=POSITIVE
+    )
     loop: Literal["closed", "open"] = option(
         "closed",
         "closed: a session that waits for its answer delays all later turns. open: it delays its own turns only.",
@@ -59,22 +56,13 @@ class MultiRoundChatOptions:
     text: Literal["filler", "prose"] = option(
         "filler", "Text of the prompts: filler (one word repeated) or prose (varied text)."
     )
-    num_sessions: int = option(0, "Number of sessions. Default: computed from --kv-cache-volume.")
-    num_requests: int = option(0, "Number of turns to send, instead of --mrc-duration. Default: use --mrc-duration.")
+    num_sessions: int = option(0, "Number of sessions. Default: computed from --kv-cache-volume.", kind=NATURAL)
+    num_requests: int = option(
+        0, "Number of turns to send, instead of --mrc-duration. Default: use --mrc-duration.", kind=NATURAL
+    )
 
     def __post_init__(self) -> None:
-        for name in ("shared_prompt_length", "chat_history_length", "user_input_length", "output_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{_flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("qps", "duration"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{_flag(name)} must be more than 0, not {getattr(self, name)}")
-        for name in ("num_sessions", "num_requests"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{_flag(name)} must be 0 (worked out) or more, not {getattr(self, name)}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{_flag(name)} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        check(self, f"{self.PREFIX}_")
 
     @property
     def needs_scale(self) -> bool:
@@ -91,10 +79,6 @@ class MultiRoundChatOptions:
 
     def build(self, scale: Scale, seed: int) -> Workload:
         return MultiRoundChat(self, self.sessions(scale), seed)
-
-
-def _flag(name: str) -> str:
-    return f"--mrc-{name.replace('_', '-')}"
 
 
 class MultiRoundChat:

@@ -1,7 +1,7 @@
 """The Serve application: replicas behind HAProxy, and the picker that it asks."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +11,15 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.router.ray.picker import Picker
+from hotspan.router.ray.plan import Plan
 from hotspan.router.ray.replica import Replica
 from hotspan.router.session import session_key as session_key_of
 from hotspan.router.text import Prompts
-from hotspan.router.types import Strategy
 
 REPLICA, PICKER = "replica", "picker"
 IMPORT_PATH = "hotspan.router.ray.application:build"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is to run.
-
-    words:          the model, and the options of `hotspan serve` and of vLLM.
-    model:          directory with its tokenizer and chat template, on all nodes; None compares prompts as they come.
-    replicas:       how many at first. most: an autoscaler may make of them; 0 has none. least: and leave.
-    target_queue_s: of work that may wait for its first byte at each replica.
-    gpus, cpus:     of one replica.
-    max_in_flight:  requests at one replica.
-    predict_s:      that one request may take.
-    """
-
-    words: Sequence[str]
-    model: str | None = None
-    replicas: int = 2
-    least: int = 0
-    most: int = 0
-    target_queue_s: float = 2.0
-    gpus: float = 1
-    cpus: float = 4
-    strategy: str = Strategy.AUTO
-    session_key: str = ""
-    max_in_flight: int = 1000
-    drain_s: float = 30.0
-    startup_s: float = 1200.0
-    predict_s: float = 240.0
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError."""
-        if not self.words or self.words[0].startswith("-"):
-            raise ConfigError("no model is named: give one before all options")
-        if self.replicas < 1:
-            raise ConfigError(f"--replicas is {self.replicas}; give at least 1")
-        if self.most and not 1 <= self.least <= self.most:
-            raise ConfigError(f"--autoscale {self.least}:{self.most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
-        if self.target_queue_s <= 0:
-            raise ConfigError(f"--target-queue-seconds is {self.target_queue_s}; give a number above 0")
-        if self.strategy not in list(Strategy):
-            raise ConfigError(f"--strategy {self.strategy}: give one of {', '.join(Strategy)}")
-        if self.gpus < 0 or self.cpus < 0:
-            raise ConfigError("--gpus and --cpus are not below 0")
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
@@ -71,9 +27,10 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
     Raises: ConfigError.
     """
-    known = {field.name for field in fields(Plan)}
-    if unknown := set(arguments) - known:
-        raise ConfigError(f"args: {', '.join(sorted(unknown))} is not known; there are {', '.join(sorted(known))}")
+    known = sorted(field.name for field in fields(Plan))
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"args: there is no {name}: {did_you_mean(name, known, 'there are ' + ', '.join(known))}")
     return application(Plan(**dict(arguments)))
 
 

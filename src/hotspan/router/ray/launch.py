@@ -43,7 +43,8 @@ def run(given: dict[str, Any]) -> None:
     import ray
     from ray import serve
 
-    from hotspan.router.ray.application import Plan, application
+    from hotspan.router.ray.application import application
+    from hotspan.router.ray.plan import Plan
 
     name, host, port = given["name"], given["host"], given["port"]
     ray.init(

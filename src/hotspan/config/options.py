@@ -1,0 +1,157 @@
+"""Options: each is declared once, as a field of the frozen dataclass that holds its value.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class DaemonOptions:
+        port: int = option(9200, "Port to listen on; 0 takes a free one.")
+
+The flag and its help (cli/options.py), the names in files and variables, `hotspan config explain` and the table in
+docs/configuration.md follow from the declaration.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from hotspan.config import kinds
+from hotspan.config.kinds import Kind
+
+T = TypeVar("T")
+
+_KINDS: Mapping[Any, Kind] = {
+    bool: kinds.BOOLEAN,
+    int: kinds.INTEGER,
+    float: kinds.NUMBER,
+    str: kinds.TEXT,
+    Path: kinds.PATH,
+    tuple[str, ...]: kinds.TEXTS,
+}
+_DECLARED = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Another name of an option: in serving.properties or config.properties, or of a variable.
+
+    kind:  how it is written there, if not as the option itself.
+    order: of names that one source has for one option, the lower one counts; equals that differ are an error.
+    """
+
+    name: str
+    kind: Kind | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a command.
+
+    name:      its flag, without dashes and with underscores; of an engine option, vLLM's name.
+    default:   MISSING if it has to be given; None leaves it to vLLM, or off.
+    shown:     the default in help and documentation, if it is not shown as it is.
+    panel:     its section in the help.
+    lmi:       LMI's names in its properties files. OPTION_* and SERVING_* follow from them.
+    variables: names of variables that follow from nothing.
+    lmcache:   its name in LMCache's configuration, and how it is written there.
+    is_own:    it is hotspan's and not vLLM's.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None
+    shown: str = ""
+    panel: str | None = None
+    lmi: tuple[Spelling, ...] = ()
+    variables: tuple[Spelling, ...] = ()
+    lmcache: Spelling | None = None
+    is_own: bool = True
+
+    @property
+    def flag(self) -> str:
+        """Its name on a command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        """All its names in LMI's properties files: `option.` and its own name always is one."""
+        plain = Spelling(f"option.{self.name}")
+        return self.lmi if plain in self.lmi else (*self.lmi, plain)
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field that is an option.
+
+    more: what else `Option` has; `name` and `kind` follow from the field's name and type if they are not given.
+    """
+    metadata = {_DECLARED: {"default": default, "help": help, **more}}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def options_of(settings: type, prefix: str = "", panel: str | None = None) -> tuple[Option, ...]:
+    """The options of a dataclass, and of the dataclasses that are its fields, in the order of the fields.
+
+    prefix: what their names begin with. panel: their section in the help.
+    """
+    return tuple(
+        option
+        for each in fields(settings)
+        for option in (options_of(_type(each), prefix, panel) if _is_nested(each) else _declared(each, prefix, panel))
+    )
+
+
+def build(settings: type[T], values: Mapping[str, Any], prefix: str = "", **more: Any) -> T:
+    """The dataclass with these values, by the names of its options; where there is none, the default stands.
+
+    more:   other fields. Names of options that it does not have are let pass.
+    Raises: ConfigError, as the dataclass does, for values that do not fit together.
+    """
+    for each in fields(settings):  # type: ignore[arg-type]
+        if _is_nested(each):
+            more.setdefault(each.name, build(_type(each), values, prefix))
+        for option in _declared(each, prefix):
+            if option.name in values:
+                value = values[option.name]
+                is_path = option.kind is kinds.PATH and value is not None
+                more[each.name] = Path(value).expanduser() if is_path else value
+    return settings(**more)
+
+
+def check(settings: Any, prefix: str = "") -> None:
+    """Raise ConfigError for a value that is not of its option's kind, in settings that no source was read for."""
+    for each in fields(settings):
+        for option in _declared(each, prefix):
+            if (value := getattr(settings, each.name)) != option.default:
+                option.kind.parse(value, option.flag)
+
+
+def _declared(each: Field[Any], prefix: str, panel: str | None = None) -> Iterator[Option]:
+    """The option that a field is, if it is one."""
+    if _DECLARED in each.metadata:
+        declared: dict[str, Any] = {"kind": _kind(_type(each)), "panel": panel, **each.metadata[_DECLARED]}
+        yield Option(**{**declared, "name": prefix + declared.get("name", each.name)})
+
+
+def _is_nested(each: Field[Any]) -> bool:
+    kind = _type(each)
+    return is_dataclass(kind) and any(_DECLARED in inner.metadata for inner in fields(kind))
+
+
+def _type(each: Field[Any]) -> Any:
+    """What a field holds if it is not None."""
+    if isinstance(each.type, UnionType):
+        return next(part for part in get_args(each.type) if part is not type(None))
+    return each.type
+
+
+def _kind(wanted: Any) -> Kind:
+    """The kind of values that a type asks for; ANY for a type that has none."""
+    if get_origin(wanted) is Literal:
+        return kinds.one_of(*get_args(wanted))
+    if isinstance(wanted, type) and issubclass(wanted, StrEnum):
+        return kinds.one_of(*wanted)
+    return _KINDS.get(wanted, kinds.ANY)

@@ -1,0 +1,70 @@
+"""The options of `hotspan deploy ray`, and of the `args` of a Serve config file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotspan.config.kinds import one_of
+from hotspan.config.options import option
+from hotspan.core.errors import ConfigError
+from hotspan.router.types import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to run.
+
+    words:     the model, and the options of `hotspan serve` and of vLLM.
+    drain_s:   time for requests in flight when a replica stops.
+    startup_s: maximum time to load the model.
+    predict_s: maximum duration of one request.
+    """
+
+    words: Sequence[str]
+    replicas: int = option(2, "Number of replicas at the start.")
+    least: int = 0
+    most: int = 0
+    target_queue_s: float = option(
+        2.0, "With --autoscale: target queue length per replica, in seconds of work.", name="target_queue_seconds"
+    )
+    gpus: float = option(1.0, "GPUs per replica. 0: CPU only.")
+    cpus: float = option(4.0, "CPUs per replica, in Ray's units.")
+    strategy: str = option(
+        Strategy.AUTO.value,
+        "Routing strategy: auto, session, prefixaware, kvaware or roundrobin.",
+        kind=one_of(*(each.value for each in Strategy)),
+    )
+    session_key: str = option("", "Request header with the session ID.", shown="x-session-id")
+    model: str | None = option(
+        None,
+        "Directory with the tokenizer and chat template, on every node. Default: compare prompts as text.",
+        name="tokenizer",
+    )
+    max_in_flight: int = option(1000, "Maximum number of concurrent requests per replica.")
+    drain_s: float = 30.0
+    startup_s: float = 1200.0
+    predict_s: float = 240.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError."""
+        if not self.words or self.words[0].startswith("-"):
+            raise ConfigError("no model is named: give one before all options")
+        if self.replicas < 1:
+            raise ConfigError(f"--replicas is {self.replicas}; give at least 1")
+        if self.most and not 1 <= self.least <= self.most:
+            raise ConfigError(f"--autoscale {self.least}:{self.most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
+        if self.target_queue_s <= 0:
+            raise ConfigError(f"--target-queue-seconds is {self.target_queue_s}; give a number above 0")
+        if self.strategy not in list(Strategy):
+            raise ConfigError(f"--strategy {self.strategy}: give one of {', '.join(Strategy)}")
+        if self.gpus < 0 or self.cpus < 0:
+            raise ConfigError("--gpus and --cpus are not below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Where a plan runs."""
+
+    host: str = option("0.0.0.0", "Address of HAProxy. Ray listens on all addresses.")
+    port: int = option(8000, "Port of HAProxy.")
+    address: str | None = option(None, "Address of the Ray cluster. Default: start Ray on this machine.")
+    name: str = option("hotspan", "Name of the Ray Serve application.")
