@@ -1,29 +1,43 @@
 """What something costs, without a clock: the lines of Python that it runs and the functions of C that it calls."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 
-def operations(act: Callable[[], object]) -> int:
-    """How many lines and calls `act` takes; what one call of C does by itself, as sorting or copying, is one."""
-    count = 0
+@dataclass
+class Operations:
+    """How many lines and calls there were; what one call of C does by itself, as sorting or copying, is one."""
+
+    count: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Operations]:
+    """Count what this thread does in functions that are called meanwhile, by an event loop among others."""
+    found = Operations()
 
     def line(frame: Any, event: str, argument: object) -> Any:
-        nonlocal count
-        count += 1
+        found.count += 1
         return line
 
     def call(frame: Any, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "c_call"
+        found.count += event == "c_call"
 
     tracing, profiling = sys.gettrace(), sys.getprofile()
     sys.settrace(line)
     sys.setprofile(call)
     try:
-        act()
+        yield found
     finally:
         sys.setprofile(profiling)
         sys.settrace(tracing)
-    return count
+
+
+def operations(act: Callable[[], object]) -> int:
+    """How many lines and calls `act` takes."""
+    with counted() as found:
+        act()
+    return found.count

@@ -10,12 +10,15 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import S3Store
 
 from hotspan.config import model_source
 from hotspan.config.model_source import RemoteFile, fetch_model, is_remote, model_cache
@@ -286,9 +289,20 @@ def test_an_unreachable_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret that nobody prints")
     monkeypatch.setattr(model_source, "_RETRY_S", 0.2)
+    opened: list[dict[str, Any]] = []
+
+    def store(*where: Any, **options: Any) -> S3Store:
+        opened.append(options)
+        return S3Store(*where, **options)
+
+    monkeypatch.setattr(model_source, "S3Store", store)
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as refused:
         fetch_model("s3://bucket/m", tmp_path / "cache")
     assert "\n" not in str(refused.value) and "a secret" not in str(refused.value)
+    (options,) = opened  # nothing waits without an end: tries and pauses, a connection, a transfer
+    assert options["retry_config"]["retry_timeout"] == timedelta(seconds=0.2)
+    assert options["client_options"]["connect_timeout"] <= timedelta(seconds=10)
+    assert options["client_options"]["timeout"] <= timedelta(minutes=5)
 
 
 def test_a_cache_that_others_could_fill(bucket: Bucket, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import http.server
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,14 +61,23 @@ def test_hotspans_own_daemon_is_found(nothing: Path) -> None:
         daemon.close()
 
 
-def test_nobody_answers(nothing: Path) -> None:
-    """A closed port, a name that there is not, and a port that there can't be are nobody."""
+def test_nobody_answers(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed port, a name that there is not, and a port that there can't be are nobody, after two bounded tries."""
+    connect, tries = socket.create_connection, list[float]()
+
+    def tried(address: tuple[str, int], timeout: float = math.inf, *others: Any, **named: Any) -> socket.socket:
+        tries.append(timeout)
+        return connect(address, timeout, *others, **named)
+
+    monkeypatch.setattr(socket, "create_connection", tried)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]  # bound, and does not listen
         for host, number in (("127.0.0.1", port), ("no-such-host.invalid", 9200), ("127.0.0.1", 99999), ("a" * 300, 1)):
-            found = find_daemon(host, number, segment=nothing)
+            found = find_daemon(host, number, timeout_s=0.4, segment=nothing)
             assert (found.who, found.url) == (Answerer.NOBODY, None)
+            assert tries == [0.4, 0.4]
+            tries.clear()
 
 
 @pytest.mark.parametrize(

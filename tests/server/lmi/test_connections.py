@@ -16,11 +16,13 @@ import pytest
 
 from hotspan.http.connections import connection_class
 from hotspan.server.settings import HttpSettings
-from tests.bench.simulated import in_simulated_time
+from tests.bench.simulated import in_simulated_time, run_simulated
+from tests.operations import counted
 
 from .serving import serving_a_file
 
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+HALF_A_BODY = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{"
 REFUSED_S = 5.0
 
 
@@ -169,6 +171,35 @@ async def test_no_room_beside_work() -> None:
         assert [await answered(reader) for reader, _ in busy] == [b"HTTP/1.1 200 OK"] * 2
 
 
+def test_a_request_costs_the_same_beside_slow_sockets() -> None:
+    """Beside 400 sockets with half a head or half a body a request takes as many operations as beside 40."""
+
+    def cost(sockets: int) -> int:
+        counts: list[int] = []
+
+        async def main(now: object) -> None:
+            settings = HttpSettings(head_s=600, stall_s=600, connections=1000)
+            async with serving_a_file(plain, settings) as path, contextlib.AsyncExitStack() as stack:
+                slow = [await stack.enter_async_context(connected(path)) for _ in range(sockets)]
+                for number, (_, writer) in enumerate(slow):
+                    writer.write(HALF_A_BODY if number % 2 else GET[:-2])
+                reader, writer = await stack.enter_async_context(connected(path))
+                for _ in range(3):
+                    await asyncio.sleep(0.05)
+                    with counted() as found:
+                        writer.write(GET)
+                        assert await answered(reader) == b"HTTP/1.1 200 OK"
+                    counts.append(found.count)
+                assert not any(reader.at_eof() for reader, _ in slow), "they are still held"
+
+        run_simulated(main)
+        return min(counts)
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert cost(400) < 1.1 * cost(40)
+
+
 def test_files_are_left_for_others() -> None:
     """However many connections are allowed, half of the files that the process may open are not theirs."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -242,11 +273,10 @@ def test_a_thousand_slow_sockets(server: tuple[int, psutil.Process]) -> None:
 @contextlib.contextmanager
 def slow_sockets(port: int, process: psutil.Process) -> Iterator[None]:
     """A thousand of them, which the server has accepted and still holds at the end."""
-    half_a_body = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{"
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1000)]
         for number, held in enumerate(slow):
-            held.sendall(half_a_body if number % 2 else GET[:-2])
+            held.sendall(HALF_A_BODY if number % 2 else GET[:-2])
         deadline = time.monotonic() + 60
         while process.num_fds() < len(slow):
             assert time.monotonic() < deadline, "the server does not take them"

@@ -1,5 +1,6 @@
 """A server that is told to stop, as a process: who is served to the end, who is sent away, and how long it takes."""
 
+import asyncio
 import http.client
 import json
 import signal
@@ -10,6 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import uvicorn
+
+from hotspan.http.serving import CUT_S, DrainingServer
+from tests.bench.simulated import in_simulated_time
+
+from .fake_engine import FakeEngine
+from .serving import client, front, until
+from .test_life import ENDLESS
 
 _SERVER = """
 import asyncio, sys
@@ -100,6 +109,24 @@ def test_a_stop_has_an_end(servers: list[Process]) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert json.loads(stream.read().splitlines()[-1])["error"]["code"] == 503
     assert server.process.wait(60) == 0
+
+
+@in_simulated_time
+async def test_a_stop_ends_in_time() -> None:
+    """A request without end is cut off as long before the time to drain is over as errors and connections may take."""
+    engine = FakeEngine(ENDLESS, delay_s=0.01)
+    app = front(engine)
+    server = DrainingServer(uvicorn.Config(app), app.admission, 30, lambda: "")
+    loop = asyncio.get_running_loop()
+    async with client(app) as http:
+        asked = asyncio.create_task(http.post("/invocations", json={"inputs": "Say"}))
+        await until(lambda: engine.running == 1)
+        began_s = loop.time()
+        server._stop(signal.SIGTERM)
+        assert server._draining is not None and not server.should_exit
+        await server._draining
+        assert server.should_exit and loop.time() - began_s == pytest.approx(30 - CUT_S, abs=0.1)
+        assert (await asked).status_code == 503
 
 
 def test_a_second_signal_cuts_off(servers: list[Process]) -> None:
