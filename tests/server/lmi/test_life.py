@@ -51,9 +51,10 @@ async def test_a_hang_up_aborts(body: Any, path: str) -> None:
         await until(lambda: app.admission.in_flight == 0, 0.5)
 
 
+@pytest.mark.parametrize("accept", [b"application/jsonlines", b"text/event-stream"])
 @in_simulated_time
-async def test_a_slow_reader_slows_the_engine() -> None:
-    """What the client does not read is not piled up: the conversion takes no more than is read."""
+async def test_a_slow_reader_slows_the_engine(accept: bytes) -> None:
+    """Rows are sent as they are made, and not piled up: the conversion takes no more than the client reads."""
     engine = FakeEngine(ENDLESS)
     made = 0
 
@@ -65,7 +66,7 @@ async def test_a_slow_reader_slows_the_engine() -> None:
     inbox: asyncio.Queue[Any] = asyncio.Queue()
     body = json.dumps({"inputs": "Say", "stream": True}).encode()
     inbox.put_nowait({"type": "http.request", "body": body})
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), (b"accept", accept)]
     scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": headers, "query_string": b""}
     task = asyncio.create_task(front(engine)(scope, inbox.get, slow_send))
     await until(lambda: made > 50)
