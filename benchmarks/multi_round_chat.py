@@ -19,14 +19,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hotspan.bench.compare import Figure, NamedRun, Spread, of_query, over_repetitions, ratio
+from hotspan.bench.compare import Figure, NamedRun, Spread, over_repetitions, ratio
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult, Quantiles
+from hotspan.bench.records import BenchResult, Quantiles, RoundSummary
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import failures, pacing
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
@@ -242,6 +242,11 @@ def _quantile(figure: str, which: str) -> Figure:
         return getattr(values, which) if values else None
 
     return found
+
+
+def of_query(figure: Callable[[RoundSummary], float | None]) -> Figure:
+    """A figure of the query round: `of_query(lambda summary: summary.output_throughput)`."""
+    return lambda result: figure(result.query.summary)
 
 
 THROUGHPUT: Final = of_query(lambda summary: summary.output_throughput)

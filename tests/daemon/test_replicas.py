@@ -18,6 +18,7 @@ from hotspan.l2 import follower
 from hotspan.testing.chunks import chain
 from tests.daemon.replica import LENGTH, TEXTS, Replica
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, PatientDaemon, patient_store, until
+from tests.l2.receipts import missing
 
 
 class ReplicaProcess:
@@ -151,7 +152,7 @@ def test_what_one_invalidates_the_other_does_not_read(node: DaemonProcess) -> No
             assert one.store(chunk, Terms(labels=tag_labels([tag])))
     assert two.known(chain("secret", LENGTH)) == LENGTH == two.known(chain("public", LENGTH))
     one.follower.append([Scope(labels=tag_labels(["red"]))])
-    assert one.follower.witnesses(PATIENCE_S).missing == ()
+    until(lambda: not missing(one.follower), "the other replica reads the log")
     for replica in (one, two):
         assert replica.known(chain("secret", LENGTH)) == 0 and replica.known(chain("public", LENGTH)) == LENGTH
     until(node.idle, "the copies on disk")

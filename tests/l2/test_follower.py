@@ -8,9 +8,10 @@ import pytest
 from hotspan.core.terms import Scope
 from hotspan.l2 import follower as followers
 from hotspan.l2.base import LogPage, SharedInvalidation
-from hotspan.l2.follower import STALE_S, LogFaults, LogFollower, Witnesses
+from hotspan.l2.follower import STALE_S, LogFaults, LogFollower
 from hotspan.testing.clock import SimulatedClock
 from proofs.simulated.memory_store import MemoryLog, MemoryServer
+from tests.l2.receipts import missing
 
 ONE, TWO = Scope(tenant=1, labels=frozenset([5])), Scope(tenant=2, labels=frozenset([6]))
 
@@ -70,10 +71,10 @@ def test_a_mistake_is_a_fault_and_not_the_end(server: MemoryServer) -> None:
         server.clock.advance(1.0)  # type: ignore[attr-defined]
     assert follower.take_faults() == LogFaults(faults=3)
     assert not follower.is_fresh
-    assert writer.poll() and writer.witnesses(0.0).missing == ("a",)
+    assert writer.poll() and missing(writer) == ["a"]
     log.is_broken = False
     assert follower.poll() and follower.foreign() == [ONE] and follower.is_fresh
-    assert writer.witnesses(0.0).missing == ()
+    assert missing(writer) == []
 
 
 def test_the_thread_outlives_what_it_reads(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +95,6 @@ def test_the_thread_outlives_what_it_reads(server: MemoryServer, monkeypatch: py
     follower.close()
     thread.join(60)
     assert not thread.is_alive()
-
-
-def test_a_receipt_waits_for_no_later_invalidation(server: MemoryServer) -> None:
-    """While one goes on invalidating, a receipt is complete when the others have read what it is about."""
-    one, other = (LogFollower(MemoryLog(server), name, server.clock) for name in "ab")
-    assert one.poll() and other.poll()
-    one.append([ONE])
-    assert other.poll()
-
-    def go_on(method: str) -> None:
-        if method == "replicas":
-            server.before = lambda method: None
-            one.append([TWO])
-
-    server.before = go_on
-    assert one.witnesses(0.0) == Witnesses(("a", "b"), ())
 
 
 def test_a_lost_log_is_counted(server: MemoryServer, follower: LogFollower) -> None:

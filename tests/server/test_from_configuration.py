@@ -120,7 +120,7 @@ async def test_adapters_bring_their_formatters(tmp_path: Path) -> None:
     done = configured(
         "--enable-lora", model=str(tmp_path / "model"), flags={"adapter_copies": str(tmp_path / "copies")}
     )
-    assert done.server.adapters is None and done.server.formatters is None and done.server.lora.is_enabled
+    assert done.server.adapters is None and done.server.formatters is None
     formatters = run._formatters(done.server, has_lora=True)
     assert formatters is not None
     options = ServeOptions(done.model, "127.0.0.1", 0, None, server=done.server)

@@ -151,14 +151,12 @@ class _Answer:
     parts: list[str] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     finish_reason: str = ""
-    last_event_time: float = 0.0
     finish_event_time: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any], now: float) -> None:
         if "error" in event:
             raise StreamError(f"the server broke off: {json.dumps(event['error'])[:_ERROR_BODY_CHARS]}")
-        self.last_event_time = now
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from hotspan.bench.records import BenchResult, RoundName, RoundSummary
+from hotspan.bench.records import BenchResult, RoundName
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 
@@ -66,11 +66,6 @@ def total_s(name: RoundName) -> Figure:
         return found.summary.elapsed_s if found else None
 
     return figure
-
-
-def of_query(figure: Callable[[RoundSummary], float | None]) -> Figure:
-    """Any figure of the query round: `of_query(lambda s: s.output_throughput)`."""
-    return lambda result: figure(result.query.summary)
 
 
 def cpu_s(name: RoundName) -> Figure:

@@ -122,10 +122,6 @@ class CostModel:
         """Until so many chunks are up, behind what is queued now; 0 while unknown."""
         return float(self._tiers[tier].load_s(chunks, chunks * chunk_bytes, self._clock.monotonic()))
 
-    def copy_s(self, size: int) -> float:
-        """To copy a request's `size` bytes from RAM to the engine; 0 while unknown."""
-        return self._copies.predict((1.0, float(size))) if size else 0.0
-
     def asking_s(self, text: Text) -> float:
         """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)

@@ -26,20 +26,6 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraSettings:
-    """What the engine was told of adapters.
-
-    max_loras:     adapters in one batch.
-    max_cpu_loras: kept in memory; None as many as max_loras.
-    """
-
-    is_enabled: bool = False
-    max_loras: int = 1
-    max_cpu_loras: int | None = None
-    max_lora_rank: int = 16
-
-
-@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """How a store of several models is served.
 
@@ -57,7 +43,6 @@ class StoreSettings:
 class ServerSettings:
     """One replica's server.
 
-    served_model_name: what requests that name no model mean; None for the model's own name.
     job_queue_size:    requests in the engine at a time; more are refused until one ends.
     max_request_bytes: of a request's body.
     predict_timeout_s: of one request, from its arrival to its last byte.
@@ -78,7 +63,6 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    served_model_name: str | None = None
     job_queue_size: int = 1000
     max_request_bytes: int = 64 * MIB
     predict_timeout_s: float = 240.0
@@ -89,7 +73,6 @@ class ServerSettings:
     adapter_copies: Path | None = None
     client_adapters: Path | None = None
     max_client_adapters: int | None = None
-    lora: LoraSettings = field(default_factory=LoraSettings)
     formatters: Path | None = None
     formatter_timeout_s: float = 5.0
     is_secure: bool = False

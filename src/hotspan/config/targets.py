@@ -7,7 +7,7 @@ from typing import cast
 from hotspan.config.keys import BY_NAME, CACHE
 from hotspan.config.origin import Setting, Source, shown
 from hotspan.config.secrets import check_references
-from hotspan.config.server_settings import Compat, LoraSettings, ServerSettings, SessionSettings, StoreSettings
+from hotspan.config.server_settings import Compat, ServerSettings, SessionSettings, StoreSettings
 from hotspan.config.settings import CacheSettings, L2Settings, cache_settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
@@ -106,11 +106,9 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         close_forgets=value["forget_closed_sessions"],
     )
     _check_loras(settings)
-    name = value.get("served_model_name")
     return ServerSettings(
         host=value["host"],
         port=value["port"],
-        served_model_name=name[0] if isinstance(name, list) else name,
         job_queue_size=value["job_queue_size"],
         max_request_bytes=value["max_request_bytes"],
         predict_timeout_s=value["predict_timeout_s"],
@@ -121,12 +119,6 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
         adapter_copies=_path(value["adapter_copies"]),
         client_adapters=_path(value["client_adapters"]),
         max_client_adapters=value["max_client_adapters"],
-        lora=LoraSettings(
-            is_enabled=is_on(settings, "enable_lora"),
-            max_loras=count(settings, "max_loras", 1),
-            max_cpu_loras=count(settings, "max_cpu_loras", 0) or None,
-            max_lora_rank=count(settings, "max_lora_rank", 16),
-        ),
         formatters=_path(value["formatters"]),
         formatter_timeout_s=value["formatter_timeout_s"],
         is_secure=value["secure"],

@@ -50,12 +50,11 @@ class ShredReceipt:
 
 @dataclass(frozen=True, slots=True)
 class KeyringStats:
-    """tenants: whose keys are held. waiting: whose keys are wanted and not had. The others count since the start."""
+    """tenants: whose keys are held. waiting: whose keys are wanted and not had. failures: since the start."""
 
     tenants: int
     waiting: int
     failures: int
-    shreds: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +80,7 @@ class Keyring:
         self._roots: dict[bytes, Root] = {}
         self._shredding: set[str] = set()
         self._shred_lock = threading.Lock()
-        self._failures = self._shreds = 0
+        self._failures = 0
         self._next_log_s = float("-inf")
         self._closed = threading.Event()
         self._fetcher = Fetcher(self._fetch, self._clock)
@@ -175,7 +174,6 @@ class Keyring:
             roots = self._store.shred(tenant) or known
             with self._lock:
                 self._shredding.discard(tenant)
-                self._shreds += 1
         receipt = ShredReceipt(tenant, tuple(root.hex() for root in roots), self._clock.unix())
         logger.info("keyring_tenant_shredded tenant=%r roots=%d", tenant, len(receipt.roots))
         return receipt
@@ -239,7 +237,7 @@ class Keyring:
     def stats(self) -> KeyringStats:
         """Counts, for the metrics."""
         with self._lock:
-            return KeyringStats(len(self._held), len(self._fetcher), self._failures, self._shreds)
+            return KeyringStats(len(self._held), len(self._fetcher), self._failures)
 
     def check(self) -> None:
         """Raise AssertionError if memory contradicts itself."""

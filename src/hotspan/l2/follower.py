@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -38,14 +37,6 @@ _LOG_FAULTS_EVERY_S = 60.0
 
 WITNESS_S = 2.0
 """How long an invalidation waits for the other replicas to say that they have read it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Witnesses:
-    """Which replicas have read an invalidation, and which of those that are alive have not said so."""
-
-    seen: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
 
 
 class LogPosition(NamedTuple):
@@ -210,12 +201,6 @@ class LogFollower:
         """The generation of what this replica wrote last."""
         return self._appended
 
-    @property
-    def unread(self) -> int:
-        """How many scopes wait for the engine."""
-        with self._queueing:
-            return len(self._queued)
-
     def readers(self) -> dict[str, int]:
         """How far each replica that is alive has said that it read. Raises: OSError. Blocks: for the log's deadline."""
         return self._log.replicas() | {self.replica: self.generation}
@@ -247,18 +232,6 @@ class LogFollower:
         while self.generation < generation:
             if not self.poll() or self._ending.wait(0.001):
                 raise TimeoutError("an invalidation was written to the log and can't be read")
-
-    def witnesses(self, timeout_s: float = WITNESS_S) -> Witnesses:
-        """Which replicas have read what this one wrote last; waits at most `timeout_s` for all that are alive.
-
-        Raises: OSError.
-        """
-        deadline, wanted = self._clock.monotonic() + timeout_s, self._appended  # what is written later is another's
-        while True:
-            replicas = self._log.replicas() | {self.replica: self.generation}
-            missing = sorted(name for name, read in replicas.items() if read < wanted)
-            if not missing or self._clock.monotonic() >= deadline or self._ending.wait(0.02):
-                return Witnesses(tuple(sorted(replicas.keys() - set(missing))), tuple(missing))
 
     def close(self) -> None:
         """Stop reading, and say that this replica is gone."""

@@ -55,7 +55,6 @@ def advise(
     tokens: int,
     gb_s: Mapping[Tier, float] | None = None,
     prefill_tokens_per_s: float | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Advice:
     """What one worker's tiers do for `users` that come back with a text of `tokens` tokens.
 
@@ -64,9 +63,9 @@ def advise(
     The disk has a copy of what is in RAM, so what it adds is what it is larger. Users that come round in a fixed order
     fare worse: then what is older than the tier is large is never found.
     """
-    text_bytes = shape.text_bytes(tokens, chunk_tokens)
+    text_bytes = shape.text_bytes(tokens, CHUNK_TOKENS)
     sizes = {Tier.RAM: plan.ram_bytes, Tier.DISK: plan.disk.bytes if plan.disk is not None else 0}
-    holdings, held, chunk = [], 0.0, shape.chunk_bytes(chunk_tokens)
+    holdings, held, chunk = [], 0.0, shape.chunk_bytes(CHUNK_TOKENS)
     for tier, size in sizes.items():
         if not size:
             continue
@@ -74,7 +73,7 @@ def advise(
         rate = (gb_s or {}).get(tier)
         load_s = shape.load_bytes(tokens) / rate / 1e9 if rate else None
         texts = size // text_bytes if text_bytes else 0
-        holdings.append(Holding(tier, size, size // chunk * chunk_tokens, texts, found - held, load_s))
+        holdings.append(Holding(tier, size, size // chunk * CHUNK_TOKENS, texts, found - held, load_s))
         held = found
     compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
     return Advice(users, tokens, text_bytes, tuple(holdings), compute_s)

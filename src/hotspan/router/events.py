@@ -33,6 +33,7 @@ _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _REPLAY_WAIT_S = 2.0
 """For each next message of a replay. A publisher looks for requests ten times a second, or after each message."""
 
+_MAX_BLOCKS = 1_000_000
 _QUIET_S = 30.0
 """After so long without a message, ask whether there was none."""
 
@@ -92,9 +93,7 @@ class EventFeed:
         on_state: OnState,
         *,
         topic: str = "",
-        cap_blocks: int = 1_000_000,
         rng: random.Random | None = None,
-        quiet_s: float = _QUIET_S,
         replay_wait_s: float = _REPLAY_WAIT_S,
         keys: CurveKeys | None = None,
     ) -> None:
@@ -103,9 +102,9 @@ class EventFeed:
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
         self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
-        self._follower = Follower(replica, Blocks(join, root_of, cap_blocks), index, on_state)
+        self._follower = Follower(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
         self._rng = rng or random.Random()
-        self._quiet_s, self._replay_wait_s = quiet_s, replay_wait_s
+        self._replay_wait_s = replay_wait_s
         self._garbled = self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
 
@@ -166,7 +165,7 @@ class EventFeed:
         poller = zmq.asyncio.Poller()
         poller.register(subscriber, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        if not await poller.poll(round(1000 * self._quiet_s)):
+        if not await poller.poll(round(1000 * _QUIET_S)):
             if self._replay_at:
                 await self._catch_up(context, self._follower.connected())
             return True

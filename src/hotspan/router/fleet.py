@@ -43,7 +43,6 @@ class _Replica:
     is_exact: bool
     is_up: bool = True
     turn: int = 0
-    dispatched: int = 0
     assumed: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
 
@@ -230,7 +229,6 @@ class Fleet:
         self._arrivals.count(now)
         self._turn += 1
         replica.turn = self._turn
-        replica.dispatched += 1
         replica.load.reserve(number, max(ask.tokens - decision.cached_tokens, 0), decision.load_s, now)
         if ask.session and self.strategy in (Strategy.AUTO, Strategy.SESSION):
             self._bind(ask.session, decision)

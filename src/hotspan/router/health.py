@@ -141,7 +141,7 @@ class Breaker:
 class Vitals:
     """All that decides whether one replica is given work.
 
-    is_drained: the operator wants none there. checks, failed_checks: questions asked, and those not answered well.
+    is_drained: the operator wants none there. failed_checks: since the start.
     """
 
     def __init__(self, settings: HealthSettings, clock: Clock, rng: random.Random) -> None:
@@ -149,7 +149,6 @@ class Vitals:
         self.breaker = Breaker(settings, clock, rng)
         self.health = HealthState.UNKNOWN
         self.is_drained = False
-        self.checks = 0
         self.failed_checks = 0
         self._row = 0
 
@@ -160,7 +159,6 @@ class Vitals:
 
     def checked(self, *, is_well: bool, is_draining: bool = False) -> None:
         """What it said when it was asked; an answer that says draining holds at once."""
-        self.checks += 1
         self.failed_checks += not is_well
         if is_draining:
             self.health, self._row = HealthState.DRAINING, 0

@@ -72,11 +72,6 @@ class Replica:
         """That have not ended."""
         return len(self._queue) + (self._current is not None) + len(self._decoding)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a prompt waits or is prefilled."""
-        return self._current is not None
-
     def arrive(self, job: Job, now_s: float) -> None:
         """A request comes."""
         self.advance(now_s)

@@ -11,7 +11,6 @@ import os
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -69,13 +68,11 @@ class Sessions:
         *,
         is_strict: bool = False,
         clock: Clock | None = None,
-        new_id: Callable[[], object] = uuid.uuid4,
     ) -> None:
         self._directory = directory
         self._lasts_s = lasts_s
         self._is_strict = is_strict
         self._clock = clock or SystemClock()
-        self._new_id = new_id
         self._ends: dict[Path, OrderedDict[str, float]] = {}  # of full places, the next to end first
         _private(directory)
 
@@ -85,7 +82,7 @@ class Sessions:
         place.mkdir(mode=0o700, exist_ok=True)
         if len(os.listdir(place)) >= MOST_SESSIONS and not self._sweep(place):
             raise HttpError(429, f"{MOST_SESSIONS} sessions are open, as many as may be: close some", retry_s=60)
-        session = Session(str(self._new_id()), self._clock.unix() + self._lasts_s)
+        session = Session(str(uuid.uuid4()), self._clock.unix() + self._lasts_s)
         part = place / f".{session.id}"
         part.write_text(repr(session.ends_s))
         part.rename(place / session.id)
