@@ -43,8 +43,7 @@ def on_ray(
     """Serve MODEL with several replicas on a Ray cluster. Options after -- are passed to `hotspan serve`."""
     with explained():
         _check_ray()
-        words = (model, *context.args)
-        _check_words(words)
+        words = tuple(_checked([model, *context.args]))
         least, most = _bounds(autoscale)
         plan = built(Plan, context, words=words, least=least, most=most)
         plan = replace(plan, session_key=plan.session_key or _SESSION_KEY)
@@ -62,17 +61,17 @@ def _check_ray() -> None:
         raise ConfigError("Ray Serve is not installed: pip install 'hotspan[ray]'")
 
 
-def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for options of the replicas that Ray decides, and for a service that nobody needs a key for."""
+def _checked(words: Sequence[str]) -> list[str]:
+    """As `checked_words`. Raises: ConfigError for options of the replicas that Ray decides, too."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
-    from hotspan.router.ray.exposure import check_exposure
+    from hotspan.router.ray.exposure import checked_words
 
-    check_exposure(words, environment())
     given = {word.partition("=")[0] for word in words}
     for option in ("--host", "--port", "--shutdown-timeout"):
         if option in given:
             raise ConfigError(f"{option} of each replica is set by Ray: leave it out after --")
+    return checked_words(words, environment())
 
 
 def _bounds(text: str | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 from ray.serve.schema import ServeDeploySchema
 
 from hotspan.router.ray.application import application, build
-from hotspan.router.ray.exposure import check_exposure
+from hotspan.router.ray.exposure import checked_words
 from hotspan.router.ray.plan import Plan
 from hotspan.router.ray.scaling import QueueSeconds
 
@@ -80,13 +80,21 @@ def test_tenants_without_keys_leave_nothing_open(tmp_path: Path, spelling: str) 
     surroundings = {} if words else {"HOTSPAN_TENANTS": str(file)}
     file.write_text("retention: [{tag: pii, ttl: 1h}]")
     with pytest.raises(ConfigError, match="has no API keys"):
-        check_exposure(["m", *words], surroundings)
-    check_exposure(["m", *words, "--insecure"], surroundings)
+        checked_words(["m", *words], surroundings)
+    checked_words(["m", *words, "--insecure"], surroundings)
     file.write_text("tenants: {acme: {keys: [sk-acme-0123456789]}}")
-    check_exposure(["m", *words], surroundings)
+    checked_words(["m", *words], surroundings)
     if words:
         file.write_text("retention: [{tag: pii, ttl: 1h}]")
         assert "has no API keys" in deploy("m", "--dry-run", "--", *words).output.replace("\n", " ")
+
+
+def test_the_environment_reaches_the_replicas() -> None:
+    """What this machine's environment says of keys goes with the words: the nodes of the cluster do not have it."""
+    assert checked_words(["m"], {"HOTSPAN_TENANTS": "/t.yaml"}) == ["m", "--tenants=/t.yaml"]
+    assert checked_words(["m"], {"HOTSPAN_INSECURE": "True"}) == ["m", "--insecure"]
+    given = ["m", "--tenants", "/mine.yaml"]
+    assert checked_words(given, {"HOTSPAN_TENANTS": "/t.yaml"}) == given
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

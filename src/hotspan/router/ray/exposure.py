@@ -7,16 +7,24 @@ from hotspan.config.engine_options import split_words
 from hotspan.config.tenants import load_tenants
 from hotspan.core.errors import ConfigError
 
+_TRUE = ("1", "true", "yes", "on")
 
-def check_exposure(words: Sequence[str], surroundings: Mapping[str, str]) -> None:
-    """Raise ConfigError unless clients need a key, or the operator has said that they need none.
 
-    words: the model, and the options of `hotspan serve`. A file of tenants that is not on this machine is not read
-    here; each replica does so before it starts.
+def checked_words(words: Sequence[str], surroundings: Mapping[str, str]) -> list[str]:
+    """The words, with what this environment says of keys: the replicas' nodes have environments of their own.
+
+    words:  the model, and the options of `hotspan serve`. A file of tenants that is not on this machine is not read
+            here; each replica does so before it starts.
+    Raises: ConfigError unless clients need a key, or the operator has said that they need none.
     """
     given = {option.name: option.value for option in split_words(words) if option.name}
-    if given.get("insecure") or surroundings.get("HOTSPAN_INSECURE", "").strip().lower() in ("1", "true", "yes", "on"):
-        return
+    more = []
+    if "tenants" not in given and (file_here := surroundings.get("HOTSPAN_TENANTS", "").strip()):
+        more.append(f"--tenants={file_here}")
+    if "insecure" not in given and surroundings.get("HOTSPAN_INSECURE", "").strip().lower() in _TRUE:
+        more.append("--insecure")
+    if given.get("insecure") or "--insecure" in more:
+        return [*words, *more]
     named = given.get("tenants") or surroundings.get("HOTSPAN_TENANTS", "").strip()
     if not named:
         raise ConfigError(
@@ -29,3 +37,4 @@ def check_exposure(words: Sequence[str], surroundings: Mapping[str, str]) -> Non
             f"Ray listens on all addresses, and {file} has no API keys, so nobody would need one: give keys in it, or "
             "-- --insecure if the network keeps strangers out"
         )
+    return [*words, *more]

@@ -13,7 +13,7 @@ from ray import serve
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
 from hotspan.http.upstream import UnreachedError, Upstream
-from hotspan.router.ray.exposure import check_exposure
+from hotspan.router.ray.exposure import checked_words
 from hotspan.router.ray.relay import Relay
 from hotspan.router.ray.reports import Reporter
 from hotspan.router.ray.scaling import QUEUE_SECONDS
@@ -26,11 +26,11 @@ class Replica:
     """Starts a server, and is well as long as that is."""
 
     async def __init__(self, words: list[str], drain_s: float, startup_s: float) -> None:  # type: ignore[misc]
-        """Blocks: until the model is loaded. Raises: EngineError, or ConfigError as `check_exposure`.
+        """Blocks: until the model is loaded. Raises: EngineError, or ConfigError as `checked_words`.
 
         words: the model, and the options of `hotspan serve`.
         """
-        check_exposure(words, environment())
+        words = checked_words(words, environment())
         port = _free_port()
         command = [sys.executable, "-m", "hotspan", "serve", *words]
         command += ["--host", "127.0.0.1", "--port", str(port), "--shutdown-timeout", str(int(drain_s))]
