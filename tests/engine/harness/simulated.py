@@ -234,6 +234,9 @@ class SimulatedCore(Core):
         self.clock, self.disk, self.l2 = clock, disk, l2
         self.tiers: tuple[GuardedTier, ...] = self.cache._below.tiers  # type: ignore[assignment]
         self._read_s = clock.monotonic()
+        parts = [self.cache, self.cache.cost, self.manager, self.manager.steps, self.manager._admission]
+        parts += [self.follower, self.administrator, *self.tiers, *(tier._current for tier in self.tiers)]
+        assert all(part is None or part._clock is clock for part in parts), "not all go by one clock"
 
     @property
     def medium(self) -> Medium:
