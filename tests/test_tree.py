@@ -1,15 +1,18 @@
 """What must not stand anywhere in the package."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from proofs.__main__ import NAMES
 from tests.real_time import judging_tests
 
-SOURCES = sorted((Path(__file__).parents[1] / "src" / "hotspan").rglob("*.py"))
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src" / "hotspan").rglob("*.py"))
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_YAML = {"unsafe_load", "full_load", "UnsafeLoader", "FullLoader"}
@@ -48,7 +51,7 @@ def test_the_package_imports_no_proofs_benchmarks_or_tests() -> None:
     apart = {"proofs", "benchmarks", "tests"}
     found = [
         f"{path}:{node.lineno}"
-        for path in (Path(__file__).parents[1] / "src").rglob("*.py")
+        for path in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Import) and {name.name.split(".")[0] for name in node.names} & apart)
         or (isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in apart)
@@ -58,13 +61,12 @@ def test_the_package_imports_no_proofs_benchmarks_or_tests() -> None:
 
 def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
     """A wheel built from this tree has hotspan and djl_python; no proofs, benchmarks or tests."""
-    root = Path(__file__).parents[1]
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("src", "proofs", "benchmarks", "tests"):
-        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"))
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, copy)
+        shutil.copy(ROOT / name, copy)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
     subprocess.run(build, cwd=copy, check=True, timeout=300)
     (wheel,) = tmp_path.glob("hotspan-*.whl")
@@ -98,3 +100,15 @@ JUDGES = {
 def test_no_test_of_the_gate_judges_real_time() -> None:
     """What compares readings of a clock has the mark `timing`, or `slow`; `real_time.py` lists what is not seen."""
     assert judging_tests(Path(__file__).parent) <= JUDGES
+
+
+def test_what_make_runs_exists() -> None:
+    """Each module and proof that the Makefile names is in the tree."""
+    makefile = (ROOT / "Makefile").read_text()
+    modules = set(re.findall(r"-m ((?:proofs|benchmarks|tests)[\w.]*)", makefile))
+    assert len(modules) > 10
+    paths = [ROOT / module.replace(".", "/") for module in modules]
+    assert not [
+        path for path in paths if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file()
+    ]
+    assert set(re.findall(r"-m proofs (\w+)", makefile)) == set(NAMES)

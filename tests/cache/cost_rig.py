@@ -242,3 +242,8 @@ def trial(
     ttft_s = World(engine, {Tier.DISK: SimulatedTier(pace, lanes)}, model, clock).run(served)
     plain_s = World(engine, {}, None, SimulatedClock(START_S)).run(requests())
     return Trial(served, ttft_s, plain_s, model)
+
+
+def load_s(model: CostModel, tier: Tier, chunks: int, chunk_bytes: int) -> float:
+    """What the model predicts for so many chunks, behind what is queued now; 0 while unknown."""
+    return float(model._tiers[tier].load_s(chunks, chunks * chunk_bytes, model._clock.monotonic()))

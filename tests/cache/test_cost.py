@@ -16,7 +16,23 @@ from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from hotspan.testing.clock import SimulatedClock
 
-from .cost_rig import CHUNK, CPU, FAST, GPU, HUNG, REMOTE, SLOW, START_S, Engine, Pace, Trial, attended, texts, trial
+from .cost_rig import (
+    CHUNK,
+    CPU,
+    FAST,
+    GPU,
+    HUNG,
+    REMOTE,
+    SLOW,
+    START_S,
+    Engine,
+    Pace,
+    Trial,
+    attended,
+    load_s,
+    texts,
+    trial,
+)
 
 SIZE = 14 * MIB
 LENGTHS = [4, 16, 40, 120]
@@ -116,7 +132,7 @@ def test_a_queue_counts() -> None:
     model = taught(GPU, {Tier.DISK: FAST})
     for _ in range(400):
         model.begin_load(Tier.DISK, SIZE)
-    assert model.load_s(Tier.DISK, 1, SIZE) == pytest.approx(401 * SIZE / FAST.bytes_per_s, rel=0.2)
+    assert load_s(model, Tier.DISK, 1, SIZE) == pytest.approx(401 * SIZE / FAST.bytes_per_s, rel=0.2)
     assert ask(model, on_disk(40)).chunks == 0
     for _ in range(400):
         model.end_load(Tier.DISK, SIZE, None)
@@ -131,8 +147,8 @@ def test_transfers_side_by_side_share_the_bandwidth() -> None:
             model.begin_load(Tier.DISK, SIZE)
         for _ in range(depth):
             model.end_load(Tier.DISK, SIZE, depth * SIZE / 1e9)
-    assert model.load_s(Tier.DISK, 80, SIZE) == pytest.approx(80 * SIZE / 1e9, rel=0.15)
-    assert model.load_s(Tier.DISK, 1, SIZE) < 2 * SIZE / 1e9
+    assert load_s(model, Tier.DISK, 80, SIZE) == pytest.approx(80 * SIZE / 1e9, rel=0.15)
+    assert load_s(model, Tier.DISK, 1, SIZE) < 2 * SIZE / 1e9
 
 
 def test_latency_is_waited_out_side_by_side() -> None:
@@ -143,8 +159,8 @@ def test_latency_is_waited_out_side_by_side() -> None:
             model.begin_load(Tier.DISK, SIZE)
         for _ in range(depth):
             model.end_load(Tier.DISK, SIZE, 0.2)
-    assert model.load_s(Tier.DISK, 8, SIZE) == pytest.approx(0.2, rel=0.15)
-    assert model.load_s(Tier.DISK, 80, SIZE) == pytest.approx(2.0, rel=0.15)
+    assert load_s(model, Tier.DISK, 8, SIZE) == pytest.approx(0.2, rel=0.15)
+    assert load_s(model, Tier.DISK, 80, SIZE) == pytest.approx(2.0, rel=0.15)
 
 
 def test_copies_to_the_engine_count() -> None:
@@ -198,7 +214,7 @@ def test_no_other_cut_is_better(
 
     def late_s(k: int) -> float:
         counts = {tier: places[:k].count(tier) for tier in (Tier.DISK, Tier.L2)}
-        return max((model.load_s(tier, n, SIZE) * factors[tier] for tier, n in counts.items() if n), default=0.0)
+        return max((load_s(model, tier, n, SIZE) * factors[tier] for tier, n in counts.items() if n), default=0.0)
 
     def total_s(k: int) -> float:
         have = (first + k) * CHUNK if k else gpu_tokens
@@ -282,7 +298,7 @@ def test_no_bound_is_risked_for_little() -> None:
     """What saves a fifth is loaded if it lands bit by bit, and left if its first chunk takes longer than the bound."""
     model = taught(GPU, {Tier.DISK: Pace(0.0, 1.35e9), Tier.L2: REMOTE})
     assert ask(model, on_disk(40)).chunks == 40
-    assert model.prefill_s(0, 19 * CHUNK) * 0.8 > model.load_s(Tier.L2, 1, SIZE)
+    assert model.prefill_s(0, 19 * CHUNK) * 0.8 > load_s(model, Tier.L2, 1, SIZE)
     assert ask(model, Run(Tier.L2, 1, SIZE), Run(Tier.RAM, 18, SIZE)).chunks == 0
 
 
@@ -399,7 +415,7 @@ def test_a_silent_tier_is_left_though_it_ends_no_transfer() -> None:
     model.begin_load(Tier.DISK, SIZE)
     assert ask(model, on_disk(40)).chunks == 40
     clock.advance(1.0)
-    assert model.load_s(Tier.DISK, 1, SIZE) > 0.9
+    assert load_s(model, Tier.DISK, 1, SIZE) > 0.9
     left = ask(model, on_disk(40))
     assert (left.chunks, left.probe) == (0, 0)
     model.end_load(Tier.DISK, SIZE, 1.0)

@@ -118,10 +118,6 @@ class CostModel:
         """To compute the tokens [from_token, to_token) of a text; 0 while unknown."""
         return float(self._prefill.seconds(from_token, to_token))
 
-    def load_s(self, tier: Tier, chunks: int, chunk_bytes: int) -> float:
-        """Until so many chunks are up, behind what is queued now; 0 while unknown."""
-        return float(self._tiers[tier].load_s(chunks, chunks * chunk_bytes, self._clock.monotonic()))
-
     def asking_s(self, text: Text) -> float:
         """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)

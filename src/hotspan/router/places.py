@@ -86,11 +86,6 @@ class Places:
         """Replicas that may be given requests."""
         return self._up
 
-    @property
-    def busy(self) -> int:
-        """Requests at replicas now."""
-        return sum(self.in_flight.values())
-
     def set_up(self, name: str, is_up: bool) -> None:
         """Whether a replica may be given requests."""
         if is_up == (name in self._up):
