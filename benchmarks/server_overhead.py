@@ -37,7 +37,7 @@ import uvicorn
 from starlette.routing import Route
 
 from hotspan.bench.machine import machine_facts
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import CacheOptions
 from hotspan.config.tenants import Tenants
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
@@ -96,8 +96,8 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
     from hotspan.engine.launch import launch
 
     arguments = parse_engine_arguments(str(model), ENGINE)
-    add_cache(arguments, cache_settings(ram_gib=0.25))
-    settings = HttpSettings(model_names=(MODEL,), sessions_path=None)
+    add_cache(arguments, CacheOptions(ram_gib=0.25).settings())
+    settings = HttpSettings(model_names=(MODEL,), no_sessions=True)
     async with contextlib.AsyncExitStack() as stack:
         aftermath = stack.enter_context(Aftermath())
         engine = await stack.enter_async_context(launch(arguments, Door(current_tenant), aftermath))
@@ -275,7 +275,7 @@ async def cpu_us(app: Any, path: str, body: dict[str, Any]) -> float:
 
 async def layers() -> dict[str, dict[str, float]]:
     """What gate and front cost a request of one token, and each token more: the best of a few."""
-    settings = HttpSettings(model_names=(MODEL,), sessions_path=None)
+    settings = HttpSettings(model_names=(MODEL,), no_sessions=True)
     openai: Any = {"model": MODEL, "prompt": "word", "stream": True}
     asked: dict[str, Any] = {
         "openai": ("/v1/completions", openai),

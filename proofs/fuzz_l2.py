@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
 from hotspan.l2.follower import LogFollower
@@ -29,14 +29,14 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "disk": (None, Path("/nvme"), Path("relative"), Path("~/kv")),
     "disk_gib": (None, *_NUMBERS),
     "l2": (None, *_URLS),
-    "l2_options": ({}, {"timeout_s": "1"}, {"": ""}),
+    "l2_option": ({}, {"timeout_s": "1"}, {"": ""}),
     "l2_log": (None, "redis://cache"),
     "chunk_tokens": (256, 1, 0, -1, 1 << 70),
     "model_digest": ("sampled", "full", "", "fast"),
     "persistence": ("tiers", "none", "None"),
     "kek": (None, "file:kek", "env:KEK", "aws-kms:alias/x", "", "file:"),
     "key_store": (None, Path("keys")),
-    "is_isolated": (True, False),
+    "share_across_tenants": (True, False),
 }
 
 
@@ -44,7 +44,7 @@ def settings(bench: Bench, rng: random.Random) -> bool:
     """What the command line may hand to the engine."""
     given = {name: rng.choice(values) for name, values in _SETTINGS.items() if rng.random() < 0.3}
     try:
-        found = cache_settings(ram_gib=rng.choice(_NUMBERS), **given)
+        found = CacheOptions(ram_gib=rng.choice(_NUMBERS), **given).settings()
     except ConfigError:
         return False
     if CacheSettings.from_json(json.loads(json.dumps(found.to_json()))) != found:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
 from benchmarks.gpu.servers import Setting, fresh
 from benchmarks.gpu.watch import Watch, watched
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB
 from hotspan.engine.arguments import transfer_config
@@ -86,7 +86,7 @@ def engine_with(model: Path, cache: dict[str, Any], options: dict[str, Any]) -> 
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    settings = replace(cache_settings(**cache), patience_s=10.0)
+    settings = replace(CacheOptions(**cache).settings(), patience_s=10.0)
     told = {"kv_transfer_config": transfer_config(settings), "prefix_caching_hash_algo": "sha256_cbor"}
     llm = LLM(str(model), **(OPTIONS | options | told))
     try:

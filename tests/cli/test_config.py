@@ -157,7 +157,7 @@ def test_serve_without_model(served: list[ServeOptions], tmp_path: Path) -> None
     done = run("serve", "--config", str(own), "--max-model-len", "4096", "--ram-gib", "2")
     assert done.exit_code == 0, done.output
     [options] = served
-    assert (options.model, options.port) == ("org/name", 9000) and options.engine == ("--max-model-len", "4096")
+    assert (options.model, options.server.port) == ("org/name", 9000) and options.engine == ("--max-model-len", "4096")
     assert options.cache is not None and options.cache.ram_bytes == 2 * GIB
     done = run("serve", "--max-model-len", "4096")
     assert done.exit_code == 2 and "no model is named" in done.output
@@ -179,7 +179,8 @@ def test_serve_with_words_alone(served: list[ServeOptions]) -> None:
     run("serve", "org/name", "--l2", "redis://a", "--l2-option", "timeout_s=1", "--l2-option", "prefix=b", *words)
     [options] = served
     assert options.engine == words and options.model == "org/name"
-    assert (options.host, options.port, options.is_insecure, options.admin_token_file) == (
+    server = options.server
+    assert (server.host, server.port, server.insecure, server.admin_token_file) == (
         "127.0.0.1",
         8080,
         False,

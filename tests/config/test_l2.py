@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from hotspan.config.secrets import resolved
-from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError
 from tests.config.rig import configured
 
 
 def test_settings_travel() -> None:
     """An L2 with options and a log of its own is the same after its way to the engine."""
-    settings = cache_settings(ram_gib=1, l2="redis://a", l2_options={"timeout_s": "2"}, l2_log="redis://b")
+    settings = CacheOptions(ram_gib=1, l2="redis://a", l2_option={"timeout_s": "2"}, l2_log="redis://b").settings()
     assert CacheSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
     assert settings.l2 is not None and settings.l2.options == {"timeout_s": "2"}
 
@@ -21,14 +21,14 @@ def test_settings_travel() -> None:
 def test_nothing_leaves_memory_without_persistence() -> None:
     """--persistence none refuses an L2."""
     with pytest.raises(ConfigError, match="--l2 sends it away"):
-        cache_settings(ram_gib=1, l2="redis://a", persistence="none")
+        CacheOptions(ram_gib=1, l2="redis://a", persistence="none").settings()
 
 
-@pytest.mark.parametrize("given", [{"l2_options": {"a": "b"}}, {"l2_log": "redis://a"}])
+@pytest.mark.parametrize("given", [{"l2_option": {"a": "b"}}, {"l2_log": "redis://a"}])
 def test_options_need_an_l2(given: dict[str, object]) -> None:
     """What belongs to an L2 is refused without one."""
     with pytest.raises(ConfigError, match="--l2"):
-        cache_settings(ram_gib=1, **given)  # type: ignore[arg-type]
+        CacheOptions(ram_gib=1, **given).settings()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_sagemaker_model() -> None:
         assert expected in words
     server = done.server
     assert (server.job_queue_size, server.startup_timeout_s) == (500, 1800.0)
-    assert server.sessions is not None and server.sessions.expiry_s == 600.0
+    assert not server.no_sessions and server.session_expiry_s == 600.0
     assert server.adapters is not None and server.adapters.name == "adapters" and server.formatters is not None
     noted = " ".join(note.where for note in done.notes)
     assert all(name in noted for name in ("engine", "option.rolling_batch", "option.entryPoint", "maxWorkers"))
@@ -88,7 +88,7 @@ def test_variables_alone() -> None:
         *("--max-num-batched-tokens 4096", "--quantization awq", "--revision v1.0"),
     ):
         assert expected in words
-    assert done.model == "org/name" and done.server.sessions is None and done.server.is_secure
+    assert done.model == "org/name" and done.server.no_sessions and done.server.secure
     assert (done.server.startup_timeout_s, done.server.port) == (90.0, 8081)
 
 

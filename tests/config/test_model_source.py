@@ -331,14 +331,14 @@ def test_what_a_server_is_started_with(bucket: Bucket, tmp_path: Path) -> None:
     """A fetched model is served from its directory, and called by the address that it was given, or by its own name."""
     url = bucket.put("m", MODEL)
     surroundings = {"XDG_CACHE_HOME": str(tmp_path)}
-    options = ServeOptions(url, "127.0.0.1", 8080, None, ("--seed", "1"), server=ServerSettings())
+    options = ServeOptions(url, None, ("--seed", "1"))
     done = fetched(options, surroundings)
     assert contents(Path(done.model)) == MODEL
     assert done.engine == ("--seed", "1", "--served-model-name", url)
     named = dataclasses.replace(options, engine=("--served-model-name", "lmi"))
     assert fetched(named, surroundings).engine == named.engine
     bucket.put("m", {"pytorch_model.bin": b"pickle"})
-    secure = dataclasses.replace(options, server=ServerSettings(is_secure=True))
+    secure = dataclasses.replace(options, server=ServerSettings(secure=True))
     assert "pytorch_model.bin" not in contents(Path(fetched(secure, surroundings).model))
     plain = dataclasses.replace(options, model="org/name")
     assert fetched(plain, surroundings) is plain

@@ -58,7 +58,7 @@ def test_yaml_with_flags_names() -> None:
     assert done.cache is not None and done.cache.disk is not None and done.cache.l2 is not None
     assert (done.model, done.cache.ram_bytes, done.cache.disk.bytes) == ("org/name", 8 * GIB, 100 * GIB)
     assert done.cache.l2.options == {"timeout_s": "2", "prefix": "a"}
-    assert done.server.sessions is None and done.server.is_insecure
+    assert done.server.no_sessions and done.server.insecure
     words = " ".join(done.engine_words)
     for expected in (
         *("--tensor-parallel-size 2", "--max-model-len 32768", "--no-enable-prefix-caching", "--seed=-1"),
@@ -75,7 +75,7 @@ def test_variables() -> None:
         variables={"HOTSPAN_PORT": "9001", "HOTSPAN_L2": "redis://c", "HOTSPAN_L2_OPTION": "timeout_s=1,prefix=a=b"}
         | {"HOTSPAN_ADMIN_TOKEN": "0123456789abcdef", "HOTSPAN_NO_SESSIONS": "yes"},
     )
-    assert done.server.port == 9001 and value(done, "ram_gib") == 2.0 and done.server.sessions is None
+    assert done.server.port == 9001 and value(done, "ram_gib") == 2.0 and done.server.no_sessions
     assert done.cache is not None and done.cache.l2 is not None
     assert done.cache.l2.options == {"timeout_s": "1", "prefix": "a=b"}
     with pytest.raises(ConfigError, match=r"/none/x\.yaml can't be read"):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.config.planned import planned_settings, with_named
-from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings, cache_settings
+from hotspan.config.settings import CacheOptions, CacheSettings, DiskSettings, L2Settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
@@ -27,7 +27,7 @@ NO_ROOM = TierPlan(0, None, None, None, (Reason("RAM", "none", "/dev/shm leaves 
 NAMED: dict[str, dict[str, Any]] = {
     "ram": {"ram_gib": 7.0},
     "disk": {"disk": Path("/mine"), "disk_gib": 9.0},
-    "l2": {"l2": "redis://:secret@cache:6379", "l2_options": {"timeout_s": "1"}},
+    "l2": {"l2": "redis://:secret@cache:6379", "l2_option": {"timeout_s": "1"}},
 }
 
 
@@ -35,7 +35,7 @@ def settings(*names: str) -> CacheSettings:
     told: dict[str, Any] = {"ram_gib": None}
     for name in names:
         told |= NAMED[name]
-    return cache_settings(**told)
+    return CacheOptions(**told).settings()
 
 
 @given(st.sets(st.sampled_from(sorted(NAMED))))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.config.settings import CacheSettings, TenantShare, cache_settings
+from hotspan.config.settings import CacheOptions, CacheSettings, TenantShare
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.credentials import key_digest
 from hotspan.core.directives import RetentionRule
@@ -61,7 +61,7 @@ def test_whole_file(tmp_path: Path) -> None:
 def test_settings_carry_it_into_the_engine(tmp_path: Path) -> None:
     """Shares and rules survive the way through the engine's JSON."""
     known = load_tenants(written(tmp_path, f"tenants: {{acme: {{keys: [{SECRET}], quota: 0.5, ttl: 5m}}}}"))
-    settings = cache_settings(ram_gib=1, is_strict=True, tenants=known.shares, retention=known.retention)
+    settings = CacheOptions(ram_gib=1).settings(is_strict=True, tenants=known.shares, retention=known.retention)
     assert CacheSettings.from_json(settings.to_json()) == settings
     assert settings.is_strict and settings.tenants[0].quota == 0.5 and settings.retention[0].ttl_s == 300
 

@@ -52,5 +52,5 @@ def test_it_has_time_to_stop() -> None:
     from hotspan.config.settings import CacheSettings
     from hotspan.server.options import ServeOptions
 
-    needed = ServeOptions("m", "127.0.0.1", 1, None).drain_s + CacheSettings(1).drain_s
+    needed = ServeOptions("m", None).drain_s + CacheSettings(1).drain_s
     assert int(settings()["TimeoutStopSec"][0]) > needed and settings()["KillMode"] == ["mixed"]

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from hotspan.bench.prose import prose
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import CacheOptions
 
 CHUNK = 256
 
@@ -191,7 +191,7 @@ def rig(
 
     from hotspan.engine.arguments import transfer_config
 
-    settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None)
+    settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None).settings()
     # Whether a late chunk is a miss is tested with a simulated clock; here a stall of a busy machine must not decide.
     settings = dataclasses.replace(settings, **({"patience_s": 10.0} | (cache or {})))
     with recorded() as digests:

@@ -14,11 +14,11 @@ def main(model: str, disk: str) -> None:
     from vllm import LLM, SamplingParams
 
     from hotspan.bench.prose import prose
-    from hotspan.config.settings import cache_settings
+    from hotspan.config.settings import CacheOptions
     from hotspan.engine.arguments import transfer_config
 
     # A MiB a chunk in float32, over both ranks: RAM holds 16 chunks.
-    settings = cache_settings(ram_gib=16 / 1024, disk=Path(disk), disk_gib=0.25)
+    settings = CacheOptions(ram_gib=16 / 1024, disk=Path(disk), disk_gib=0.25).settings()
     settings = dataclasses.replace(settings, patience_s=10.0)  # see rig.py
     llm = LLM(
         model,

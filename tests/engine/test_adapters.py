@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from hotspan.bench.prose import prose
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.errors import AdapterError
@@ -152,7 +152,7 @@ async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     for seed, name in enumerate("abcde", 1):
         make_demo_adapter(path / "adapters" / name, tiny_model, seed=seed)
     arguments = parse_engine_arguments(str(tiny_model), OPTIONS)
-    add_cache(arguments, cache_settings(ram_gib=0.1))
+    add_cache(arguments, CacheOptions(ram_gib=0.1).settings())
     with Aftermath() as aftermath:
         async with launch(arguments, Door(lambda: "default"), aftermath) as engine:
             adapters = EngineAdapters(engine.client, engine.app.state.openai_serving_models, grace_s=0.1, pin_s=20)

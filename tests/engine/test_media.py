@@ -20,7 +20,7 @@ from vllm.renderers import BaseRenderer
 from vllm.utils.counter import AtomicCounter
 
 from hotspan.bench.prose import prose
-from hotspan.config.settings import cache_settings
+from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.directives import Directives
 from hotspan.engine.admission import Admission
@@ -130,7 +130,7 @@ def test_processors_elsewhere_are_left_alone() -> None:
 @pytest.mark.parametrize(("params", "is_cached"), [({"hotspan": Directives().to_json()}, True), ({}, False)])
 def test_media_of_another_server_are_not_cached(params: dict[str, Any], is_cached: bool) -> None:
     """Where no server of hotspan's has named a part, its identity may be what a client said."""
-    admission = Admission(cache_settings(ram_gib=0.1), bytes(32), [], 256)
+    admission = Admission(CacheOptions(ram_gib=0.1).settings(), bytes(32), [], 256)
     for features in ([], [object()]):
         asked: Any = SimpleNamespace(kv_transfer_params=params, mm_features=features, lora_request=None)
         state = admission.admit(asked)
@@ -192,7 +192,7 @@ async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Seei
 
     model = make_vision_model(tmp_path_factory.mktemp("vision"))
     arguments = parse_engine_arguments(str(model), OPTIONS)
-    add_cache(arguments, cache_settings(ram_gib=0.05))
+    add_cache(arguments, CacheOptions(ram_gib=0.05).settings())
     with Aftermath() as aftermath:
         async with launch(arguments, DOOR, aftermath) as engine:
             yield Seeing(engine.app)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.config.settings import CacheSettings, cache_settings
+from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.types import GIB, MIB
 from hotspan.engine import sizing
 from hotspan.engine.sizing import plan_engine
@@ -17,7 +17,7 @@ from hotspan.plan.tiers import Extent, TierPlan
 from . import models
 from .models import drive, machine
 
-AUTO = cache_settings(ram_gib=None)
+AUTO = CacheOptions(ram_gib=None).settings()
 
 
 @pytest.fixture(params=[True, False], ids=["cpu", "gpu"])

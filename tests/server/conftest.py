@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hotspan.config.server_settings import ServerSettings
 from hotspan.demo.model import make_demo_model
+from hotspan.server.options import ServeOptions
 
 ENGINE = (
     *("--dtype", "float32", "--block-size", "128", "--max-model-len", "4096", "--num-gpu-blocks-override", "64"),
@@ -108,3 +111,10 @@ def refusal(*arguments: str, seconds: float = 180) -> tuple[int, str]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path
+
+
+def serve_options(**given: Any) -> ServeOptions:
+    """What a server is started with, from fields of ServeOptions and of ServerSettings; the model is m, uncached."""
+    names = [field.name for field in fields(ServerSettings) if field.name in given]
+    server = replace(given.pop("server", ServerSettings()), **{name: given.pop(name) for name in names})
+    return ServeOptions(**{"model": "m", "cache": None, "server": server} | given)

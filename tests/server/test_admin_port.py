@@ -21,10 +21,11 @@ from hotspan.http.options import tls_options
 from hotspan.http.serving import bind
 from hotspan.server.adapters.routes import WRITES
 from hotspan.server.loading import answering_while_loading
-from hotspan.server.options import ServeOptions, bind_admin
+from hotspan.server.options import bind_admin
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.server.settings import HttpSettings
+from tests.server.conftest import serve_options
 
 from .certificates import make_certificate
 from .test_policy import OF_ACME, OF_ADMIN, fake_app
@@ -128,13 +129,13 @@ def test_one_port_for_both_is_refused() -> None:
     with contextlib.closing(bind("127.0.0.1", 0)) as listener, contextlib.closing(bind("127.0.0.1", 0)) as taken:
         taken.listen()
         port = listener.getsockname()[1]
-        options = ServeOptions("m", "127.0.0.1", port, None, admin_port=port, admin_host="127.0.0.2")
+        options = serve_options(admin_port=port, admin_host="127.0.0.2")
         with pytest.raises(ConfigError, match=f"--admin-port {port} is the clients' --port"):
             bind_admin(options, listener)
-        options = ServeOptions("m", "127.0.0.1", port, None, admin_port=taken.getsockname()[1])
+        options = serve_options(admin_port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="give another --admin-port"):
             bind_admin(options, listener)
-        assert bind_admin(ServeOptions("m", "127.0.0.1", port, None), listener) is None
+        assert bind_admin(serve_options(), listener) is None
 
 
 @pytest.fixture

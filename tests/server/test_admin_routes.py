@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from hotspan.config.settings import EncryptionSettings, cache_settings
+from hotspan.config.settings import CacheOptions, EncryptionSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import tenant_label
@@ -77,7 +77,7 @@ def ask(
     said: dict[str, str] | None = None,
 ) -> Reply:
     tenants = known(acme="key-a", globex="key-b") if keyed else Tenants()
-    settings = cache_settings(ram_gib=1)
+    settings = CacheOptions(ram_gib=1).settings()
     if encrypted:
         object.__setattr__(settings, "encryption", EncryptionSettings("env:KEK", "/keys"))
     app = FastAPI()

@@ -123,7 +123,7 @@ async def test_adapters_bring_their_formatters(tmp_path: Path) -> None:
     assert done.server.adapters is None and done.server.formatters is None
     formatters = run._formatters(done.server, has_lora=True)
     assert formatters is not None
-    options = ServeOptions(done.model, "127.0.0.1", 0, None, server=done.server)
+    options = ServeOptions(done.model, None, server=done.server)
     registry = await run._adapters(cast(Any, Lora()), options, formatters)
     assert registry is not None
     try:

@@ -20,11 +20,11 @@ from hotspan.server.options import ServeOptions
 
 from .certificates import make_certificate
 
-SECURE = ServerSettings(is_secure=True)
+SECURE = ServerSettings(secure=True)
 
 
 def options(*engine: str, model: str = "org/name", server: ServerSettings | None = None) -> ServeOptions:
-    return ServeOptions(model, "127.0.0.1", 8080, None, engine, server=server or ServerSettings())
+    return ServeOptions(model, None, engine, server=server or ServerSettings())
 
 
 @pytest.fixture

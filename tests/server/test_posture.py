@@ -16,6 +16,7 @@ from hotspan.server.facts import DOOR, SEGMENT, Facts, FileFact
 from hotspan.server.options import ServeOptions
 from hotspan.server.posture import Finding, Severity, files_of, posture
 
+from .conftest import serve_options
 from .test_principal import known
 
 KEYS = known(acme="key-a")
@@ -26,7 +27,7 @@ FILES = {STORE: PRIVATE, KEK: PRIVATE, DISK: PRIVATE, TOKEN: FileFact(True, 0o60
 
 
 def options(**given: Any) -> ServeOptions:
-    return ServeOptions(**{"model": "m", "host": "127.0.0.1", "port": 8080, "cache": CacheSettings(1 << 30)} | given)
+    return serve_options(**{"model": "m", "cache": CacheSettings(1 << 30)} | given)
 
 
 def cache(**given: Any) -> CacheSettings:
@@ -77,7 +78,7 @@ CLIENT_ADAPTERS = ServerSettings(client_adapters=Path("/opt/ml"))
     ("what", "expected", "given", "known_facts"),
     [
         ("exposure", "bad", OPEN, {}),
-        ("exposure", "warning", OPEN | {"is_insecure": True}, {}),
+        ("exposure", "warning", OPEN | {"insecure": True}, {}),
         ("exposure", "ok", OPEN | {"tenants": KEYS}, {}),
         ("exposure", "ok", {"host": "::1"}, {}),
         ("exposure", "ok", {"host": "localhost"}, {}),
@@ -200,7 +201,7 @@ def test_code_of_the_models(tmp_path: Path) -> None:
 @given(
     host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "localhost", "host"]),
     admin_port=st.sampled_from([None, 9]),
-    is_insecure=st.booleans(),
+    insecure=st.booleans(),
     has_keys=st.booleans(),
     is_isolated=st.booleans(),
     is_sealed=st.booleans(),
@@ -210,7 +211,7 @@ def test_code_of_the_models(tmp_path: Path) -> None:
 def test_any_configuration_is_judged(
     host: str,
     admin_port: int | None,
-    is_insecure: bool,
+    insecure: bool,
     has_keys: bool,
     is_isolated: bool,
     is_sealed: bool,
@@ -222,7 +223,7 @@ def test_any_configuration_is_judged(
     asked = options(
         host=host,
         admin_port=admin_port,
-        is_insecure=is_insecure,
+        insecure=insecure,
         is_isolated=is_isolated,
         engine=tuple(engine),
         cache=settings,

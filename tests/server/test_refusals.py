@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from hotspan.cli.main import app
 from hotspan.cli.serve import OWN_OPTIONS
-from hotspan.config.settings import TenantShare, cache_settings
+from hotspan.config.settings import CacheOptions, TenantShare
 from hotspan.config.tenants import Tenant, Tenants
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.engine.arguments import add_cache, parse_engine_arguments
-from hotspan.server.options import ServeOptions, bind, check_exposure
+from hotspan.server.options import bind, check_exposure
 from hotspan.tiers.directory import open_directory
 
-from .conftest import refusal
+from .conftest import refusal, serve_options
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_directory_without_config(tmp_path: Path) -> None:
 )
 def test_engine_options(tiny_model: Path, options: tuple[str, ...], expected: str) -> None:
     """An option that vLLM does not know, a value that it does not take, an option that is hotspan's to set."""
-    settings = cache_settings(ram_gib=0.1)
+    settings = CacheOptions(ram_gib=0.1).settings()
     with pytest.raises(ConfigError) as refused:
         add_cache(parse_engine_arguments(str(tiny_model), options, OWN_OPTIONS), settings)
     assert expected in str(refused.value)
@@ -129,14 +129,14 @@ def test_keys_open_the_door_to_other_machines(tmp_path: Path) -> None:
     """With keys, or with --insecure, any address will do; a file of rules without keys is no permission."""
     with contextlib.closing(bind("0.0.0.0", 0)) as listener:
         keyed = Tenants((Tenant("acme", (b"digest",), TenantShare("acme")),))
-        check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, tenants=keyed))
-        check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, is_insecure=True))
+        check_exposure(listener, serve_options(tenants=keyed))
+        check_exposure(listener, serve_options(insecure=True))
         ruled = Tenants(retention=(RetentionRule(ttl_s=60),))
         with pytest.raises(ConfigError, match="--tenants"):
-            check_exposure(listener, ServeOptions("m", "0.0.0.0", 0, None, tenants=ruled))
+            check_exposure(listener, serve_options(tenants=ruled))
     for host in ("127.0.0.1", "localhost", "127.8.9.10", "::1"):
         with contextlib.closing(bind(host, 0)) as listener:
-            check_exposure(listener, ServeOptions("m", host, 0, None))
+            check_exposure(listener, serve_options(host=host))
 
 
 def test_engine_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:

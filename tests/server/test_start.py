@@ -20,6 +20,7 @@ from hotspan.server import options as options_module
 from hotspan.server import run
 from hotspan.server.hardening import NO_MEDIA_DOMAIN
 from hotspan.server.options import ServeOptions
+from tests.server.conftest import serve_options
 
 from .certificates import make_certificate
 from .conftest import free_port
@@ -54,7 +55,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[di
 
 
 def options(port: int, **given: Any) -> ServeOptions:
-    return ServeOptions(**{"model": "org/name", "host": "127.0.0.1", "port": port, "cache": None} | given)
+    return serve_options(**{"model": "org/name", "cache": None, "port": port} | given)
 
 
 def test_two_ports(started: list[dict[str, Any]], ports: tuple[int, int]) -> None:
@@ -83,7 +84,7 @@ def test_what_is_wrong_is_said_first(
     """A wrong certificate, an option or a file that secure mode forbids: refused before the engine is started."""
     from hotspan.config.server_settings import ServerSettings
 
-    secure = ServerSettings(is_secure=True)
+    secure = ServerSettings(secure=True)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.py").write_text("")
     for given in (

@@ -59,19 +59,12 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
     """What the server is started with."""
     from hotspan.server.options import ServeOptions
 
-    server = configuration.server
     return ServeOptions(
         configuration.model,
-        server.host,
-        server.port,
         configuration.cache,
         configuration.engine_words,
-        server=server,
+        server=configuration.server,
         tenants=configuration.tenants,
         is_isolated=configuration.is_isolated,
-        admin_token_file=server.admin_token_file,
-        is_insecure=server.is_insecure,
         extent=configuration.extent,
-        admin_host=server.admin_host,
-        admin_port=server.admin_port,
     )

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hotspan.config.origin import shown
@@ -199,7 +200,7 @@ SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
-PATH = Kind("path", _text, "a path")
+PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw), "a path")
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
 TEXTS = Kind("text", _texts, "a text, or a list of texts", is_repeated=True)
 PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several", is_repeated=True)

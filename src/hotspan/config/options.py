@@ -92,6 +92,11 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def names(*written: str | Spelling) -> tuple[Spelling, ...]:
+    """Other names of an option, those of its own kind as plain text."""
+    return tuple(Spelling(name) if isinstance(name, str) else name for name in written)
+
+
 def options_of(settings: type, prefix: str = "", panel: str | None = None) -> tuple[Option, ...]:
     """The options of a dataclass, and of the dataclasses that are its fields, in the order of the fields.
 
@@ -125,7 +130,8 @@ def check(settings: Any, prefix: str = "") -> None:
     """Raise ConfigError for a value that is not of its option's kind, in settings that no source was read for."""
     for each in fields(settings):
         for option in _declared(each, prefix):
-            if (value := getattr(settings, each.name)) != option.default:
+            value = getattr(settings, each.name)
+            if value is not None and value != option.default:
                 option.kind.parse(value, option.flag)
 
 

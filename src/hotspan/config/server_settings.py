@@ -1,83 +1,108 @@
-"""What a replica's server does besides caching, parsed once."""
+"""The options of `hotspan serve` for its server."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hotspan.config import kinds
+from hotspan.config.options import Spelling, names, option
 from hotspan.core.types import MIB
 
 Compat = Literal["none", "lmi"]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """Sessions that clients open and close by name.
-
-    path:          the directory that keeps them.
-    expiry_s:      after which an unused one is gone.
-    is_strict:     an id that nobody opened is an error.
-    close_forgets: closing one also invalidates what the cache holds of it.
-    """
-
-    path: Path
-    expiry_s: float
-    is_strict: bool = False
-    close_forgets: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """How a store of several models is served.
-
-    default:    the model that requests mean that name none; None has them name one.
-    is_partial: a model that can't be loaded leaves the others running.
-    at_once:    models that load at a time; None decides by the machine.
-    """
-
-    default: str | None = None
-    is_partial: bool = False
-    at_once: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """One replica's server.
+    """What one replica's server does besides caching."""
 
-    job_queue_size:    requests in the engine at a time; more are refused until one ends.
-    max_request_bytes: of a request's body.
-    predict_timeout_s: of one request, from its arrival to its last byte.
-    startup_timeout_s: until the model is loaded.
-    sessions:          None without.
-    compat:            "lmi" answers errors with LMI's status 424.
-    adapters:          directory with one adapter in each of its directories.
-    adapter_copies:    where the server keeps its copies of them; None for a directory of its own in /tmp.
-    client_adapters:   clients may register adapters, from this directory too; None leaves that to the administrator.
-    max_client_adapters: registered at a time by one tenant; without keys, by all clients. None is the default of each.
-    formatters:        directory with model.py or formatter.yaml.
-    is_secure:         no code of the model's is executed, and only safetensors are read.
-    admin_token_file:  None takes the token from the environment, or makes one.
-    is_insecure:       other machines may reach it without a key.
-    admin_port:        where administration is, at `admin_host`; None has it where the clients are.
-    store:             what counts if there are several models.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    job_queue_size: int = 1000
-    max_request_bytes: int = 64 * MIB
-    predict_timeout_s: float = 240.0
-    startup_timeout_s: float = 1200.0
-    sessions: SessionSettings | None = None
-    compat: Compat = "none"
-    adapters: Path | None = None
-    adapter_copies: Path | None = None
-    client_adapters: Path | None = None
-    max_client_adapters: int | None = None
-    formatters: Path | None = None
-    formatter_timeout_s: float = 5.0
-    is_secure: bool = False
-    admin_token_file: Path | None = None
-    is_insecure: bool = False
-    admin_host: str = "127.0.0.1"
-    admin_port: int | None = None
-    store: StoreSettings = field(default_factory=StoreSettings)
+    admin_token_file: Path | None = option(
+        None, "File (mode 0600) with the admin token. Default: HOTSPAN_ADMIN_TOKEN, or a token generated for this run."
+    )
+    admin_port: int | None = option(
+        None, "Separate port for administration. With it, --port refuses administration.", kind=kinds.COUNT
+    )
+    admin_host: str = option("127.0.0.1", "Address of --admin-port.")
+    insecure: bool = option(False, "Allow a --host other than 127.0.0.1 without API keys.")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8080, "Port to listen on.", variables=names("SAGEMAKER_BIND_TO_PORT"))
+    job_queue_size: int = option(
+        1000,
+        "Maximum number of requests in the engine; further requests are refused with 429 or 503.",
+        kind=kinds.COUNT,
+        lmi=names("job_queue_size"),
+        variables=names("MAX_CONCURRENT_REQUESTS"),
+    )
+    max_request_bytes: int = option(
+        64 * MIB,
+        "Maximum size of a request body, in bytes.",
+        kind=kinds.COUNT,
+        lmi=names("max_request_size"),
+        variables=names(
+            "SAGEMAKER_MAX_REQUEST_SIZE", Spelling("SAGEMAKER_MAX_PAYLOAD_IN_MB", kinds.MEBIBYTES, order=1)
+        ),
+    )
+    predict_timeout_s: float = option(
+        240.0,
+        "Maximum duration of one request, in seconds.",
+        kind=kinds.SECONDS,
+        lmi=names("option.predict_timeout"),
+        variables=names(
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS",
+            Spelling("SAGEMAKER_MODEL_SERVER_TIMEOUT", order=1),
+            "PREDICT_TIMEOUT",
+        ),
+    )
+    startup_timeout_s: float = option(
+        1200.0,
+        "Maximum time to load the model, in seconds.",
+        kind=kinds.SECONDS,
+        lmi=names("option.model_loading_timeout"),
+        variables=names("SAGEMAKER_STARTUP_TIMEOUT", "MODEL_LOADING_TIMEOUT"),
+    )
+    no_sessions: bool = option(
+        False, "Refuse sessions (NEW_SESSION).", lmi=names(Spelling("option.enable_stateful_sessions", kinds.INVERTED))
+    )
+    sessions_path: Path = option(
+        Path("/dev/shm/hotspan_sessions"), "Directory for sessions.", lmi=names("option.sessions_path")
+    )
+    session_expiry_s: float = option(
+        1200.0,
+        "Seconds after which an unused session expires.",
+        kind=kinds.SECONDS,
+        lmi=names("option.sessions_expiration"),
+    )
+    strict_sessions: bool = option(False, "Refuse ids of sessions that were not opened. Default: any id is accepted.")
+    forget_closed_sessions: bool = option(False, "Invalidate the cached texts of a session when it is closed.")
+    compat: Compat = option("none", "lmi: errors have LMI's status 424.")
+    adapters: Path | None = option(
+        None, "Directory with one LoRA adapter per subdirectory. Default: adapters/ in the model's directory."
+    )
+    adapter_copies: Path | None = option(
+        None, "Directory for the server's copies of adapters. Default: /tmp/hotspan-adapters-UID."
+    )
+    client_adapters: Path | None = option(
+        None, "Let clients register adapters without the admin token, from this directory too (SageMaker)."
+    )
+    max_client_adapters: int | None = option(
+        None,
+        "Maximum number of adapters that a tenant may register. Default: 32, or 1000 where clients have no API keys.",
+        kind=kinds.COUNT,
+    )
+    formatters: Path | None = option(
+        None, "Directory with model.py or formatter.yaml. Default: the model's directory, in LMI's configuration only."
+    )
+    default_model: str | None = option(
+        None, "Directory of models: default model for requests without `model`.", lmi=names("default_model")
+    )
+    partial: bool = option(False, "Directory of models: serve the models that load, and retry the others.")
+    models_at_once: int | None = option(
+        None,
+        "Directory of models: models to load at a time. Default: one, or all if each has GPUs of its own.",
+        kind=kinds.COUNT,
+    )
+    formatter_timeout_s: float = option(5.0, "Maximum duration of one formatter call, in seconds.", kind=kinds.SECONDS)
+    secure: bool = option(
+        False,
+        "Secure mode: execute no code of the model, and read safetensors only.",
+        variables=names("SAGEMAKER_SECURE_MODE"),
+    )

@@ -3,16 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from hotspan.config import kinds
+from hotspan.config.options import Spelling, check, names, option
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 
-ModelDigest = Literal["sampled", "full"]
+ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
 
-_MOST_GIB = 1 << 30
+_MAX_GIB = 1 << 30
 LOG_PASSWORD = "log_password"
 """Among the options of an L2: the password of its `log`."""
 
@@ -131,80 +133,146 @@ class CacheSettings:
         return cls(**fields)
 
 
-def cache_settings(
-    *,
-    ram_gib: float | None,
-    disk: Path | None = None,
-    disk_gib: float | None = None,
-    l2: str | None = None,
-    l2_options: Mapping[str, str] | None = None,
-    l2_log: str | None = None,
-    chunk_tokens: int = 256,
-    prompts_only: bool = False,
-    model_digest: str = "full",
-    persistence: str = "tiers",
-    kek: str | None = None,
-    key_store: Path | None = None,
-    is_isolated: bool = True,
-    is_strict: bool = False,
-    tenants: tuple[TenantShare, ...] = (),
-    retention: tuple[RetentionRule, ...] = (),
-    error_file: Path | None = None,
-    events_key: Path | None = None,
-) -> CacheSettings:
-    """Settings from what the command line and the file of tenants gave.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """The options of `hotspan serve` for its tiers; without `ram_gib`, the size is chosen later."""
 
-    ram_gib: None is to be chosen.
-    Raises: ConfigError that says which option is wrong and what would do.
-    """
-    if ram_gib is not None and not 0 < ram_gib <= _MOST_GIB:
-        raise ConfigError(
-            f"--ram-gib is {ram_gib:g}: hotspan needs RAM to pass chunks through, give at least what the requests in "
-            "flight need (tokens x KV bytes per token), or --no-cache to serve without hotspan's tiers"
-        )
-    if (disk is None) != (disk_gib is None):
-        missing, given = ("--disk-gib", "--disk") if disk_gib is None else ("--disk", "--disk-gib")
-        raise ConfigError(f"{given} is given without {missing}: a disk tier needs a directory and a size")
-    if disk_gib is not None and not 0 < disk_gib <= _MOST_GIB:
-        raise ConfigError(f"--disk-gib is {disk_gib:g}: give the size of the disk tier in GiB, above 0")
-    if chunk_tokens < 1:
-        raise ConfigError(f"--chunk-tokens is {chunk_tokens}: give a positive number of tokens (256 is the default)")
-    if model_digest not in ("sampled", "full"):
-        raise ConfigError(f"--model-digest is {model_digest!r}: give full (the default) or sampled")
-    if persistence not in ("tiers", "none"):
-        raise ConfigError(f"--persistence is {persistence!r}: give tiers (the default) or none")
-    if persistence == "none" and disk is not None:
-        raise ConfigError(
-            "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
-        )
-    if persistence == "none" and l2 is not None:
-        raise ConfigError("--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out")
-    if l2 is None and (l2_options or l2_log is not None):
-        raise ConfigError("--l2-option and --l2-log belong to an L2: name it with --l2")
-    if l2_log is None and LOG_PASSWORD in (l2_options or {}):
-        raise ConfigError(f"--l2-option {LOG_PASSWORD} belongs to a log of its own: name that with --l2-log")
-    if (kek is None) != (key_store is None):
-        missing, given = ("--key-store", "--kek") if key_store is None else ("--kek", "--key-store")
-        raise ConfigError(f"{given} is given without {missing}: `hotspan keys init` makes a key store for a KEK")
-    disk_settings = None
-    if disk is not None and disk_gib is not None:
-        disk_settings = DiskSettings(str(disk.expanduser().absolute()), int(disk_gib * GIB))
-    return CacheSettings(
-        ram_bytes=0 if ram_gib is None else int(ram_gib * GIB),
-        disk=disk_settings,
-        l2=None if l2 is None else L2Settings(l2, dict(l2_options or {}), l2_log),
-        chunk_tokens=chunk_tokens,
-        prompts_only=prompts_only,
-        model_digest=cast(ModelDigest, model_digest),
-        persistence=cast(Persistence, persistence),
-        encryption=_encryption(kek, key_store),
-        is_isolated=is_isolated,
-        is_strict=is_strict,
-        tenants=tenants,
-        retention=retention,
-        error_file=str(error_file) if error_file is not None else None,
-        events_key=None if events_key is None else events_key.expanduser().absolute(),
+    ram_gib: float | None = option(
+        4.0,
+        "RAM tier, in GiB of /dev/shm.",
+        kind=kinds.GIB,
+        shown="what the model can use, at most a quarter of what is free; 4.0 beside other tiers",
+        lmcache=Spelling("max_local_cpu_size"),
     )
+    disk: Path | None = option(
+        None, "Disk tier: a directory of its own, preferably on NVMe.", lmcache=Spelling("local_disk")
+    )
+    disk_gib: float | None = option(
+        None, "Disk tier, in GiB at most; grows with use.", kind=kinds.GIB, lmcache=Spelling("max_local_disk_size")
+    )
+    l2: str | None = option(
+        None,
+        "Cache shared by replicas: sagemaker-hyperpod://HOST:9200 (`hotspan daemon`, or SageMaker "
+        "HyperPod's), redis:// or rediss://HOST:PORT, file:///SHARED/DIRECTORY or s3://BUCKET/PREFIX.",
+        lmcache=Spelling("remote_url"),
+    )
+    l2_option: Mapping[str, str] | None = option(
+        None,
+        "Option of the L2's client, such as timeout_ms=1000 (docs/configuration.md lists them). May be repeated.",
+        kind=kinds.PAIRS,
+        lmcache=Spelling("extra_config"),
+    )
+    l2_log: str | None = option(
+        None,
+        "Store for the log of invalidations, where the L2 keeps none (SageMaker's own daemon): redis:// or file:///.",
+    )
+    chunk_tokens: int = option(
+        256, "Tokens per chunk, the unit that is stored and loaded.", lmcache=Spelling("chunk_size")
+    )
+    prompts_only: bool = option(
+        False, "Store the KV of prompts only, not of answers.", lmcache=Spelling("save_decode_cache", kinds.INVERTED)
+    )
+    model_digest: ModelDigest = option(
+        "full",
+        "How weights are told apart: full reads all bytes, once per file; sampled is faster and misses edits in place.",
+    )
+    no_cache: bool = option(False, "Serve with the engine's own prefix cache only, without hotspan's tiers.")
+    persistence: Persistence = option(
+        "tiers", "tiers, or none: nothing is written outside memory; --disk and --l2 are refused."
+    )
+    kek: str | None = option(
+        None, "Key-encryption key for all data that leaves RAM: file:PATH, env:NAME or aws-kms:KEY."
+    )
+    key_store: Path | None = option(None, "Directory with the tenants' wrapped keys, made by `hotspan keys init`.")
+    kv_events_key: Path | None = option(
+        None,
+        "File (0600) with the key of KV events, at least 32 characters: only routers that have it can follow them.",
+    )
+    tenants: Path | None = option(
+        None, "YAML file with API keys, shares and times to live per tenant. With it, every client needs a key."
+    )
+    share_across_tenants: bool = option(
+        False, "Share cached texts between tenants. Tenants can then detect each other's texts by timing."
+    )
+    auto: bool = option(
+        False,
+        "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
+        "Without it and without any tier named: RAM only, as much as the model can use and at most a quarter "
+        "of what is free.",
+        lmi=names("option.lmcache_auto_config"),
+    )
+    lmcache_config_file: Path | None = option(
+        None,
+        "LMCache's YAML file; in LMI's configuration, relative to the model's directory.",
+        lmi=names("option.lmcache_config_file"),
+        variables=names("LMCACHE_CONFIG_FILE"),
+    )
+
+    def settings(
+        self,
+        *,
+        is_strict: bool = False,
+        tenants: tuple[TenantShare, ...] = (),
+        retention: tuple[RetentionRule, ...] = (),
+    ) -> CacheSettings:
+        """The settings of the tiers, with what the file of tenants gives.
+
+        Raises: ConfigError that says which option is wrong and what would do.
+        """
+        check(self)
+        self._check_sizes()
+        self._check_combinations()
+        disk = None
+        if self.disk is not None and self.disk_gib is not None:
+            disk = DiskSettings(str(self.disk.expanduser().absolute()), int(self.disk_gib * GIB))
+        return CacheSettings(
+            ram_bytes=0 if self.ram_gib is None else int(self.ram_gib * GIB),
+            disk=disk,
+            l2=None if self.l2 is None else L2Settings(self.l2, dict(self.l2_option or {}), self.l2_log),
+            chunk_tokens=self.chunk_tokens,
+            prompts_only=self.prompts_only,
+            model_digest=self.model_digest,
+            persistence=self.persistence,
+            encryption=_encryption(self.kek, self.key_store),
+            is_isolated=not self.share_across_tenants,
+            is_strict=is_strict,
+            tenants=tenants,
+            retention=retention,
+            events_key=None if self.kv_events_key is None else self.kv_events_key.expanduser().absolute(),
+        )
+
+    def _check_sizes(self) -> None:
+        if self.ram_gib is not None and not 0 < self.ram_gib <= _MAX_GIB:
+            raise ConfigError(
+                f"--ram-gib is {self.ram_gib:g}: hotspan needs RAM to pass chunks through, give at least what the "
+                "requests in flight need (tokens x KV bytes per token), or --no-cache to serve without hotspan's tiers"
+            )
+        if (self.disk is None) != (self.disk_gib is None):
+            missing, given = ("--disk-gib", "--disk") if self.disk_gib is None else ("--disk", "--disk-gib")
+            raise ConfigError(f"{given} is given without {missing}: a disk tier needs a directory and a size")
+        if self.disk_gib is not None and not 0 < self.disk_gib <= _MAX_GIB:
+            raise ConfigError(f"--disk-gib is {self.disk_gib:g}: give the size of the disk tier in GiB, above 0")
+        if self.chunk_tokens < 1:
+            raise ConfigError(
+                f"--chunk-tokens is {self.chunk_tokens}: give a positive number of tokens (256 is the default)"
+            )
+
+    def _check_combinations(self) -> None:
+        if self.persistence == "none" and self.disk is not None:
+            raise ConfigError(
+                "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
+            )
+        if self.persistence == "none" and self.l2 is not None:
+            raise ConfigError(
+                "--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out"
+            )
+        if self.l2 is None and (self.l2_option or self.l2_log is not None):
+            raise ConfigError("--l2-option and --l2-log belong to an L2: name it with --l2")
+        if self.l2_log is None and LOG_PASSWORD in (self.l2_option or {}):
+            raise ConfigError(f"--l2-option {LOG_PASSWORD} belongs to a log of its own: name that with --l2-log")
+        if (self.kek is None) != (self.key_store is None):
+            missing, given = ("--key-store", "--kek") if self.key_store is None else ("--kek", "--key-store")
+            raise ConfigError(f"{given} is given without {missing}: `hotspan keys init` makes a key store for a KEK")
 
 
 def _encryption(kek: str | None, key_store: Path | None) -> EncryptionSettings | None:

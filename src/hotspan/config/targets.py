@@ -1,14 +1,13 @@
 """From settings that count to the dataclasses that the tiers and the server are built from."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import cast
 
 from hotspan.config.keys import BY_NAME, CACHE
+from hotspan.config.options import build
 from hotspan.config.origin import Setting, Source, shown
 from hotspan.config.secrets import check_references
-from hotspan.config.server_settings import Compat, ServerSettings, SessionSettings, StoreSettings
-from hotspan.config.settings import CacheSettings, L2Settings, cache_settings
+from hotspan.config.server_settings import ServerSettings
+from hotspan.config.settings import CacheOptions, CacheSettings, L2Settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.l2.open import check_store
@@ -40,35 +39,20 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
     value = {name: setting.value for name, setting in settings.items()}
     try:
         told = L2Settings(value["l2"] or "", value["l2_option"] or {})
-        for name, options in (("l2", told.store_options), ("l2_log", told.log_options)):
+        for name, given in (("l2", told.store_options), ("l2_log", told.log_options)):
             if value[name] is not None:
-                check_references(options)
-                check_store(BY_NAME[name].flag, value[name], options)
+                check_references(given)
+                check_store(BY_NAME[name].flag, value[name], given)
         if value["no_cache"]:
             if value["kv_events_key"] is not None:
                 raise ConfigError(
                     "--kv-events-key needs hotspan's tiers, and --no-cache leaves them out: give one of them"
                 )
             return None
-        return cache_settings(
-            ram_gib=None if _is_ram_chosen(settings) else value["ram_gib"],
-            disk=_path(value["disk"]),
-            disk_gib=value["disk_gib"],
-            l2=value["l2"],
-            l2_options=value["l2_option"],
-            l2_log=value["l2_log"],
-            chunk_tokens=value["chunk_tokens"],
-            prompts_only=value["prompts_only"],
-            model_digest=value["model_digest"],
-            persistence=value["persistence"],
-            kek=value["kek"],
-            key_store=_path(value["key_store"]),
-            events_key=_path(value["kv_events_key"]),
-            is_isolated=not value["share_across_tenants"],
-            is_strict=tenants.has_keys,
-            tenants=tenants.shares,
-            retention=tenants.retention,
-        )
+        if _is_ram_chosen(settings):
+            value["ram_gib"] = None
+        options = build(CacheOptions, value)
+        return options.settings(is_strict=tenants.has_keys, tenants=tenants.shares, retention=tenants.retention)
     except ConfigError as error:
         raise ConfigError(f"{error}{_origins(settings)}") from error
 
@@ -99,35 +83,8 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
             f"{settings['forget_closed_sessions'].given.origin} forgets what hotspan's tiers hold, and "
             f"{settings['no_cache'].given.origin} leaves them out: give one of them"
         )
-    sessions = SessionSettings(
-        Path(value["sessions_path"]),
-        value["session_expiry_s"],
-        is_strict=value["strict_sessions"],
-        close_forgets=value["forget_closed_sessions"],
-    )
     _check_loras(settings)
-    return ServerSettings(
-        host=value["host"],
-        port=value["port"],
-        job_queue_size=value["job_queue_size"],
-        max_request_bytes=value["max_request_bytes"],
-        predict_timeout_s=value["predict_timeout_s"],
-        startup_timeout_s=value["startup_timeout_s"],
-        sessions=None if value["no_sessions"] else sessions,
-        compat=cast(Compat, value["compat"]),
-        adapters=_path(value["adapters"]),
-        adapter_copies=_path(value["adapter_copies"]),
-        client_adapters=_path(value["client_adapters"]),
-        max_client_adapters=value["max_client_adapters"],
-        formatters=_path(value["formatters"]),
-        formatter_timeout_s=value["formatter_timeout_s"],
-        is_secure=value["secure"],
-        admin_token_file=_path(value["admin_token_file"]),
-        is_insecure=value["insecure"],
-        admin_host=value["admin_host"],
-        admin_port=value["admin_port"],
-        store=StoreSettings(value["default_model"], value["partial"], value["models_at_once"]),
-    )
+    return build(ServerSettings, value)
 
 
 def _check_loras(settings: Mapping[str, Setting]) -> None:
@@ -140,7 +97,3 @@ def _check_loras(settings: Mapping[str, Setting]) -> None:
         f"{settings['max_cpu_loras'].given.origin}: {held} adapters are kept in memory, and a batch may have {most} "
         f"({batch}): give a max_cpu_loras of at least {most}, or a smaller max_loras"
     )
-
-
-def _path(value: str | None) -> Path | None:
-    return None if value is None else Path(value).expanduser()

@@ -13,7 +13,7 @@ from hotspan.formatters.script import check_script
 from hotspan.http.options import check_tls
 from hotspan.keyring.keyring import open_keyring
 from hotspan.server.hardening import check_files, hardened
-from hotspan.server.options import ServeOptions, check_host
+from hotspan.server.options import ServeOptions, check_admin_port, check_host
 
 _ON = ("1", "true")
 _MOST_PORT = 65_535
@@ -29,7 +29,7 @@ def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
     _check_addresses(options)
     if options.cache is not None and (encryption := options.cache.encryption) is not None:
         open_keyring(Path(encryption.store), encryption.kek, environment).close()
-    given_token(options.admin_token_file, environment)
+    given_token(options.server.admin_token_file, environment)
     check_engine_keys(options.engine_values.get("api_key"), environment)
     check_engine_adapters(environment)
     check_files(options, environment)
@@ -53,18 +53,15 @@ def check_engine_adapters(environment: Mapping[str, str]) -> None:
 
 
 def _check_addresses(options: ServeOptions) -> None:
-    for flag, port in (("--port", options.port), ("--admin-port", options.admin_port)):
+    for flag, port in (("--port", options.server.port), ("--admin-port", options.server.admin_port)):
         if port is not None and not 0 <= port <= _MOST_PORT:
             raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MOST_PORT}")
-    if options.admin_port is not None and options.admin_port == options.port:
-        raise ConfigError(
-            f"--admin-port {options.admin_port} is the clients' --port: give another, also where the addresses differ"
-        )
+    check_admin_port(options.server, options.server.port)
     try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        address = str(socket.getaddrinfo(options.host, options.port, family)[0][4][0])
+        family = socket.AF_INET6 if ":" in options.server.host else socket.AF_INET
+        address = str(socket.getaddrinfo(options.server.host, options.server.port, family)[0][4][0])
     except OSError:
-        address = options.host  # another machine may know the name
+        address = options.server.host  # another machine may know the name
     check_host(address, options)
 
 

@@ -4,7 +4,6 @@ client -> Gate (policy.py) -> Front: body -> admission -> Invocations -> the eng
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 from starlette.routing import BaseRoute, Match, Route
@@ -45,14 +44,13 @@ class Front:
     ) -> None:
         """Raises: ConfigError if the directory of sessions can't be used."""
         sessions = None
-        if settings.sessions_path is not None:
-            directory = Path(settings.sessions_path)
-            sessions = Sessions(directory, settings.session_s, is_strict=settings.is_strict_sessions)
+        if not settings.no_sessions:
+            sessions = Sessions(settings.sessions_path, settings.session_expiry_s, is_strict=settings.strict_sessions)
         plugs = Plugs(
             adapters=adapters,
             formatters=formatters,
             sessions=sessions,
-            forget=forget if settings.close_forgets else None,
+            forget=forget if settings.forget_closed_sessions else None,
         )
         self.admission = Admission(settings)
         self.root_path: str = getattr(app, "root_path", "")

@@ -51,7 +51,7 @@ def hardened(options: ServeOptions, environment: Mapping[str, str]) -> ServeOpti
     added: tuple[str, ...] = ()
     if MEDIA_DOMAINS not in given:
         added += ("--allowed-media-domains", NO_MEDIA_DOMAIN)
-    if options.server.is_secure:
+    if options.server.secure:
         _check_options(options, environment)
         if str(given.get("load_format", "auto")).lower() == "auto":
             added += ("--load-format", "safetensors")
@@ -63,7 +63,7 @@ def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
 
     Blocks: for a walk through the directories.
     """
-    if not options.server.is_secure:
+    if not options.server.secure:
         return
     named = [Path(options.model), options.server.adapters, options.server.formatters]
     directories = [path for path in named if path is not None and path.is_dir()]

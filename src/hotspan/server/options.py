@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +29,20 @@ class ServeOptions:
     cache:            None serves with the engine's own prefix cache only.
     engine:           options for vLLM, as the user wrote them.
     drain_s:          how long requests in flight may go on after a signal to stop.
-    server:           what it does besides caching; its address is `host` and `port`.
+    server:           what it does besides caching.
     tenants:          who may use it, if not everybody as one tenant.
     is_isolated:      tenants never hit each other's texts.
-    admin_token_file: None takes the token from the environment, or makes one.
-    is_insecure:      other machines may reach it without a key.
     extent:           how much the tiers of `cache` that are to be chosen may take; None if none are to be chosen.
-    admin_port:       where administration is, at `admin_host`; None has it where the clients are.
     """
 
     model: str
-    host: str
-    port: int
     cache: CacheSettings | None
     engine: tuple[str, ...] = field(default=(), repr=False)
     drain_s: int = 30
     server: ServerSettings = field(default_factory=ServerSettings)
     tenants: Tenants = field(default_factory=Tenants)
     is_isolated: bool = True
-    admin_token_file: Path | None = None
-    is_insecure: bool = False
     extent: Extent | None = None
-    admin_host: str = "127.0.0.1"
-    admin_port: int | None = None
 
     @property
     def has_keys(self) -> bool:
@@ -76,7 +67,7 @@ def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptio
     """
     if not is_remote(options.model):
         return options
-    directory = fetch_model(options.model, model_cache(environment), is_secure=options.server.is_secure)
+    directory = fetch_model(options.model, model_cache(environment), is_secure=options.server.secure)
     name = () if "served_model_name" in options.engine_values else ("--served-model-name", options.model)
     return replace(options, model=str(directory), engine=(*options.engine, *name))
 
@@ -85,36 +76,26 @@ def http_settings(
     server: ServerSettings, names: Iterable[str], *, is_embedding: bool, principals: int = 2
 ) -> HttpSettings:
     """The HTTP side of a server whose base model has these names."""
-    sessions = server.sessions
-    http = HttpSettings(
+    same = {field.name for field in fields(HttpSettings)} & {field.name for field in fields(ServerSettings)}
+    return HttpSettings(
         model_names=tuple(dict.fromkeys((*names, "lmi", "model"))),
         is_embedding=is_embedding,
         principals=principals,
-        compat=server.compat,
-        sessions_path=None if sessions is None else str(sessions.path),
-        job_queue_size=server.job_queue_size,
-        max_request_bytes=server.max_request_bytes,
-        predict_timeout_s=server.predict_timeout_s,
-    )
-    if sessions is None:
-        return http
-    return replace(
-        http,
-        session_s=sessions.expiry_s,
-        is_strict_sessions=sessions.is_strict,
-        close_forgets=sessions.close_forgets,
+        **{name: getattr(server, name) for name in same},
     )
 
 
 def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:
     """The administrator's socket; None where administration is at the clients'. Raises: ConfigError, as `bind`."""
-    if options.admin_port is None:
-        return None
-    if options.admin_port == listener.getsockname()[1]:
-        raise ConfigError(
-            f"--admin-port {options.admin_port} is the clients' --port: give another, also where the addresses differ"
-        )
-    return bind(options.admin_host, options.admin_port, "admin-")
+    server = options.server
+    check_admin_port(server, listener.getsockname()[1])
+    return None if server.admin_port is None else bind(server.admin_host, server.admin_port, "admin-")
+
+
+def check_admin_port(server: ServerSettings, port: int) -> None:
+    """Raise ConfigError if administration is to have the clients' port."""
+    if server.admin_port == port:
+        raise ConfigError(f"--admin-port {port} is the clients' --port: give another, also where the addresses differ")
 
 
 def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
@@ -124,11 +105,11 @@ def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
 
 def check_host(address: str, options: ServeOptions) -> None:
     """The same of the address that --host is."""
-    if options.has_keys or options.is_insecure or is_loopback(address):
+    if options.has_keys or options.server.insecure or is_loopback(address):
         return
     raise ConfigError(
-        f"--host {options.host} lets other machines in, and nobody needs a key: give the clients keys with --tenants "
-        "FILE, listen on 127.0.0.1, or say --insecure if something else keeps strangers out"
+        f"--host {options.server.host} lets other machines in, and nobody needs a key: give the clients keys with "
+        "--tenants FILE, listen on 127.0.0.1, or say --insecure if something else keeps strangers out"
     )
 
 

@@ -44,7 +44,7 @@ def posture(options: ServeOptions, facts: Facts) -> list[Finding]:
 def files_of(options: ServeOptions) -> list[Path]:
     """The files and directories whose permissions `posture` looks at."""
     cache = options.cache
-    found = [options.admin_token_file, _script(options), None if cache is None else cache.events_key]
+    found = [options.server.admin_token_file, _script(options), None if cache is None else cache.events_key]
     if cache is not None and cache.disk is not None:
         found.append(Path(cache.disk.directory))
     if cache is not None and cache.encryption is not None:
@@ -71,12 +71,12 @@ def _bad(what: str, state: str, remedy: str) -> Finding:
 
 
 def _exposure(options: ServeOptions, facts: Facts) -> Findings:
-    where = f"{options.host}:{options.port}"
-    if is_loopback(options.host):
+    where = f"{options.server.host}:{options.server.port}"
+    if is_loopback(options.server.host):
         yield _ok("exposure", f"{where}, this machine only")
     elif options.has_keys:
         yield _ok("exposure", f"{where}, other machines with a key")
-    elif options.is_insecure:
+    elif options.server.insecure:
         yield _warning(
             "exposure",
             f"{where}, anybody, since --insecure says so",
@@ -92,7 +92,9 @@ def _tls(options: ServeOptions, facts: Facts) -> Findings:
         yield _bad("TLS", "a key without a certificate", "give --ssl-certfile, too")
     elif given.get("ssl_certfile"):
         yield _ok("TLS", f"with {given['ssl_certfile']}")
-    elif is_loopback(options.host) and (options.admin_port is None or is_loopback(options.admin_host)):
+    elif is_loopback(options.server.host) and (
+        options.server.admin_port is None or is_loopback(options.server.admin_host)
+    ):
         yield _ok("TLS", "none, and nothing leaves this machine")
     else:
         yield _warning(
@@ -107,14 +109,14 @@ def _keys(options: ServeOptions, facts: Facts) -> Findings:
         tenants = options.tenants.tenants
         count = sum(len(tenant.keys) for tenant in tenants)
         yield _ok("API keys", f"{count} of {len(tenants)} tenants, as digests, compared in constant time")
-    elif is_loopback(options.host):
+    elif is_loopback(options.server.host):
         yield _ok("API keys", "none: every user of this machine may ask")
     else:
         yield _warning("API keys", "none: all clients are one tenant", "give each client a key with --tenants FILE")
 
 
 def _admin(options: ServeOptions, facts: Facts) -> Findings:
-    file = options.admin_token_file
+    file = options.server.admin_token_file
     if file is not None:
         fact = facts.files.get(file)
         if fact is None:
@@ -127,9 +129,12 @@ def _admin(options: ServeOptions, facts: Facts) -> Findings:
         yield _ok("admin token", f"from {VARIABLE}")
     else:
         yield _ok("admin token", "made at each start, for commands of this user on this machine")
-    if options.admin_port is not None:
-        yield _ok("admin address", f"{options.admin_host}:{options.admin_port}; {options.port} refuses administration")
-    elif is_loopback(options.host):
+    if options.server.admin_port is not None:
+        yield _ok(
+            "admin address",
+            f"{options.server.admin_host}:{options.server.admin_port}; {options.server.port} refuses administration",
+        )
+    elif is_loopback(options.server.host):
         yield _ok("admin address", "where the clients are, on this machine only")
     else:
         yield _warning(
@@ -170,10 +175,10 @@ def _events(options: ServeOptions, facts: Facts) -> Findings:
 
 
 def _metrics(options: ServeOptions, facts: Facts) -> Findings:
-    has_token = options.admin_token_file is not None or bool(facts.environment.get(VARIABLE))
+    has_token = options.server.admin_token_file is not None or bool(facts.environment.get(VARIABLE))
     if options.has_keys or has_token:
         yield _ok("metrics", "with the admin token")
-    elif is_loopback(options.host):
+    elif is_loopback(options.server.host):
         yield _ok("metrics", "public, on this machine only")
     else:
         yield _warning("metrics", "public: they tell how much is asked, and of what length", f"set {VARIABLE}")
@@ -187,7 +192,7 @@ def _adapters(options: ServeOptions, facts: Facts) -> Findings:
         yield _ok("adapters", "registered by the administrator")
     elif options.has_keys:
         yield _ok("adapters", f"registered by the administrator, and by each tenant from its directory in {place}")
-    elif is_loopback(options.host):
+    elif is_loopback(options.server.host):
         yield _ok("adapters", f"registered by every user of this machine (--client-adapters {place})")
     else:
         yield _warning(
@@ -359,7 +364,7 @@ def _media(options: ServeOptions, facts: Facts) -> Findings:
 
 
 def _code(options: ServeOptions, facts: Facts) -> Findings:
-    if options.server.is_secure:
+    if options.server.secure:
         return  # _secure says it
     names = [f"--{name.replace('_', '-')}" for name in code_options(options)]
     script = _script(options)
@@ -372,7 +377,7 @@ def _code(options: ServeOptions, facts: Facts) -> Findings:
 
 
 def _secure(options: ServeOptions, facts: Facts) -> Findings:
-    if options.server.is_secure:
+    if options.server.secure:
         yield _ok("secure mode", "on: no code of the model's, only safetensors")
     else:
         yield _ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")

@@ -86,7 +86,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
     options = guarded_events(hardened(options, surroundings))
     check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
-        bound = bind(options.host, options.port) if link is None else link.bind()
+        bound = bind(options.server.host, options.server.port) if link is None else link.bind()
         listener = stack.enter_context(contextlib.closing(bound))
         listeners = [listener]
         if (admin := bind_admin(options, listener)) is not None:
@@ -102,11 +102,11 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
             check_exposure(listener, options)
             # Commands of this user look for the token by the port that they are to administer.
             port = listeners[-1].getsockname()[1]
-            token = stack.enter_context(admin_token(port, options.admin_token_file, surroundings))
+            token = stack.enter_context(admin_token(port, options.server.admin_token_file, surroundings))
             credentials = Credentials(options.tenants, token)
         else:
             credentials = link.credentials
-        policy = _Policy(credentials, _access(options, surroundings), options.admin_port)
+        policy = _Policy(credentials, _access(options, surroundings), options.server.admin_port)
         _prepare_environment(error_file.parent, stack)
         if is_remote(options.model):
             with answering_while_loading(listener, tls_options(options.engine_values)):
@@ -138,7 +138,7 @@ class _Policy:
 
 
 def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[str, Access]:
-    has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
+    has_given_token = options.server.admin_token_file is not None or bool(surroundings.get(VARIABLE))
     has_client_adapters = options.server.client_adapters is not None
     return access_table(
         has_keys=options.has_keys, has_given_token=has_given_token, has_client_adapters=has_client_adapters
@@ -161,7 +161,7 @@ async def _serve(
     arguments = parse_engine_arguments(options.model, options.engine, own_options)
     check_engine_keys(arguments.api_key, environment())
     check_engine_adapters(environment())
-    arguments.host, arguments.port = options.host, options.port
+    arguments.host, arguments.port = options.server.host, options.server.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
     if options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
@@ -230,7 +230,7 @@ def _formatters(server: ServerSettings, *, has_lora: bool) -> Formatters | None:
     """The user's formatters, where there may be some: adapters bring their own. Raises: ConfigError."""
     if server.formatters is None and not has_lora:
         return None
-    return load_formatters(server.formatters, {}, is_secure=server.is_secure, timeout_s=server.formatter_timeout_s)
+    return load_formatters(server.formatters, {}, is_secure=server.secure, timeout_s=server.formatter_timeout_s)
 
 
 def _forget(engine: "Engine") -> Forget:
@@ -321,7 +321,7 @@ def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) 
         if options.cache.disk is not None:
             tiers += f", up to {options.cache.disk.bytes / GIB:g} GiB in {_kept(options.cache.disk)}"
     scheme = "https" if tls_options(options.engine_values) else "http"
-    ready = f"hotspan is ready on {scheme}://{options.host}:{options.port}"
+    ready = f"hotspan is ready on {scheme}://{options.server.host}:{options.server.port}"
     if listener.family is socket.AF_UNIX:
         ready = "this model is ready"  # the front of its store says where
     return f"{ready} after {seconds:.0f} s: {options.model}, {tiers}"

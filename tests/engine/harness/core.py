@@ -34,7 +34,7 @@ from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 from vllm.v1.request import Request
 
-from hotspan.config.settings import L2Settings, cache_settings
+from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
 from hotspan.engine import connector
 from hotspan.engine.arguments import transfer_config
@@ -236,7 +236,7 @@ def core(
     l2:    shared with other cores, in this process's memory.
     clock: what connector, cache and tiers go by, instead of the machine's.
     """
-    settings = cache_settings(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None)
+    settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None).settings()
     settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
     if l2 is not None:
         settings = dataclasses.replace(settings, l2=L2Settings("file:///memory"))

@@ -29,7 +29,7 @@ class Served:
         self.engine = FakeEngine()
         app = self.engine.app()
         app.include_router(adapter_router(registry, {"lmi"}, is_open=is_open))
-        front = Front(app, HttpSettings(sessions_path=None), is_alive=lambda: True, adapters=registry)
+        front = Front(app, HttpSettings(no_sessions=True), is_alive=lambda: True, adapters=registry)
         table = access_table(has_keys=is_keyed, has_given_token=False, has_client_adapters=is_open)
         tenants = known(acme="key-a", globex="key-b") if is_keyed else Tenants()
         transport = httpx.ASGITransport(Gate(front, table, Credentials(tenants, ADMIN_TOKEN)))

@@ -5,7 +5,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +18,7 @@ from .fake_engine import FakeEngine
 
 
 def front(engine: FakeEngine, *, alive: bool = True, plugs: dict[str, Any] | None = None, **settings: Any) -> Front:
-    settings.setdefault("sessions_path", None)
-    if isinstance(settings["sessions_path"], Path):
-        settings["sessions_path"] = str(settings["sessions_path"])
+    settings.setdefault("no_sessions", "sessions_path" not in settings)
     return Front(engine.app(), HttpSettings(**settings), is_alive=lambda: alive, **(plugs or {}))
 
 

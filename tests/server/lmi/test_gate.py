@@ -41,7 +41,7 @@ async def test_a_key_is_a_tenant() -> None:
 
 async def test_sessions_of_two_tenants(tmp_path: Path) -> None:
     """A session id that another tenant has got hold of is unknown to it."""
-    app = gated(FakeEngine(), sessions_path=tmp_path / "s", is_strict_sessions=True)
+    app = gated(FakeEngine(), sessions_path=tmp_path / "s", strict_sessions=True)
     made = (await invoke(app, {"requestType": "NEW_SESSION"}, Authorization=ACME)).json()["session_id"]
     for body in ({"inputs": "Say"}, {"requestType": "CLOSE"}):
         theirs = await invoke(app, body, Authorization=GLOBEX, **{SESSION: made})

@@ -419,7 +419,7 @@ async def test_the_engines_own_time_to_try_again() -> None:
     """What the engine says of it stands, once."""
     engine = FastAPI()
     engine.add_api_route("/busy", lambda: Response(status_code=503, headers={"Retry-After": "42"}), methods=["GET"])
-    async with client(Front(engine, HttpSettings(sessions_path=None), is_alive=lambda: True)) as http:
+    async with client(Front(engine, HttpSettings(no_sessions=True), is_alive=lambda: True)) as http:
         assert (await http.get("/busy")).headers.get_list("retry-after") == ["42"]
 
 

@@ -168,7 +168,7 @@ async def create(app: Any) -> str:
 async def test_a_sessions_life(tmp_path: Path, asks: str) -> None:
     """Made, used as the request's directive, closed; then it is unknown."""
     engine = FakeEngine()
-    app = front(engine, sessions_path=tmp_path / "s", is_strict_sessions=True)
+    app = front(engine, sessions_path=tmp_path / "s", strict_sessions=True)
     made = await create(app)
     for body, path in (
         ({"inputs": "Say"}, "/predictions/lmi"),
@@ -208,7 +208,7 @@ async def test_the_clients_own_directives_stay(tmp_path: Path) -> None:
 async def test_expired_is_no_session(tmp_path: Path) -> None:
     """A request of an expired session is answered, without one."""
     engine = FakeEngine()
-    app = front(engine, sessions_path=tmp_path / "s", session_s=0.0, is_strict_sessions=True)
+    app = front(engine, sessions_path=tmp_path / "s", session_expiry_s=0.0, strict_sessions=True)
     made = await create(app)
     assert (await invoke(app, {"inputs": "Say"}, **{HEADER: made})).status_code == 200
     assert "kv_transfer_params" not in engine.body
@@ -222,7 +222,9 @@ async def test_closing_forgets(tmp_path: Path) -> None:
         told.append((session, tenant))
 
     for close_forgets in (False, True):
-        app = front(FakeEngine(), sessions_path=tmp_path / "s", close_forgets=close_forgets, plugs={"forget": forget})
+        app = front(
+            FakeEngine(), sessions_path=tmp_path / "s", forget_closed_sessions=close_forgets, plugs={"forget": forget}
+        )
         with asking(Principal("acme", has_key=True)):
             await invoke(app, {"requestType": "CLOSE"}, **{HEADER: "s1"})
         assert told == ([("s1", "acme")] if close_forgets else [])
@@ -233,7 +235,7 @@ async def test_closing_forgets(tmp_path: Path) -> None:
     [
         ({}, {"requestType": "CLOSE"}, {}, "which session"),
         ({}, {"inputs": "Say"}, {HEADER: "../x"}, "no session id"),
-        ({"sessions_path": None}, {"requestType": "NEW_SESSION"}, {}, "keeps no sessions"),
+        ({"no_sessions": True}, {"requestType": "NEW_SESSION"}, {}, "keeps no sessions"),
     ],
 )
 async def test_session_refusals(tmp_path: Path, settings: Any, body: Any, headers: Any, hint: str) -> None:

@@ -107,7 +107,7 @@ async def store(
             served.append(
                 ServedModel(all_names, link, command, startup_timeout_s=startup_timeout_s, is_partial=is_partial)
             )
-        settings = settings or HttpSettings(sessions_path=None)
+        settings = settings or HttpSettings(no_sessions=True)
         front = StoreFront(served, settings, default=default, has_keys=has_keys)
         tenants = TENANTS if has_keys else Tenants()
         gate = Gate(front, access_table(has_keys=has_keys, has_given_token=True), Credentials(tenants, ADMIN_TOKEN))

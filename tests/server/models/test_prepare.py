@@ -14,7 +14,7 @@ from hotspan.core.types import GIB
 from hotspan.plan.tiers import Extent
 from hotspan.server.models.assignment import Assignment
 from hotspan.server.models.run import Prepared, prepare
-from hotspan.server.options import ServeOptions
+from tests.server.conftest import serve_options
 
 NONE = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -75,11 +75,11 @@ def test_the_port_is_the_fronts(directory: Path) -> None:
     """TLS, the access log, the plan and an administrator's port are not for a model's own server."""
     setup = prepared(directory, {"a": "", "b": ""})
     words = ("--ssl-keyfile", "k.pem", "--dtype", "float32", "--ssl-certfile=c.pem", "--enforce-eager")
-    options = ServeOptions("m", "0.0.0.0", 80, None, words, extent=Extent.ALL, admin_port=9)
+    options = serve_options(engine=words, admin_port=9, extent=Extent.ALL)
     applied = told(setup, 0).applied(options)
     assert "ssl_keyfile" not in applied.engine_values and "ssl_certfile" not in applied.engine_values
     assert applied.engine_values["dtype"] == "float32" and applied.engine_values["enforce_eager"] is True
-    assert applied.extent is None and applied.admin_port is None and applied.cache == told(setup, 0).cache
+    assert applied.extent is None and applied.server.admin_port is None and applied.cache == told(setup, 0).cache
 
 
 def test_names_that_contradict_each_other(directory: Path) -> None:

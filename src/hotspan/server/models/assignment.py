@@ -67,7 +67,9 @@ class Assignment:
         """What its server is started with."""
         kept = (option.words for option in split_words(options.engine) if option.name not in FRONT_OPTIONS)
         engine = (*(word for words in kept for word in words), *self.engine)
-        return replace(options, cache=self.cache, engine=engine, extent=None, admin_port=None)
+        return replace(
+            options, cache=self.cache, engine=engine, extent=None, server=replace(options.server, admin_port=None)
+        )
 
 
 def model_configuration(

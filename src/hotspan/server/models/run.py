@@ -82,20 +82,22 @@ def run_store(
     surroundings = environment()
     check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(bind(options.host, options.port)))
+        listener = stack.enter_context(contextlib.closing(bind(options.server.host, options.server.port)))
         check_exposure(listener, options)
         listeners = [listener]
         admin = bind_admin(options, listener)
         if admin is not None:
             listeners.append(stack.enter_context(contextlib.closing(admin)))
         # Commands of this user look for the token by the port that they are to administer.
-        token = stack.enter_context(admin_token(listeners[-1].getsockname()[1], options.admin_token_file, surroundings))
+        token = stack.enter_context(
+            admin_token(listeners[-1].getsockname()[1], options.server.admin_token_file, surroundings)
+        )
         aftermath = stack.enter_context(Aftermath())
         runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotspan-store-")))
         aftermath.remove(runtime)
         with answering_while_loading(listener, tls_options(options.engine_values)):
             prepared = prepare(store, command_line, common, runtime, words, surroundings)
-        has_given_token = options.admin_token_file is not None or bool(surroundings.get(VARIABLE))
+        has_given_token = options.server.admin_token_file is not None or bool(surroundings.get(VARIABLE))
         access = access_table(
             has_keys=options.has_keys,
             has_given_token=has_given_token,
@@ -104,7 +106,7 @@ def run_store(
         credentials = Credentials(options.tenants, token)
 
         def gate(front: StoreFront) -> Gate:
-            return Gate(front, access, credentials, options.admin_port)
+            return Gate(front, access, credentials, options.server.admin_port)
 
         for model in prepared.models:
             model.on_start = lambda pid: aftermath.end(pid, _GRACE_S, is_group=True)
@@ -160,11 +162,11 @@ def prepare(
                 assignment.link,
                 ChildCommand((*words, name), assignment.to_json().encode(), variables, Path(assignment.reason)),
                 startup_timeout_s=own[name].server.startup_timeout_s + _STARTUP_SLACK_S,
-                is_partial=common.server.store.is_partial,
+                is_partial=common.server.partial,
             )
         )
     has_own_devices = all(share.devices for share in split.values())
-    at_once = common.server.store.at_once or (len(models) if has_own_devices else 1)
+    at_once = common.server.models_at_once or (len(models) if has_own_devices else 1)
     return Prepared(tuple(models), at_once, _limits(common, [each.server for each in own.values()]))
 
 
@@ -212,7 +214,7 @@ def _all_names(own: Mapping[str, Configuration]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_default(common: Configuration, names: Mapping[str, Sequence[str]]) -> None:
-    default = common.server.store.default
+    default = common.server.default_model
     known = [name for group in names.values() for name in group]
     if default is not None and default not in known:
         origin = common.settings["default_model"].given.origin
@@ -248,7 +250,7 @@ async def _serve(
 ) -> None:
     began_s = time.monotonic()
     models, http = prepared.models, replace(prepared.http, principals=options.principals)
-    front = StoreFront(models, http, default=options.server.store.default, has_keys=options.has_keys)
+    front = StoreFront(models, http, default=options.server.default_model, has_keys=options.has_keys)
     given = options.engine_values
     tls = tls_options(given)
     leave_out(given)
@@ -260,7 +262,7 @@ async def _serve(
         access_log=not given.get(NO_ACCESS_LOG, False),
         **tls,
     )
-    address = f"{'https' if tls else 'http'}://{options.host}:{options.port}"
+    address = f"{'https' if tls else 'http'}://{options.server.host}:{options.server.port}"
     loads_line = f"hotspan loads {len(models)} models, {prepared.at_once} at a time: {address} says when they are there"
     server = StoreServer(config, front.admission, options.drain_s, lambda: loads_line)
     turns = asyncio.Semaphore(prepared.at_once)
