@@ -10,13 +10,13 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hotspan.cli.config import key_table, store_table
 from hotspan.config.engine_options import check_options
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, FLAGS, KEYS
 from hotspan.config.lmcache import _TARGETS
 from hotspan.config.lmcache_names import ACCEPTED
 from hotspan.config.lmi import lmi_names
 from hotspan.config.own import CommandLine, read_command_line
-from hotspan.config.reference import key_table, store_table
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.l2 import options

@@ -11,7 +11,9 @@ from hotspan.cli.options import takes
 from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
+    from hotspan.config.options import Option
     from hotspan.config.origin import Given, Setting
+    from hotspan.l2.options import StoreOption
 
 config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=True)
 
@@ -68,9 +70,39 @@ def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
 @config.command("keys")
 def keys() -> None:
     """Print every key with its names in each format, and every option of an L2, as Markdown tables."""
-    from hotspan.config.reference import key_table, store_table
-
     typer.echo(f"{key_table()}\n\n{store_table()}")
+
+
+def key_table() -> str:
+    """Every key with its names in each format, in Markdown."""
+    from hotspan.config.keys import KEYS
+
+    head = "| flag or YAML key | default | type | in properties files | variables | LMCache | meaning |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *(_key_row(key) for key in KEYS)])
+
+
+def store_table() -> str:
+    """Every NAME of --l2-option that hotspan knows, by the kind of L2, in Markdown."""
+    from hotspan.l2.options import STORE_OPTIONS
+
+    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in options]
+    return "\n".join(["| L2 | NAME of `--l2-option` | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _store_row(kind: str, option: "StoreOption") -> str:
+    default = "" if option.default is None else str(option.default).lower()
+    return f"| {kind} | `{option.name}` | {default} | {option.meaning} |"
+
+
+def _key_row(option: "Option") -> str:
+    name = "MODEL, `model`" if option.name == "model" else f"`{option.flag}`"
+    default = option.shown or ("" if option.default is None else str(option.default).lower())
+    lmi = ", ".join(f"`{spelling.name}`" for spelling in option.lmi or option.spellings)
+    variables = [f"`{spelling.name}`" for spelling in option.variables]
+    if option.is_own:
+        variables.insert(0, f"`HOTSPAN_{option.name.upper()}`")
+    lmcache = f"`{option.lmcache.name}`" if option.lmcache else ""
+    return f"| {name} | {default} | {option.kind.name} | {lmi} | {', '.join(variables)} | {lmcache} | {option.help} |"
 
 
 def _is_default(setting: "Setting") -> bool:

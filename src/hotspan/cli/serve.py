@@ -13,8 +13,8 @@ from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
     from hotspan.config.configuration import Configuration
-    from hotspan.config.model_store import ModelStore
     from hotspan.config.own import CommandLine
+    from hotspan.server.models.store import ModelStore
     from hotspan.server.options import ServeOptions
 
 
@@ -28,7 +28,7 @@ def serve(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     with explained():
         from hotspan.config.configuration import Places
         from hotspan.config.environment import environment
-        from hotspan.config.model_store import model_store
+        from hotspan.server.models.store import model_store
 
         command_line = given_on(context, model)
         store = model_store(command_line, environment(), Places().model)

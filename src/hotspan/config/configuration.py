@@ -14,7 +14,6 @@ from hotspan.config.inert import inert_notes
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
 from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, MULTI_PROCESS_CONNECTORS, LmcacheReader
 from hotspan.config.lmi import LmiReader
-from hotspan.config.model_store import is_model
 from hotspan.config.origin import Given, Note, Setting, Source, resolve
 from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
 from hotspan.config.server_settings import ServerSettings
@@ -23,6 +22,7 @@ from hotspan.config.targets import build_cache, build_server, count, is_on, name
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.errors import ConfigError
 from hotspan.plan.tiers import Extent
+from hotspan.plan.weights import is_model
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ import psutil
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from hotspan.config.model_source import is_remote
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.plan.memory import available_memory
+from hotspan.plan.weights import is_remote
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _NO_GRPC = "hotspan serves HTTP only"

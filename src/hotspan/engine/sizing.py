@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from vllm.platforms import current_platform
 
-from hotspan.config.planned import with_named
-from hotspan.config.settings import CacheSettings
+from hotspan.config.settings import CacheSettings, with_named
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape

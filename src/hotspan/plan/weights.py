@@ -9,6 +9,16 @@ _INDEX = "model.safetensors.index.json"
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state")
 
 
+def is_model(path: Path) -> bool:
+    """Whether a directory is a model, or the configuration of one."""
+    return (path / "serving.properties").is_file() or (path / "config.json").is_file()
+
+
+def is_remote(model: str) -> bool:
+    """Whether a model must be fetched before the engine can load it."""
+    return model.startswith("s3://")
+
+
 def model_directory(model: str) -> Path:
     """The directory of a model given by its path, or by a hub id that was downloaded before.
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hotspan.config.engine_options import split_words
-from hotspan.config.model_source import PICKLED
 from hotspan.core.errors import ConfigError
+from hotspan.server.models.source import PICKLED
 from hotspan.server.options import ServeOptions
 
 MEDIA_DOMAINS = "allowed_media_domains"

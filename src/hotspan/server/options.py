@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hotspan.config.engine_options import split_words
-from hotspan.config.model_source import fetch_model, is_remote, model_cache
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
@@ -16,6 +15,8 @@ from hotspan.core.errors import ConfigError
 from hotspan.http.serving import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
+from hotspan.plan.weights import is_remote
+from hotspan.server.models.source import fetch_model, model_cache
 from hotspan.server.settings import HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.room import RESERVE_BYTES

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp
 
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.environment import environment
-from hotspan.config.model_source import is_remote
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
@@ -32,7 +31,7 @@ from hotspan.formatters import Formatters, load_formatters
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import DrainingServer, bind, uvicorn_config
 from hotspan.plan.tiers import Extent
-from hotspan.plan.weights import model_directory, weights_bytes
+from hotspan.plan.weights import is_remote, model_directory, weights_bytes
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import MAX_OF_A_TENANT, MAX_OF_ALL, AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
@@ -248,7 +247,7 @@ def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> Ser
 
     Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
     """
-    from hotspan.config.planned import planned_settings
+    from hotspan.config.settings import planned_settings
     from hotspan.engine.sizing import plan_engine
     from hotspan.plan.host import Host
     from hotspan.plan.table import print_plan

@@ -8,9 +8,9 @@ from hotspan.cli.errors import explained
 from hotspan.cli.serve import serve_options
 from hotspan.config.configuration import Places, load_configuration
 from hotspan.config.environment import environment
-from hotspan.config.model_store import model_store
 from hotspan.config.own import CommandLine
 from hotspan.server.models.run import run_store
+from hotspan.server.models.store import model_store
 
 from .rig import CHILD
 

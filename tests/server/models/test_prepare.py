@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from hotspan.config.configuration import load_configuration
-from hotspan.config.model_store import model_store
 from hotspan.config.own import CommandLine
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.plan.tiers import Extent
 from hotspan.server.models.assignment import Assignment
 from hotspan.server.models.run import Prepared, prepare
+from hotspan.server.models.store import model_store
 from tests.server.conftest import serve_options
 
 NONE = {"CUDA_VISIBLE_DEVICES": ""}

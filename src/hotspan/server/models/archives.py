@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from hotspan.config.admin_token import is_private_directory
-from hotspan.config.model_store import is_model
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, MIB
+from hotspan.plan.weights import is_model
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from rich.console import Console
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.configuration import Configuration
 from hotspan.config.environment import environment
-from hotspan.config.model_source import model_cache
-from hotspan.config.model_store import ModelStore
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.aftermath import Aftermath
@@ -35,6 +33,8 @@ from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.models.shares import Share, shares
+from hotspan.server.models.source import model_cache
+from hotspan.server.models.store import ModelStore
 from hotspan.server.options import ServeOptions, bind_admin, check_exposure, http_settings
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hotspan.config.configuration import Configuration
 from hotspan.config.origin import Setting
-from hotspan.config.planned import planned_settings, with_named
-from hotspan.config.settings import CacheSettings
+from hotspan.config.settings import CacheSettings, planned_settings, with_named
 from hotspan.config.targets import count
 from hotspan.core.errors import ConfigError
 from hotspan.plan.host import Host

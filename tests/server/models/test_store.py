@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.config.model_store import model_store, stored_models
 from hotspan.config.own import CommandLine
 from hotspan.core.errors import ConfigError
+from hotspan.server.models.store import model_store, stored_models
 
 
 def make(directory: Path, *models: str, files: tuple[str, ...] = ()) -> Path:

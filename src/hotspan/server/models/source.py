@@ -63,11 +63,6 @@ class _Part:
     stop: int
 
 
-def is_remote(model: str) -> bool:
-    """Whether a model must be fetched before the engine can load it."""
-    return model.startswith("s3://")
-
-
 def model_cache(environment: Mapping[str, str]) -> Path:
     """Where fetched models are kept: in XDG_CACHE_HOME, else in the user's .cache."""
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"

@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import S3Store
 
-from hotspan.config import model_source
-from hotspan.config.model_source import RemoteFile, fetch_model, is_remote, model_cache
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
+from hotspan.plan.weights import is_remote
+from hotspan.server.models import source as model_source
+from hotspan.server.models.source import RemoteFile, fetch_model, model_cache
 from hotspan.server.options import ServeOptions, fetched
 from tests.l2.s3_server import S3Server
 
@@ -137,7 +138,7 @@ def test_what_was_taken_out_comes_back(bucket: Bucket, tmp_path: Path) -> None:
 FETCH = """
 import itertools, sys, threading
 from pathlib import Path
-from hotspan.config import model_source
+from hotspan.server.models import source as model_source
 model_source._PART_BYTES, model_source._CONNECTIONS = 100_001, 2
 copy, numbers = model_source._copy, itertools.count(1)
 def halting(*given):

@@ -11,6 +11,7 @@ from hotspan.config.lmi import LmiReader
 from hotspan.config.origin import resolve
 from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
 from hotspan.core.errors import ConfigError
+from hotspan.plan.weights import is_model
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
@@ -77,11 +78,6 @@ def stored_models(directory: Path) -> tuple[StoredModel, ...] | None:
         if one.name == other.name:
             raise ConfigError(f"{one.path} and {other.path} are both called {one.name}: rename one of them")
     return found
-
-
-def is_model(path: Path) -> bool:
-    """Whether a directory is a model, or the configuration of one."""
-    return (path / "serving.properties").is_file() or (path / "config.json").is_file()
 
 
 def _named(command_line: CommandLine, surroundings: Mapping[str, str]) -> str | None:
