@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, seal, verify
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES
-from hotspan.l2.connections import Deadline
 from hotspan.l2.daemon import DaemonStore
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.record import Record, pack

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from cryptography import x509
@@ -18,9 +18,9 @@ from redis.crc import key_slot
 
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
+from hotspan.l2 import redis_servers
 from hotspan.l2.redis import RedisStore
-from hotspan.l2.redis_servers import RedisServers
-from hotspan.l2.resp import ProtocolError, Reply
+from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
@@ -82,7 +82,7 @@ def test_a_name_that_nobody_knows_is_an_error() -> None:
     store.close()
 
 
-NODE: list[Reply] = [b"127.0.0.1", 7000]
+NODE = [b"127.0.0.1", 7000]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,37 @@ NODE: list[Reply] = [b"127.0.0.1", 7000]
         5,
     ],
 )
-def test_slots_that_no_cluster_has(reply: Reply) -> None:
+def test_slots_that_no_cluster_has(reply: Any) -> None:
     """Whatever a server says about who has which slot, it is a list of as many as there are, or an OSError at once."""
-    servers = RedisServers("redis://127.0.0.1:1")
-    assert servers._read_slots([[0, 9, NODE], [10, 16383, NODE]]) == [("127.0.0.1", 7000)] * 16384
-    with pytest.raises(ProtocolError):
-        servers._read_slots(reply)
+    servers = RedisServers("redis://127.0.0.1:1", 1.0)
+    assert servers.read_slots([[0, 9, NODE], [10, 16383, NODE]]) == [("127.0.0.1", 7000)] * 16384
+    with pytest.raises(OSError), servers.call():
+        servers.read_slots(reply)
+
+
+def test_a_reply_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the replies to one call take is bounded, whatever they consist of."""
+    monkeypatch.setattr(redis_servers, "MAX_REPLY_BYTES", MIB)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = listener.accept()
+                with client:
+                    client.recv(4096)
+                    client.sendall(b"$19\r\ncluster_enabled:0\r\n\r\n")
+                    client.recv(4096)
+                    client.sendall(b"*1000000000\r\n")
+                    while True:
+                        client.sendall(b"*0\r\n" * 16000)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        servers = RedisServers(f"redis://127.0.0.1:{listener.getsockname()[1]}", PATIENCE_S)
+        with pytest.raises(ConnectionError, match="bytes"), servers.call():
+            servers.ask([Command("key", ("GET", "key"), bytes)])
+        servers.close()
+        thread.join(PATIENCE_S)
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------
@@ -257,14 +282,14 @@ class TestRedisStoreOnCluster(ObjectStoreTests, SharedLogTests, StoreRaceTests):
 
 
 def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> None:
-    """Objects spread over the servers, each with all of its parts."""
+    """Objects spread over the servers, each with its metadata."""
     store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
     chunks = [chain(f"{n}", 1)[0] for n in range(30)]
     for chunk in chunks:
         put(store, chunk, SIZE)
     held = [server.ask("KEYS", "*").decode() for server in cluster.servers]
     counts = [[keys.count(chunk.key.hex()) for keys in held] for chunk in chunks]
-    assert all(sorted(count) == [0, 0, 4] for count in counts)
+    assert all(sorted(count) == [0, 0, 2] for count in counts)
     assert all(any(count[n] for count in counts) for n in range(3))
     assert store.usage().bytes > 30 * SIZE
     store.close()

@@ -18,6 +18,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
 from hotspan import __version__
+from hotspan.core.deadline import Deadline
 
 Buffer = bytes | memoryview
 
@@ -26,27 +27,6 @@ MOST_ANSWER_BYTES = 1 << 20
 
 _KEPT_S = 30.0
 """After which an idle connection is not used again."""
-
-
-class Deadline:
-    """A moment by which something has to be done."""
-
-    __slots__ = ("_at_s",)
-
-    def __init__(self, seconds: float) -> None:
-        self._at_s = time.monotonic() + seconds
-
-    def left_s(self) -> float:
-        """Seconds until then. Raises: TimeoutError if it is over."""
-        left = self._at_s - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no answer within the deadline")
-        return left
-
-    def within(self, seconds: float) -> "Deadline":
-        """The earlier of this one and `seconds` from now."""
-        other = Deadline(seconds)
-        return other if other._at_s < self._at_s else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,27 +235,19 @@ class ConnectionPool:
         connection.close()
 
     def _connect(self, deadline: Deadline) -> Connection:
-        failure: OSError = ConnectionError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in _resolved(*self._address, deadline):
-            sock = socket.socket(family, kind, protocol)
-            connection = Connection(sock, self._host)
-            try:
+        sock = connected(*self._address, deadline)
+        try:
+            if self._tls is not None:
                 sock.settimeout(deadline.left_s())
-                sock.connect(address)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    sock.settimeout(deadline.left_s())
-                    sock = self._tls.wrap_socket(sock, server_hostname=self._address[0])
-                    connection = Connection(sock, self._host)
-                with self._changed:
-                    self._check_open()
-                    self._busy.add(connection)
-            except OSError as error:
-                sock.close()
-                failure = error
-            else:
-                return connection
-        raise failure
+                sock = self._tls.wrap_socket(sock, server_hostname=self._address[0])
+            connection = Connection(sock, self._host)
+            with self._changed:
+                self._check_open()
+                self._busy.add(connection)
+        except BaseException:
+            sock.close()
+            raise
+        return connection
 
     def _check_open(self) -> None:
         if self._closed:
@@ -324,6 +296,23 @@ def _pieces(body: Sequence[Buffer], most: int) -> Iterator[memoryview]:
         view = memoryview(part).cast("B")
         for start in range(0, len(view), most):
             yield view[start : start + most]
+
+
+def connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+    """A TCP connection to an address or a name. Raises: OSError, by the deadline."""
+    failure: OSError = ConnectionError(f"{host} has no address")
+    for family, kind, protocol, _, address in _resolved(host, port, deadline):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(deadline.left_s())
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
 
 
 def _resolved(host: str, port: int, deadline: Deadline) -> list[Any]:

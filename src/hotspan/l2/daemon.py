@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.deadline import Deadline
 from hotspan.core.frame import segment_bytes_for
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
@@ -29,7 +30,6 @@ from hotspan.l2.base import (
     marked,
     read_entry,
 )
-from hotspan.l2.connections import Deadline
 from hotspan.l2.door import (
     CHANGE_BITS,
     DESCRIBED,

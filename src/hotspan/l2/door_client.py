@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.errors import MALFORMED
-from hotspan.l2.connections import Deadline
 from hotspan.l2.door import (
     BUFFER_BYTES,
     GREETING,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.deadline import Deadline
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, SharedLog, StoreUsage
-from hotspan.l2.connections import Deadline
 from hotspan.l2.hyperpod_settings import HyperpodSettings
 from hotspan.l2.leases import HyperpodDaemon, Lease
 from hotspan.l2.mark_chains import MarkChains, name_of

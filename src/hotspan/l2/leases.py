@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hotspan.core.clock import Clock
-from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Deadline, Request
+from hotspan.core.deadline import Deadline
+from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Request
 from hotspan.l2.hyperpod_settings import HyperpodSettings
 
 logger = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import MARK_BYTES, marked, marks_of
-from hotspan.l2.connections import Deadline
 from hotspan.l2.leases import HyperpodDaemon, Lease
 
 MOST_MARKS = MOST_LABELS + 1

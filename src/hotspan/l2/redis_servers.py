@@ -1,9 +1,14 @@
-"""Connections to one Redis or Valkey server, or to all of a cluster; who is asked follows from the key.
+"""Connections to one Redis or Valkey server, or to all of a cluster; which one is asked follows from the key.
 
-redis-py reads the URL and makes the connections: names, TLS, authentication, database. What is said on them is ours.
+redis-py makes the connections and speaks the protocol. Ours is what it can't do: every step of a call obeys one
+deadline, a large value is read from the socket into its place, and what a server says of its replies' sizes and of who
+has which slot of a cluster has bounds.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 import contextlib
+import errno
 import random
 import re
 import socket
@@ -14,15 +19,29 @@ from typing import Any, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
+from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
-from hotspan.l2.resp import Budget, Line, ProtocolError, Reply, ServerSaid, packed, shut
+from hotspan.core.types import MIB
+from hotspan.l2.connections import connected
 
 _IS_CLUSTER = re.compile(rb"^cluster_enabled:1\r?$", re.MULTILINE)
-_MOST_SEEDS = 2
+MAX_REPLY_BYTES = 32 * MIB
+"""Of the replies to one call, but for values read into place. Parts of 4 bytes take 16 times as much memory."""
+
+_MAX_SEEDS = 2
+_HEAD_BYTES = 64  # received at once while the line before a value is awaited; more of the value would be copied
+
+
+class Command(NamedTuple):
+    """What to ask the server that has `key`. read: of its reply; raises ValueError for one that no server gives."""
+
+    key: str
+    arguments: Sequence[bytes | str | int]
+    read: Callable[[Any], Any]
 
 
 class Address(NamedTuple):
@@ -32,253 +51,325 @@ class Address(NamedTuple):
     port: int
 
 
-class Command(NamedTuple):
-    """What to ask the server that has `key`, and what its reply means.
+class _Call(threading.local):
+    """The call that is under way on this thread: its deadline, and how many bytes of replies it may still take."""
 
-    read: raises ProtocolError for a reply that no server gives; then the connection is not used again.
-    """
+    deadline = Deadline(0.0)
+    room = 0
 
-    key: bytes
-    arguments: Sequence[bytes]
-    read: Callable[[Reply], Any]
+
+_call = _Call()
+
+
+class _TimedSocket:
+    """A socket whose every step ends with the deadline of the call that uses it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_polling = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Zero means what it says, until another one is set; other timeouts are the deadline's matter."""
+        self._is_polling = timeout_s == 0
+
+    def recv(self, size: int) -> bytes:
+        """As of a socket."""
+        self._begin()
+        data = self._sock.recv(size)
+        _call.deadline.moved(len(data))
+        _call.room -= len(data)
+        if _call.room < 0:
+            raise ConnectionError(f"the replies to one call have more than {MAX_REPLY_BYTES} bytes")
+        return data
+
+    def recv_into(self, into: memoryview) -> int:
+        """As of a socket."""
+        self._begin()
+        count = self._sock.recv_into(into)
+        _call.deadline.moved(count)
+        return count
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        """As of a socket."""
+        self._begin()
+        self._sock.sendall(data)
+        _call.deadline.moved(len(data))
+
+    def shut(self) -> None:
+        """From any thread: end the connection under whoever uses it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # not TLS's own, which changes it under its user
+
+    def _begin(self) -> None:
+        self._sock.settimeout(0 if self._is_polling else _call.deadline.left_s())
+
+
+class _Tcp(Connection):
+    def _connect(self) -> Any:
+        return _TimedSocket(connected(self.host, self.port, _call.deadline))
+
+
+class _Tls(SSLConnection):
+    def _connect(self) -> Any:
+        sock = connected(self.host, self.port, _call.deadline)
+        try:
+            sock.settimeout(_call.deadline.left_s())
+            return _TimedSocket(self._wrap_socket_with_ssl(sock))
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _Unix(UnixDomainSocketConnection):
+    def _connect(self) -> Any:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_call.deadline.left_s())
+            sock.connect(self.path)
+        except BaseException:
+            sock.close()
+            raise
+        return _TimedSocket(sock)
+
+
+_TIMED: dict[type, type] = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
+_OPTIONS: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # version 3 replies when nobody asked
+
+
+_FAULTS = (
+    redis.RedisError,
+    *(ValueError, TypeError, AttributeError, LookupError),  # of redis-py's parser, for what is no reply
+)
+
+
+class _TimedPool(ConnectionPool):
+    def __init__(self, connection_class: type = Connection, **options: Any) -> None:
+        super().__init__(connection_class=_TIMED[connection_class], **options)
 
 
 class RedisServers:
     """The servers behind a URL. Methods may be called from several threads, and raise OSError.
 
-    Connections are made when they are needed; one that failed is never used again, nor are those that lay idle then.
+    Connections are made when they are needed; one that failed is never used again.
+
+    Raises: ConfigError from the constructor for a URL that says nothing redis-py understands. Asks no server.
     """
 
-    def __init__(self, url: str) -> None:
-        """Raises: ConfigError for a URL that says nothing redis-py understands. Asks no server."""
+    def __init__(self, url: str, timeout_s: float) -> None:
         try:
-            options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-            self._class: type[Connection] = options.pop("connection_class", Connection)
+            options: dict[str, Any] = parse_url(url)
             options.pop("max_connections", None)
-            # Two seconds for each try are for patient clients; replies of version 3 come when nobody asked.
-            self._options = options | {"retry": Retry(NoBackoff(), 0), "protocol": 2}
-            self._connection(None, 1.0)
+            self._options = options | _OPTIONS
+            pool = _TimedPool(**self._options)
+            pool.connection_class(**pool.connection_kwargs)
         except (redis.RedisError, TypeError, ValueError) as error:
             raise ConfigError(f"the URL of the Redis server can't be used: {error}") from error
-        self._lock = threading.Lock()
-        self._idle: defaultdict[Address | None, list[Line]] = defaultdict(list)
-        self._busy: set[Line] = set()
+        self._timeout_s = timeout_s
+        self._name = str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+        self._host = str(options.get("host", "localhost"))
+        self._pools: dict[Address | None, ConnectionPool] = {None: pool}
         self._slots: list[Address | None] | None = None  # None: not known; of one server alone: empty
         self._seeds: list[Address] = []
+        self._busy: set[Connection] = set()
+        self._lock = threading.Lock()
         self._closed = False
 
-    def exchange(self, commands: Sequence[Command], budget: Budget) -> list[Any]:
-        """What was read of the replies to all commands, in their order, in one round trip to each server."""
-        numbers: defaultdict[Address | None, list[int]] = defaultdict(list)
+    @contextlib.contextmanager
+    def call(self) -> Iterator[Deadline]:
+        """All that one call does within its deadline. Errors of redis-py become OSErrors."""
+        _call.deadline = deadline = Deadline(self._timeout_s)
+        _call.room = MAX_REPLY_BYTES
+        try:
+            yield deadline
+        except (redis.TimeoutError, TimeoutError) as error:
+            raise TimeoutError(f"{self._name} did not answer in time") from error
+        except redis.exceptions.OutOfMemoryError as error:
+            raise OSError(errno.ENOSPC, f"{self._name} has no room: {error}") from error
+        except _FAULTS as error:
+            self._check_open()
+            raise ConnectionError(f"{self._name}: {error}") from error
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """What was read of the replies, in the order of the commands, in one round trip to each server."""
+        numbers: defaultdict[ConnectionPool, list[int]] = defaultdict(list)
         for number, command in enumerate(commands):
-            numbers[self._address(command.key, budget)].append(number)
+            numbers[self._pool_of(command.key)].append(number)
         replies: list[Any] = [None] * len(commands)
-        with contextlib.ExitStack() as lines:
-            asked = {address: lines.enter_context(self._line(address, budget)) for address in numbers}
-            for address, line in asked.items():
-                line.send([b"".join(packed(commands[number].arguments) for number in numbers[address])], budget)
-            for address, line in asked.items():
-                for number in numbers[address]:
-                    replies[number] = commands[number].read(line.reply(budget))
+        with contextlib.ExitStack() as stack:
+            asked = {pool: stack.enter_context(self._connection(pool)) for pool in numbers}
+            for pool, connection in asked.items():
+                packed = connection.pack_commands([commands[number].arguments for number in numbers[pool]])
+                connection.send_packed_command(packed)
+            for pool, connection in asked.items():
+                for number in numbers[pool]:
+                    replies[number] = commands[number].read(connection.read_response())
+        return replies
+
+    def ask_all(self, arguments: Sequence[str], read: Callable[[Any], Any]) -> list[Any]:
+        """What was read of each server's reply to the same command."""
+        servers: set[Address | None] = set(self._known_slots()) - {None} or {None}
+        replies = []
+        for address in servers:
+            with self._connection(self._pool_at(address)) as connection:
+                connection.send_command(*arguments)
+                replies.append(read(connection.read_response()))
         return replies
 
     @contextlib.contextmanager
-    def line(self, key: bytes, budget: Budget) -> Iterator[Line]:
-        """A connection to the server that has `key`, for as long as it is good."""
-        with self._line(self._address(key, budget), budget) as line:
-            yield line
-
-    def ask_all(self, arguments: Sequence[bytes], budget: Budget) -> list[bytes]:
-        """The text that each server replies to the same command."""
-        self._address(b"", budget)
-        replies = []
-        servers: set[Address | None] = set(self._slots or ()) - {None} or {None}
-        for address in servers:
-            with self._line(address, budget) as line:
-                line.send([packed(arguments)], budget)
-                replies.append(_text(line.reply(budget)))
-        return replies
+    def connection(self, key: str) -> Iterator[Connection]:
+        """A connection to the server that has `key`; it is closed if anything goes wrong on it."""
+        with self._connection(self._pool_of(key)) as connection:
+            yield connection
 
     def close(self) -> None:
         """Close all connections; calls that other threads are in raise."""
         with self._lock:
             self._closed = True
-            for line in self._busy:
-                line.break_off()
-        self._drop_idle()
+            for connection in self._busy:
+                _shut(connection)
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.disconnect(inuse_connections=False)
 
-    # -- connections -----------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _line(self, address: Address | None, budget: Budget) -> Iterator[Line]:
-        line: Line | None = None
-        is_good = False
+    def _connection(self, pool: ConnectionPool) -> Iterator[Connection]:
+        self._check_open()
+        connection: Connection = pool.get_connection()
+        with self._lock:
+            self._busy.add(connection)
         try:
-            line = self._idle_line(address) or self._connected(address, budget)
-            yield line
-            is_good = True
-        except TimeoutError as error:
-            raise TimeoutError(f"{self._name(address)} did not answer in time") from error
-        finally:
-            self._end(address, line, is_good)
-
-    def _end(self, address: Address | None, line: Line | None, is_good: bool) -> None:
-        """Keep a connection that is good for another call."""
-        with self._lock:
-            if line is not None:
-                self._busy.discard(line)
-                if is_good and not self._closed:
-                    self._idle[address].append(line)
-                    return
+            self._check_open()
+            yield connection
+        except BaseException:
+            connection.disconnect()
             if self._slots:
-                self._slots = None  # another server may have taken over
-        if line is not None:
-            line.close()
-        self._drop_idle()
-
-    def _idle_line(self, address: Address | None) -> Line | None:
-        while True:
+                self._slots = None  # a server is gone, or has given a slot away
+            raise
+        finally:
             with self._lock:
-                if not self._idle[address]:
-                    return None
-                line = self._idle[address].pop()
-                self._busy.add(line)
-            if line.is_quiet():
-                return line
-            with self._lock:
-                self._busy.discard(line)
-            line.close()
+                self._busy.discard(connection)
+            if self._closed:
+                connection.disconnect()
+            pool.release(connection)
 
-    def _drop_idle(self) -> None:
-        with self._lock:
-            lines = [line for lines in self._idle.values() for line in lines]
-            self._idle.clear()
-        for line in lines:
-            line.close()
-
-    def _connected(self, address: Address | None, budget: Budget) -> Line:
+    def _check_open(self) -> None:
         if self._closed:
             raise ConnectionError("the store is closed")
-        connection = self._connection(address, budget.left_s())
-        line = Line(_Attempt(connection, self._name(address)).socket(budget))
+
+    def _pool_at(self, address: Address | None) -> ConnectionPool:
         with self._lock:
-            if not self._closed:
-                self._busy.add(line)
-                return line
-        line.close()
-        raise ConnectionError("the store is closed")
+            if address not in self._pools:
+                place = {} if address is None else address._asdict()
+                self._pools[address] = _TimedPool(**(self._options | place))
+            return self._pools[address]
 
-    def _connection(self, address: Address | None, timeout_s: float) -> Connection:
-        place = {} if address is None else {"host": address.host, "port": address.port}
-        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-        return self._class(**(self._options | place | limits))
-
-    def _name(self, address: Address | None) -> str:
-        """For messages, without what is secret in the URL."""
-        if address is not None:
-            return f"{address.host}:{address.port}"
-        return str(self._options.get("path") or f"{self._host}:{self._options.get('port', 6379)}")
-
-    @property
-    def _host(self) -> str:
-        return str(self._options.get("host", "localhost"))
-
-    # -- who has what ----------------------------------------------------------------------------------------------
-
-    def _address(self, key: bytes, budget: Budget) -> Address | None:
-        slots = self._slots
-        if slots is None:
-            self._slots = slots = self._learnt(budget)
+    def _pool_of(self, key: str) -> ConnectionPool:
+        slots = self._known_slots()
         if not slots:
-            return None
-        address = slots[key_slot(key)]
+            return self._pool_at(None)
+        address = slots[key_slot(key.encode())]
         if address is None:
             self._slots = None
-            raise ConnectionError(f"the cluster of {self._name(None)} has no server for some keys")
-        return address
+            raise ConnectionError(f"the cluster of {self._name} has no server for some keys")
+        return self._pool_at(address)
 
-    def _learnt(self, budget: Budget) -> list[Address | None]:
+    def _known_slots(self) -> list[Address | None]:
         """Which server of a cluster has which slot, as the first one says that answers; empty for a server alone."""
-        failure: OSError | None = None
-        seeds = random.sample(self._seeds, min(len(self._seeds), _MOST_SEEDS))  # the same one might hang each time
-        for address in [*seeds, None]:
+        slots = self._slots
+        failure: Exception | None = None
+        seeds = random.sample(self._seeds, min(len(self._seeds), _MAX_SEEDS))  # the same one might hang each time
+        for address in [*seeds, None] if slots is None else []:
             try:
-                with self._line(address, budget) as line:
-                    line.send([packed([b"INFO", b"cluster"])], budget)
-                    if not _IS_CLUSTER.search(_text(line.reply(budget))):
-                        return []
-                    line.send([packed([b"CLUSTER", b"SLOTS"])], budget)
-                    slots = self._read_slots(line.reply(budget))
-            except ServerSaid as said:
-                if said.code != "NOPERM":
-                    raise
-                return []
-            except OSError as error:
+                with self._connection(self._pool_at(address)) as connection:
+                    slots = self._asked_slots(connection)
+                break
+            except redis.exceptions.NoPermissionError:
+                slots = []
+                break
+            except (*_FAULTS, OSError) as error:
                 failure = failure or error
-            else:
-                self._seeds = sorted({address for address in slots if address is not None})
-                return slots
-        raise failure or ConnectionError(f"{self._name(None)} can't be reached")
+        if slots is None:
+            raise failure or ConnectionError(f"{self._name} can't be reached")
+        self._slots, self._seeds = slots, sorted({address for address in slots if address is not None})
+        return slots
 
-    def _read_slots(self, reply: Reply) -> list[Address | None]:
+    def _asked_slots(self, connection: Connection) -> list[Address | None]:
+        connection.send_command("INFO", "cluster")
+        if not _IS_CLUSTER.search(connection.read_response()):
+            return []
+        connection.send_command("CLUSTER", "SLOTS")
+        return self.read_slots(connection.read_response())
+
+    def read_slots(self, reply: Any) -> list[Address | None]:
+        """Which server has which slot. Raises: ValueError, TypeError for what no cluster says."""
         slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         left = REDIS_CLUSTER_HASH_SLOTS
-        try:
-            for first, last, (host, port, *_), *_ in reply:  # type: ignore[union-attr, misc]
-                address = Address(host.decode() if host else self._host, int(port))  # type: ignore[union-attr, arg-type]
-                begin, end = int(first), int(last) + 1  # type: ignore[arg-type]
-                left -= end - begin
-                if not 0 <= begin < end <= REDIS_CLUSTER_HASH_SLOTS or left < 0 or not 0 < address.port < 65536:
-                    raise ValueError(f"slots {begin} to {end}")
-                slots[begin:end] = [address] * (end - begin)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError("what came does not say who has which slot") from error
+        for first, last, (host, port, *_), *_ in reply:
+            address = Address(host.decode() if host else self._host, int(port))
+            begin, end = int(first), int(last) + 1
+            left -= end - begin
+            if not 0 <= begin < end <= REDIS_CLUSTER_HASH_SLOTS or left < 0 or not 0 < address.port < 65536:
+                raise ValueError(f"slots {begin} to {end}")
+            slots[begin:end] = [address] * (end - begin)
         return slots
 
 
-class _Attempt:
-    """redis-py makes a connection on a thread of its own: neither the resolver nor a greeting keeps our deadlines."""
+class Values:
+    """Reads values from a connection straight into place, in the order in which they were asked for."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
-        self._connection = connection
-        self._name = name
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._is_given_up = False
-        self._error: Exception | None = None
-        threading.Thread(target=self._run, name="hotspan-l2-connect", daemon=True).start()
+    def __init__(self, connection: Connection) -> None:
+        self._sock: Any = connection._sock  # a _TimedSocket; it has no public name
+        self._left = b""
 
-    def socket(self, budget: Budget) -> socket.socket:
-        """The socket, connected, which is the caller's from here on. Raises: OSError."""
-        self._ended.wait(budget.left_s())
-        with self._lock:
-            self._is_given_up = not self._ended.is_set()
-        sock: socket.socket | None = self._connection._sock  # it has no public name
-        if self._is_given_up:
-            if sock is not None:
-                shut(sock)
-            raise TimeoutError(f"{self._name} took no connection in time")
-        if isinstance(self._error, redis.TimeoutError):
-            raise TimeoutError(f"{self._name} took no connection in time") from self._error
-        if self._error is not None:
-            raise ConnectionError(f"{self._name}: {self._error}") from self._error
-        if sock is None:
-            raise ConnectionError(f"{self._name} closed the connection")
-        self._connection._sock = None  # or it would be closed with the connection object
-        return sock
+    def read_into(self, views: Sequence[memoryview]) -> bool:
+        """The next reply, which is a value; False if it has not exactly the size of `views`."""
+        while b"\r\n" not in self._left:
+            if len(self._left) >= _HEAD_BYTES:
+                raise ValueError("a reply without an end came in the place of a value")
+            self._fill()
+        head, _, self._left = self._left.partition(b"\r\n")
+        if head[:1] != b"$":
+            raise ValueError(f"{head[:80]!r} came in the place of a value")
+        size, wanted = int(head[1:]), sum(map(len, views))
+        if not 0 <= size <= max(wanted, MIB) + 1:
+            raise ValueError(f"a value of {size} bytes was announced, and {wanted} were asked for")
+        self._take(views if size == wanted else [memoryview(bytearray(size))])
+        while len(self._left) < 2:
+            self._fill()
+        end, self._left = self._left[:2], self._left[2:]
+        if end != b"\r\n":
+            raise ValueError("a value is longer than was said")
+        return size == wanted
 
-    def _run(self) -> None:
-        try:
-            self._connection.connect()  # type: ignore[no-untyped-call]
-        except (redis.RedisError, OSError, ValueError) as error:
-            self._error = error
-        with self._lock:
-            if self._is_given_up:
-                self._connection.disconnect()  # type: ignore[no-untyped-call]
-            self._ended.set()
+    def check_end(self) -> None:
+        """Raise ValueError if more came than was asked for."""
+        if self._left:
+            raise ValueError("more came than was asked for")
+
+    def _take(self, views: Sequence[memoryview]) -> None:
+        for view in views:
+            got = min(len(view), len(self._left))
+            view[:got] = self._left[:got]
+            self._left = self._left[got:]
+            while got < len(view):
+                count = self._sock.recv_into(view[got:])
+                if not count:
+                    raise ConnectionResetError("the server closed the connection")
+                got += count
+
+    def _fill(self) -> None:
+        data = self._sock.recv(_HEAD_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        self._left += data
 
 
-def _text(reply: Reply) -> bytes:
-    if not isinstance(reply, bytes):
-        raise ProtocolError("another reply came in the place of a text")
-    return reply
+def _shut(connection: Connection) -> None:
+    sock: Any = connection._sock
+    if sock is not None:
+        sock.shut()

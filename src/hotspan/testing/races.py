@@ -18,6 +18,7 @@ from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import ObjectStore, marks_of
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.stores import (
@@ -152,7 +153,10 @@ class StoreRaceTests(StoreFixtures):
 
     def evict_metadata(self, store: ObjectStore, key: ChunkKey) -> None:
         """The server evicts what it keeps beside an object; by default, where both are one, the object as well."""
-        store.delete([key], TENANT)
+        if isinstance(store, BlobStore):
+            store.blobs.delete([store.metadata_name(key)])
+        else:
+            store.delete([key], TENANT)
 
     def lose_log(self, store: ObjectStore) -> None:
         """Make the log one that has lost entries which `store` had read."""

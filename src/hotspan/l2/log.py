@@ -1,0 +1,173 @@
+"""The log of invalidations that replicas share, over any medium that keeps entries in order (blobs.py).
+
+    body of an entry = [ xxh3-64 of the rest 8 | JSON: by, scope, nonce ]
+
+Generations are the numbers of entries, without a gap: who appends the next one has read all before it. An epoch begins
+with an entry without a body at a number above all before it, in milliseconds since 1970. The medium may lose entries: a
+server starts without its data or from an older copy, an entry is damaged. Each reader reads the newest entry that it
+knows again; if that is another one, or there is a gap, it begins a new epoch.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import xxhash
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.scopes import scopes_to_json
+from hotspan.core.terms import Scope
+from hotspan.l2.base import LogPage, SharedInvalidation, is_lost, read_entry
+from hotspan.l2.blobs import Entry, LogMedium, Stretch
+
+EPOCH_BYTES = 16
+_CHECK_BYTES = 8
+_EPOCH_READ_S = 1.0
+"""After which an epoch is read again, where nobody reads the log."""
+
+_FORGOTTEN_S = 3600.0
+"""After which the report of a replica that is not alive is deleted."""
+
+_MAX_TRIES = 8
+_NOTHING = Entry(0, b"", b"")
+
+
+class SharedInvalidationLog:
+    """A SharedLog. An acknowledged entry is as durable as the medium is.
+
+    keep: entries that are not trimmed.
+    """
+
+    def __init__(self, medium: LogMedium, keep: int, clock: Clock | None = None) -> None:
+        self._medium = medium
+        self._keep = keep
+        self._clock = clock or SystemClock()
+        self._known = _NOTHING  # the newest entry that was read or written
+        self._read_s = 0.0
+        self._lock = threading.Lock()
+        self._reported: tuple[str, int, float] | None = None
+        self._report_s = 0.0  # when it is due again
+
+    def epoch(self) -> bytes:
+        """The epoch of the log as it was read lately; begins one where there is none."""
+        if not self._known.epoch or self._clock.monotonic() - self._read_s > _EPOCH_READ_S:
+            self.read(self._known.number)
+        return self._known.epoch
+
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        while True:
+            known = self._known if self._known.epoch else self._latest()
+            entry = Entry(known.number + 1, known.epoch, pack_entry(scopes, by))
+            if self._medium.append(entry, self._keep):
+                self._saw(entry)
+                return entry.number
+            self._latest()
+
+    def read(self, after: int) -> LogPage:
+        for _ in range(_MAX_TRIES):
+            known = self._known
+            stretch = self._medium.read(min(after, known.number))
+            entries = None if stretch is None else _invalidations(stretch, known, after)
+            if stretch is not None and entries is not None:
+                newest, oldest = stretch.entries[-1], stretch.oldest
+                self._saw(newest)
+                floor = oldest.number if not oldest.body else oldest.number - 1
+                newer = [entry for entry in entries if entry.generation > after]
+                return LogPage(newest.epoch, newest.number, floor, newer)
+            self._begin(stretch, max(after, known.number))
+        raise ConnectionError("the log of invalidations was lost again and again")
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        now_s = self._clock.monotonic()
+        report = (replica, generation, ttl_s)
+        if self._reported == report and now_s < self._report_s:
+            return  # what it said holds for long enough
+        said = {"generation": generation, "until_s": self._medium.unix() + ttl_s}
+        self._medium.write_report(replica, json.dumps(said).encode())
+        self._reported, self._report_s = report, now_s + ttl_s / 4
+
+    def forget(self, replica: str) -> None:
+        self._reported = None
+        self._medium.write_report(replica, None)
+
+    def replicas(self) -> dict[str, int]:
+        alive: dict[str, int] = {}
+        now_s = self._medium.unix()
+        for replica, data in self._medium.read_reports().items():
+            body = _json(data)
+            try:
+                generation, until_s = int(body["generation"]), float(body["until_s"])
+            except (KeyError, TypeError, ValueError, OverflowError):
+                continue
+            if now_s < until_s:
+                alive[replica] = generation
+            elif now_s > until_s + _FORGOTTEN_S:
+                self._medium.write_report(replica, None)
+        return alive
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _latest(self) -> Entry:
+        self.read(self._known.number)
+        return self._known
+
+    def _saw(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.epoch != self._known.epoch:
+                self._reported = None
+            if entry.number > self._known.number:  # also across epochs
+                self._known = entry
+            self._read_s = self._clock.monotonic()
+
+    def _begin(self, lost: Stretch | None, least: int) -> None:
+        """Begin a new epoch in the place of a log that lost entries, unless somebody else has."""
+        newest = _NOTHING if lost is None else (lost.entries or [lost.oldest])[-1]
+        number = max(int(self._medium.unix() * 1000), least + 1, newest.number + 1)
+        self._medium.begin(newest.epoch, Entry(number, secrets.token_bytes(EPOCH_BYTES), b""))
+
+
+def pack_entry(scopes: Sequence[Scope], by: str) -> bytes:
+    """The body of an entry, which no other entry has."""
+    said = {"by": by, "scope": scopes_to_json(scopes), "nonce": secrets.token_hex(8)}
+    return checked(json.dumps(said, separators=(",", ":")).encode())
+
+
+def checked(data: bytes) -> bytes:
+    """JSON as the body of an entry."""
+    return xxhash.xxh3_64_digest(data) + data
+
+
+def _invalidations(stretch: Stretch, known: Entry, after: int) -> list[SharedInvalidation] | None:
+    """What the entries say; None if some are missing, are others than were known, or can't be read."""
+    entries = stretch.entries
+    if not entries or entries[-1].number < max(after, known.number):
+        return None
+    if entries[0].number > max(stretch.oldest.number, min(after, known.number)):
+        return None
+    if any(two.number != one.number + 1 for one, two in pairwise(entries)):
+        return None
+    if {stretch.oldest.epoch} != {entry.epoch for entry in entries}:
+        return None
+    if known.epoch == entries[0].epoch and not _has(stretch, known):
+        return None
+    read = [read_entry(entry.number, _body(entry.body)) for entry in entries if entry.body]
+    return None if any(map(is_lost, read)) else read
+
+
+def _has(stretch: Stretch, known: Entry) -> bool:
+    """Whether an entry that is known is still there, or was trimmed."""
+    return known in stretch.entries or known.number < stretch.oldest.number <= stretch.entries[-1].number
+
+
+def _body(data: bytes) -> Any:
+    return _json(data[_CHECK_BYTES:]) if checked(data[_CHECK_BYTES:]) == data else {}
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return {}

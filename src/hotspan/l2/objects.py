@@ -1,0 +1,122 @@
+"""The one ObjectStore over blobs: an object and its metadata per chunk.
+
+    objects/EPOCH/TENANT/KEY     [ record 256 | life 16 | zeros up to 4096 ][ frame: header 4096, payload ]
+    metadata/EPOCH/KEY           metadata.py
+
+EPOCH is the log's: where that was lost and began anew, so do all objects. TENANT is 0 where tenants share names.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hotspan.core.types import ChunkKey
+from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
+from hotspan.l2.blobs import Addition, Blobs, Part
+from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, Metadata, new_life, pack_marks, parse_metadata
+from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
+
+_HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
+_WAVE_GROWTH = 4
+_MAX_TRIES = 8
+
+
+class BlobStore:
+    """An ObjectStore.
+
+    log:           of the same medium; None for a medium that keeps none.
+    is_per_tenant: whether names of objects tell tenants apart.
+    """
+
+    def __init__(self, blobs: Blobs, log: SharedInvalidationLog | None, *, is_per_tenant: bool = False) -> None:
+        self.blobs = blobs
+        self.log: SharedInvalidationLog | None = log
+        self._is_per_tenant = is_per_tenant
+
+    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
+        """As ObjectStore says; of a chain that is not there, the first `blobs.batch` chunks are asked for only."""
+        epoch = self._epoch()
+        found: list[Found | None] = []
+        for some in _waves(keys, self.blobs.batch) if is_chain else [keys]:
+            parts = [part for key in some for part in self._parts(epoch, key, tenant)]
+            heads = self.blobs.read(parts)
+            found += [_found(*pair) for pair in zip(some, heads[::2], heads[1::2], strict=True)]
+            if is_chain and None in found:
+                break
+        return found + [None] * (len(keys) - len(found))
+
+    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
+        record = found.record
+        preamble = memoryview(bytearray(PREAMBLE_BYTES))
+        is_whole = self.blobs.read_into(self._object(self._epoch(), record.key, record.terms.tenant), [preamble, *into])
+        return is_whole and unpack(bytes(preamble[:RECORD_BYTES])) == record
+
+    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
+        epoch, key, tenant = self._epoch(), record.key, record.terms.tenant
+        name, beside = self._object(epoch, key, tenant), _metadata(epoch, key)
+        for _ in range(_MAX_TRIES):
+            head, data = self.blobs.read(self._parts(epoch, key, tenant))
+            metadata = parse_metadata(data)
+            if _found(key, head, data) is not None:
+                return False
+            if data is not None and metadata is None:
+                self.blobs.delete([beside, name])
+            elif head is not None:
+                self.blobs.delete([name])  # of another life
+            life = new_life() if metadata is None else metadata.life
+            if metadata is not None or self.blobs.create(beside, [life]):
+                preamble = (pack(record) + life).ljust(PREAMBLE_BYTES, b"\0")
+                return self.blobs.create(name, [preamble, *frame])
+        raise ConnectionError("others changed the metadata of a chunk each time that it was to be stored")
+
+    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        epoch = self._epoch()
+        additions = [
+            Addition(_metadata(epoch, key), new_life(), pack_marks(some)) for key, some in marks.items() if some
+        ]
+        self.blobs.append(additions)
+
+    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
+        epoch = self._epoch()
+        beside = [_metadata(epoch, key) for key in keys]
+        self.blobs.delete([*beside, *(self._object(epoch, key, tenant) for key in keys)])
+
+    def usage(self) -> StoreUsage:
+        return self.blobs.usage()
+
+    def close(self) -> None:
+        self.blobs.close()
+
+    def metadata_name(self, key: ChunkKey) -> str:
+        """Of the blob beside a chunk."""
+        return _metadata(self._epoch(), key)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _epoch(self) -> str:
+        return "0" if self.log is None else self.log.epoch().hex()
+
+    def _object(self, epoch: str, key: ChunkKey, tenant: int) -> str:
+        return f"objects/{epoch}/{tenant if self._is_per_tenant else 0:x}/{key.hex()}"
+
+    def _parts(self, epoch: str, key: ChunkKey, tenant: int) -> tuple[Part, Part]:
+        return Part(self._object(epoch, key, tenant), _HEAD_BYTES), Part(_metadata(epoch, key), MAX_BYTES + 1)
+
+
+def _metadata(epoch: str, key: ChunkKey) -> str:
+    return f"metadata/{epoch}/{key.hex()}"
+
+
+def _found(key: ChunkKey, head: bytes | None, data: bytes | None) -> Found | None:
+    """What the beginning of an object and its metadata say; None unless the object is the chunk's, and of its life."""
+    metadata: Metadata | None = parse_metadata(data)
+    if head is None or metadata is None or head[RECORD_BYTES:_HEAD_BYTES] != metadata.life:
+        return None
+    record = unpack(head[:RECORD_BYTES])
+    return None if record is None or record.key != key else Found(record, marked(record.terms, metadata.marks))
+
+
+def _waves(keys: Sequence[ChunkKey], size: int) -> Iterator[Sequence[ChunkKey]]:
+    at = 0
+    while at < len(keys):
+        yield keys[at : at + size]
+        at, size = at + size, size * _WAVE_GROWTH
