@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hotspan.bench import export
 from hotspan.bench.config import OPTIONS, BenchConfig, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult
 from hotspan.bench.terminal import TerminalProgress, failures, pacing, rounds_table, stdout_console
@@ -123,6 +122,7 @@ def _command_line(arguments: list[str]) -> str:
 
 
 def _write(result: BenchResult, output: Output) -> list[Path]:
+    from hotspan.bench import export
     from hotspan.bench.compare import NamedRun
     from hotspan.bench.report import ReportContext, write_report
 

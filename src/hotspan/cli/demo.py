@@ -3,37 +3,32 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotspan.cli.errors import explained
+from hotspan.cli.options import built, flags_given, takes
+from hotspan.config.options import options_of
+from hotspan.demo.plan import DemoSizes, usable_threads
 
 if TYPE_CHECKING:
     from hotspan.plan.cpu import NativeType
 
 
+_SIZES = options_of(DemoSizes)
+
+
+@takes(_SIZES)
 def demo(
+    context: typer.Context,
     output: Annotated[Path, typer.Option(help="Directory for the model, logs and the report.")] = Path("hotspan-demo"),
-    documents: Annotated[
-        int | None,
-        typer.Option(help="Number of documents.", show_default="6, or what this machine computes in 5 minutes"),
-    ] = None,
-    document_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens per document.", show_default="8192, or what this machine computes in 5 minutes"),
-    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             help="Data type of the model, as --dtype.", show_default="a type that this machine computes natively"
         ),
     ] = None,
-    queries_per_document: Annotated[int, typer.Option(help="Questions per document.")] = 2,
-    in_flight: Annotated[int, typer.Option(help="Maximum number of concurrent requests.")] = 2,
-    pool_documents: Annotated[float, typer.Option(help="Size of the engine's own KV cache, in documents.")] = 2.5,
-    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 16,
-    seed: Annotated[int, typer.Option(help="Random seed for texts and order.")] = 42,
     threads: Annotated[
         int, typer.Option(help="Number of engine threads. 0: all cores, minus one if there are more than two.")
     ] = 0,
@@ -44,25 +39,17 @@ def demo(
     ] = None,
     model_size: Annotated[str, typer.Option(help="Size of the demo model: demo or tiny.")] = "demo",
     port: Annotated[int, typer.Option(help="Port of the servers. 0: any free port.")] = 0,
+    **_flags: Any,
 ) -> None:
     """Compare serving long texts without hotspan, from RAM, from disk, and after a restart."""
     from hotspan.bench.terminal import stdout_console
-    from hotspan.demo.plan import DemoSizes, usable_threads
     from hotspan.demo.run import DemoRequest, run_demo
 
-    is_fitted = documents is None and document_tokens is None
+    is_fitted = not {"documents", "document_tokens"} & flags_given(context, _SIZES).keys()
     with explained():
         request = DemoRequest(
             output=output,
-            sizes=DemoSizes(
-                documents=DemoSizes().documents if documents is None else documents,
-                document_tokens=DemoSizes().document_tokens if document_tokens is None else document_tokens,
-                queries_per_document=queries_per_document,
-                in_flight=in_flight,
-                pool_documents=pool_documents,
-                output_tokens=output_tokens,
-                seed=seed,
-            ),
+            sizes=built(DemoSizes, context),
             threads=threads or usable_threads(),
             dtype=_dtype(dtype),
             is_fitted=is_fitted,

@@ -2,16 +2,21 @@
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hotspan.cli.errors import explained
+from hotspan.cli.options import built, takes
+from hotspan.config.options import options_of
+from hotspan.simulate.costs import Costs, Sizes
 
 _SIZE = "May be repeated to compare sizes."
 
 
+@takes(options_of(Costs))
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         list[str] | None,
         typer.Option(
@@ -21,24 +26,6 @@ def simulate(
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="Routing strategy. May be repeated. Default: all.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Number of simulated replicas.")] = 8,
-    prefill_tokens_per_s: Annotated[
-        float, typer.Option(min=1.0, help="Prefill rate of one replica, in tokens per second.")
-    ] = 8000.0,
-    attention_s: Annotated[
-        float, typer.Option(min=0.0, help="Attention cost, in seconds per token and preceding token.")
-    ] = 0.0,
-    decode_step_s: Annotated[
-        float, typer.Option(min=1e-6, help="Duration of a decoding step with one request, in seconds.")
-    ] = 0.02,
-    request_step_s: Annotated[
-        float, typer.Option(min=0.0, help="Added duration of a decoding step per further request, in seconds.")
-    ] = 0.0002,
-    step_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens per step, as --max-num-batched-tokens.")
-    ] = 512,
-    max_running: Annotated[
-        int, typer.Option(min=1, help="Maximum number of concurrent requests per replica, as --max-num-seqs.")
-    ] = 256,
     gpu_tokens: Annotated[
         list[int] | None,
         typer.Option(min=512, help=f"Capacity of the GPU's KV cache, in tokens. {_SIZE} Default: 750000."),
@@ -54,9 +41,6 @@ def simulate(
         list[str] | None,
         typer.Option(help="Eviction policy of the tiers: arc or lru. May be repeated. Default: arc."),
     ] = None,
-    kv_bytes: Annotated[
-        int, typer.Option(min=1, help="KV cache size per token, in bytes (`hotspan plan MODEL` prints it).")
-    ] = 131_072,
     ram_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from RAM to the GPU, in GB/s.")] = 20.0,
     disk_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from disk to the GPU, in GB/s.")] = 3.0,
     l2_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from the L2 to the GPU, in GB/s.")] = 1.5,
@@ -76,6 +60,7 @@ def simulate(
     write_trace: Annotated[
         Path | None, typer.Option(help="Write the first trace to this file, in Mooncake's format, and exit.")
     ] = None,
+    **_flags: Any,
 ) -> None:
     """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
     with explained():
@@ -83,7 +68,6 @@ def simulate(
 
         from hotspan.router.types import Medium
         from hotspan.simulate.compare import Comparison
-        from hotspan.simulate.costs import Costs, Sizes
         from hotspan.simulate.routers import POLICIES
         from hotspan.simulate.show import as_json, print_lines, write_json
         from hotspan.simulate.simulation import Setup
@@ -95,16 +79,7 @@ def simulate(
             typer.echo(f"written: {write_trace}")
             return
         rates = {Medium.RAM: ram_gb_per_s, Medium.DISK: disk_gb_per_s, Medium.L2: l2_gb_per_s}
-        costs = Costs(
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            attention_s=attention_s,
-            step_s=decode_step_s,
-            request_step_s=request_step_s,
-            step_tokens=step_tokens,
-            max_running=max_running,
-            kv_bytes=kv_bytes,
-            load_gb_per_s=rates,
-        )
+        costs = built(Costs, context, load_gb_per_s=rates)
         evictions = eviction or [Sizes().eviction]
         tiers = product(gpu_tokens or [Sizes().gpu_tokens], ram_gib or [0.0], disk_gib or [0.0], l2_gib or [0.0])
         sizes = [Sizes(*each, name) for each in tiers for name in (evictions if any(each[1:]) else evictions[:1])]

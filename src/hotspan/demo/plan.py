@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
+from hotspan.config.kinds import COUNT
+from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 
 GIB: Final = 1 << 30
@@ -21,18 +23,20 @@ _QUESTION_TOKENS: Final = 96
 class DemoSizes:
     """How much text, and how much of it the engine's own pool holds."""
 
-    documents: int = 6
-    document_tokens: int = 8192
-    queries_per_document: int = 2
-    in_flight: int = 2
-    pool_documents: float = 2.5
-    output_tokens: int = 16
-    seed: int = 42
+    documents: int = option(
+        6, "Number of documents.", kind=COUNT, shown="6, or what this machine computes in 5 minutes"
+    )
+    document_tokens: int = option(
+        8192, "Tokens per document.", kind=COUNT, shown="8192, or what this machine computes in 5 minutes"
+    )
+    queries_per_document: int = option(2, "Questions per document.", kind=COUNT)
+    in_flight: int = option(2, "Maximum number of concurrent requests.", kind=COUNT)
+    pool_documents: float = option(2.5, "Size of the engine's own KV cache, in documents.")
+    output_tokens: int = option(16, "Tokens per answer.", kind=COUNT)
+    seed: int = option(42, "Random seed for texts and order.")
 
     def __post_init__(self) -> None:
-        for name in ("documents", "document_tokens", "queries_per_document", "in_flight", "output_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        check(self)
         if self.pool_documents < 1.25:
             raise ConfigError(
                 f"--pool-documents must be at least 1.25, for one request and room, not {self.pool_documents}"

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE
+from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.router.types import Medium
@@ -14,36 +16,32 @@ GB = 10**9
 class Costs:
     """How long a replica takes.
 
-    prefill_tokens_per_s: alone, of a short prompt.
-    attention_s:          more for each token, times the tokens before it: the quadratic part.
-    step_s:               to decode a token of one request when nothing is prefilled; `request_step_s` more for each
-                          request that decodes beside it.
-    step_tokens:          of a step that prefills. Each request that decodes has one of them, so that n slow the prefill
-                          down by n / step_tokens; and each gets its token once in such a step.
-    max_running:          requests that decode or prefill; others wait.
-    kv_bytes:             of a token. `load_gb_per_s`: from a medium to the GPU. `load_s`: before the first byte of it.
+    step_tokens:   of a step that prefills. Each request that decodes has one of them, so that n slow the prefill down
+                   by n / step_tokens; and each gets its token once in such a step.
+    load_gb_per_s: from a medium to the GPU. `load_s`: before the first byte of it.
     """
 
-    prefill_tokens_per_s: float = 8000.0
-    attention_s: float = 0.0
-    step_s: float = 0.02
-    request_step_s: float = 0.0002
-    step_tokens: int = 512
-    max_running: int = 256
-    kv_bytes: int = 128 * 1024
+    prefill_tokens_per_s: float = option(8000.0, "Prefill rate of one replica, in tokens per second.", kind=POSITIVE)
+    attention_s: float = option(0.0, "Attention cost, in seconds per token and preceding token.", kind=NOT_NEGATIVE)
+    step_s: float = option(
+        0.02, "Duration of a decoding step with one request, in seconds.", name="decode_step_s", kind=POSITIVE
+    )
+    request_step_s: float = option(
+        0.0002, "Added duration of a decoding step per further request, in seconds.", kind=NOT_NEGATIVE
+    )
+    step_tokens: int = option(512, "Maximum number of tokens per step, as --max-num-batched-tokens.", kind=COUNT)
+    max_running: int = option(256, "Maximum number of concurrent requests per replica, as --max-num-seqs.", kind=COUNT)
+    kv_bytes: int = option(
+        128 * 1024, "KV cache size per token, in bytes (`hotspan plan MODEL` prints it).", kind=COUNT
+    )
     load_gb_per_s: dict[Medium, float] = field(
         default_factory=lambda: {Medium.RAM: 20.0, Medium.DISK: 3.0, Medium.L2: 1.5}
     )
     load_s: dict[Medium, float] = field(default_factory=lambda: {Medium.RAM: 0.0, Medium.DISK: 0.001, Medium.L2: 0.005})
 
     def __post_init__(self) -> None:
-        for name in ("prefill_tokens_per_s", "step_s", "step_tokens", "max_running", "kv_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"a replica's {name} is {getattr(self, name)}, but has to be more than 0")
-        if (
-            min(self.attention_s, self.request_step_s, *self.load_s.values()) < 0
-            or min(self.load_gb_per_s.values()) <= 0
-        ):
+        check(self)
+        if min(self.load_s.values()) < 0 or min(self.load_gb_per_s.values()) <= 0:
             raise ConfigError("times of a replica can't be negative, and rates not 0")
 
     def prefill_s(self, start: int, end: int) -> float:
