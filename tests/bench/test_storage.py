@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from hotspan.bench.storage import Figure, Fio, StorageBench, in_turns
-from hotspan.cli.bench_storage import storage
+from hotspan.cli.bench import storage
 
 app = typer.Typer()
 app.command()(storage)

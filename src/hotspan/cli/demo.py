@@ -1,4 +1,4 @@
-"""`hotspan demo`: what hotspan does, on this machine, in a few minutes."""
+"""`hotspan demo`: what hotspan does, on this machine, in a few minutes. `hotspan demo-model`: a model to try."""
 
 import shlex
 import sys
@@ -63,6 +63,25 @@ def demo(
         done = run_demo(request, stdout_console())
     if any(run.failed for run in done.runs):
         raise typer.Exit(1)
+
+
+def demo_model(
+    directory: Annotated[Path, typer.Argument(help="Directory to write to. It must be empty or must not exist.")],
+    size: Annotated[
+        str, typer.Option(help="Size: tiny (3 million parameters, for tests) or demo (66 million parameters).")
+    ] = "demo",
+) -> None:
+    """Create a small model with random weights, without a download."""
+    from hotspan.demo.model import make_demo_model
+
+    with explained():
+        model = make_demo_model(directory, size)
+    typer.echo(
+        f"{model.path}: {model.parameters / 1e6:.1f} M random parameters ({model.weight_bytes / 2**20:.0f} MiB), "
+        f"{model.kv_bytes_per_token:,} bytes of KV a token, {model.vocabulary:,} tokens in the vocabulary, "
+        f"texts of up to {model.max_tokens:,} tokens."
+    )
+    typer.echo(f"Serve it: hotspan serve {model.path}")
 
 
 def _dtype(given: str | None) -> "NativeType":

@@ -6,12 +6,10 @@ import typer
 
 from hotspan import __version__
 from hotspan.cli import bench
-from hotspan.cli.bench_storage import storage
 from hotspan.cli.cache import cache
 from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
-from hotspan.cli.demo import demo
-from hotspan.cli.demo_model import demo_model
+from hotspan.cli.demo import demo, demo_model
 from hotspan.cli.deploy import deploy
 from hotspan.cli.doctor import doctor
 from hotspan.cli.flags import ENGINE_OPTIONS
@@ -29,14 +27,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command("serve", context_settings=ENGINE_OPTIONS)(serve)
 app.command("route")(route)
 app.command("daemon")(daemon)
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(deploy, name="deploy")
 app.add_typer(bench.app, name="bench")
-bench.app.command("storage")(storage)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan")(plan)
 app.command("simulate")(simulate)

@@ -2,14 +2,16 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotspan.cli.errors import explained
-from hotspan.cli.flags import OWN_OPTIONS, Model, given_on, load_checked, show_warnings
+from hotspan.cli.flags import OWN_OPTIONS, Model, check_engine, given_on, load_checked, show_warnings
 from hotspan.cli.options import takes
 from hotspan.config.keys import FLAGS
+from hotspan.core.aftermath import stopping_in_order
 
 if TYPE_CHECKING:
     from hotspan.config.configuration import Configuration
@@ -51,7 +53,7 @@ def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
     common = replace(command_line, model=str(store.directory))
     configuration = load_configuration(common, environment())
     show_warnings(configuration, is_store=True)
-    words = (sys.executable, "-m", "hotspan.cli.stored_model")
+    words = (sys.executable, "-m", "hotspan.cli.serve")
     run_store(store, command_line, configuration, serve_options(configuration), words)
 
 
@@ -68,3 +70,30 @@ def serve_options(configuration: "Configuration") -> "ServeOptions":
         is_isolated=configuration.is_isolated,
         extent=configuration.extent,
     )
+
+
+def _serve_one_of_store() -> None:
+    """Serve one model of a directory of models, as told on standard input.
+
+    Exit status 2, and a reason where it was asked for, if that can't work.
+    """
+    from hotspan.config.environment import environment
+    from hotspan.core.errors import HotspanError
+    from hotspan.server.models.assignment import assigned
+    from hotspan.server.run import run_server
+
+    assignment = assigned()
+    try:
+        configuration = assignment.configuration(environment())
+        if configuration.engine:
+            configuration = check_engine(configuration)
+        show_warnings(configuration, is_store=True)
+        run_server(assignment.applied(serve_options(configuration)), OWN_OPTIONS, assignment.link)
+    except HotspanError as error:
+        Path(assignment.reason).write_text(str(error))
+        sys.exit(2)
+
+
+if __name__ == "__main__":  # `hotspan serve STORE` starts this once for each model
+    with stopping_in_order():
+        _serve_one_of_store()
