@@ -49,7 +49,6 @@ class Settings:
     chunks: int
     chunk_mib: float
     repetitions: int
-    segment_chunks: int
     connections: int
 
     @property
@@ -70,15 +69,15 @@ class Sides:
         self._raw = ObstoreS3(BUCKET, config=client, client_options={"allow_http": True})
         self._store = S3Store(
             f"s3://{BUCKET}/{uuid.uuid4().hex}",
-            S3Settings(timeout_s=TIMEOUT_S, segment_chunks=settings.segment_chunks, client=client),
+            S3Settings(timeout_s=TIMEOUT_S, client=client),
         )
         self._frames = page_buffers(settings.chunks, settings.frame_bytes)
-        self._segment = b"".join(self._frames[: settings.segment_chunks])
+        self._frame = bytes(self._frames[0])
         self._names = (f"text {nth}" for nth in itertools.count())
-        self._paths = (f"raw/segment/{nth}" for nth in itertools.count())
+        self._paths = (f"raw/object/{nth}" for nth in itertools.count())
         text = chain("measured", settings.chunks)
         self._put(text)
-        obstore.put(self._raw, "raw/read", PAGE + self._segment, use_multipart=False)
+        obstore.put(self._raw, "raw/read", PAGE + self._frame, use_multipart=False)
         self._found = self._store.find([chunk.key for chunk in text])
 
     def get(self, nth: int) -> None:
@@ -87,20 +86,19 @@ class Sides:
             raise SystemExit("a chunk was gone: the figures would mean nothing")
 
     def raw_get(self, nth: int) -> None:
-        at = PAGE_BYTES + nth % self._settings.segment_chunks * self._settings.frame_bytes
-        data = obstore.get_range(self._raw, "raw/read", start=at, length=self._settings.frame_bytes)
+        data = obstore.get_range(self._raw, "raw/read", start=PAGE_BYTES, length=self._settings.frame_bytes)
         if len(data) != self._settings.frame_bytes:
             raise SystemExit("an object was gone: the figures would mean nothing")
 
     def put(self, nth: int) -> None:
-        """One segment of a text of its own."""
-        text = chain(next(self._names), self._settings.segment_chunks)
+        """A chunk of a text of its own."""
+        text = chain(next(self._names), 1)
         self._put(text)
         self._store.delete([text[-1].key])
 
     def raw_put(self, nth: int) -> None:
         path = next(self._paths)
-        obstore.put(self._raw, path, self._segment, mode="create", use_multipart=False)
+        obstore.put(self._raw, path, self._frame, mode="create", use_multipart=False)
         obstore.delete(self._raw, path)
 
     def close(self) -> None:
@@ -120,16 +118,18 @@ def measure(server: S3Server, settings: Settings) -> list[Figure]:
         def each(job: Callable[[int], None], times: int) -> None:
             list(threads.map(job, range(times)))
 
-        segments = settings.chunks // settings.segment_chunks
         gets = {
             "store": partial(each, sides.get, settings.chunks),
             "raw": partial(each, sides.raw_get, settings.chunks),
         }
-        puts = {"store": partial(each, sides.put, segments), "raw": partial(each, sides.raw_put, segments)}
+        puts = {
+            "store": partial(each, sides.put, settings.chunks),
+            "raw": partial(each, sides.raw_put, settings.chunks),
+        }
         got = in_turns(gets, settings.chunks * settings.frame_bytes, settings.repetitions)
-        put = in_turns(puts, segments * settings.segment_chunks * settings.frame_bytes, settings.repetitions)
+        put = in_turns(puts, settings.chunks * settings.frame_bytes, settings.repetitions)
     goal = GOAL if settings.connections == 1 else None  # with more, both sides wait for the server's one interpreter
-    way = f"{settings.segment_chunks} to an object, {settings.connections} at once"
+    way = f"{settings.connections} at once"
     return [
         Figure(f"get, {way}", "obstore's get of the same ranges", got["store"], got["raw"], goal),
         Figure(f"put, {way}", "obstore's put of such objects", put["store"], put["raw"], goal),
@@ -143,11 +143,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    ways = [
-        Settings(options.chunks, options.chunk_mib, options.repetitions, segment_chunks, connections)
-        for segment_chunks in (1, 4)
-        for connections in (1, 2)
-    ]
+    ways = [Settings(options.chunks, options.chunk_mib, options.repetitions, connections) for connections in (1, 2)]
     figures: list[Figure] = []
     for settings in ways:
         with S3Server(BUCKET) as server:

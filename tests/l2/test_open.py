@@ -75,7 +75,7 @@ def test_what_can_not_work_says_what_would(url: str, says: str) -> None:
         ("redis://cache", {"timeout_s": "soon"}, "give a number"),
         ("redis://cache", {"timeout_s": "nan"}, "finite"),
         ("sagemaker-hyperpod://h", {"lease_ttl": "3"}, "lease_ttl_s"),
-        ("s3://bucket", {"segment_chunks": "0"}, "segment_chunks"),
+        ("s3://bucket", {"connections": "0"}, "connections"),
     ],
 )
 def test_options_that_can_not_work_are_refused(url: str, options: dict[str, str], says: str) -> None:

@@ -1,4 +1,4 @@
-"""The conformance kit over a bucket, with one chunk to a segment: then a chunk is an object, as the kit expects."""
+"""The conformance kit over a bucket."""
 
 import uuid
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, StoreOutageTests, TrimmedLogTests
-from tests.l2.s3.rig import BUCKET, Place
+from tests.l2.s3_rig import BUCKET, Place
 from tests.l2.s3_server import S3Server
 
 
@@ -21,9 +21,7 @@ class _Fixtures:
     def make_store(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         place = Place(server.url, uuid.uuid4().hex)
-        return lambda entries: place.store(
-            segment_chunks=1, is_per_tenant=False, log_entries=entries, timeout_s=self.TIMEOUT_S
-        )
+        return lambda entries: place.store(is_per_tenant=False, log_entries=entries, timeout_s=self.TIMEOUT_S)
 
     TIMEOUT_S = 60.0
 

@@ -104,7 +104,7 @@ EXTRA = table(
     foreign(_ANY, "hotspan's frames have a record of their own", "save_chunk_meta"),
     foreign(_ANY, "--l2-option region=REGION sets it", "s3_region"),
     foreign(_ANY, "--l2-option connections=N sets it", "s3_num_io_threads s3_max_io_concurrency s3_max_inflight_reqs"),
-    foreign(_ANY, "--l2-option segment_chunks=N sets how much is in one object", "s3_part_size"),
+    foreign(_ANY, "each chunk is one object in the bucket", "s3_part_size"),
     foreign(_ANY, "the prefix belongs to the URL: s3://BUCKET/PREFIX", "s3_file_prefix"),
     foreign(_ANY, "the S3 client chooses its protocol itself", "s3_prefer_http2"),
     foreign(_ANY, "--l2-option s3_express=true turns it on", "s3_enable_s3express"),

@@ -13,7 +13,7 @@ from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.redaction import is_secret, redacted, redacted_text
 from hotspan.l2.base import ObjectStore
 from hotspan.l2.hyperpod_settings import PREFIX, HyperpodSettings, parse_hyperpod_settings
-from hotspan.l2.options import FILE, OVER_THE_DOOR, REDIS, S3, StoreOption
+from hotspan.l2.options import FILE, OVER_THE_DOOR, REDIS, S3, S3_WITHOUT_EFFECT, StoreOption
 from hotspan.l2.s3_settings import S3Settings
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,10 @@ def _s3_settings(options: Options) -> S3Settings:
     own = _typed({name: value for name, value in options.items() if name in names}, S3)
     client = {name: value for name, value in options.items() if name not in names}
     _check_client(client, sorted(names))
+    unused = sorted(own.keys() & S3_WITHOUT_EFFECT)
+    if unused:
+        logger.warning("l2_options_without_effect options=%s: each chunk is an object of its own", ",".join(unused))
+    own = {name: value for name, value in own.items() if name not in S3_WITHOUT_EFFECT}
     return S3Settings(client=client, **own)
 
 

@@ -32,12 +32,14 @@ FILE = (
 )
 S3 = (
     _option("timeout_s", float, 5.0, "Seconds that one call may take."),
-    _option("segment_chunks", int, 4, "Chunks of a text in one object, at most 14."),
-    _option("pending_bytes", int, 1 << 30, "Bytes of memory for chunks that wait for the rest of their object."),
+    _option("segment_chunks", int, 4, "No effect since each chunk is an object of its own."),
+    _option("pending_bytes", int, 1 << 30, "No effect since each chunk is an object of its own."),
     _option("connections", int, 64, "Requests at a time."),
     _option("log_entries", int, 1 << 16, "Invalidations that the log keeps; chunks older than all of them are misses."),
     _option("is_per_tenant", bool, True, "Keep the objects of each tenant under a name of its own."),
 )
+S3_WITHOUT_EFFECT = frozenset({"segment_chunks", "pending_bytes"})
+
 HYPERPOD = (
     _option("bucket", str, "lmcache", "Bucket of the objects."),
     _option("shared_memory_name", str, "ai_toolkit_cache", "Name of the daemon's shared memory, in /dev/shm."),

@@ -15,7 +15,6 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     GenericError,
-    NotModifiedError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -98,38 +97,19 @@ class Bucket:
             raise TimeoutError(f"{self.url} did not answer within {self._timeout_s:g} s")
         return [future.result() for future in futures]
 
-    def read(self, path: str, start: int = 0, stop: int | None = None, *, of: str | None = None) -> Blob | None:
-        """What an object has of its bytes [start, stop); None if it is not there.
-
-        of: the version that is meant; another one counts as not there.
-        """
-        options: GetOptions = {}
-        if stop is not None:
-            options["range"] = (start, stop)
-        if of is not None:
-            options["if_match"] = of
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> Blob | None:
+        """What an object has of its bytes [start, stop); None if it is not there."""
+        options: GetOptions = {} if stop is None else {"range": (start, stop)}
         try:
             with _os_errors():
                 return _blob(obstore.get(self._store, path, options=options))
-        except (FileNotFoundError, PreconditionError):
+        except FileNotFoundError:
             return None
         except ConnectionError:
             short = self._read_nothing(path, start) if stop is not None else None
             if short is None:
                 raise
             return short
-
-    def read_again(self, path: str, known: Blob | None) -> Blob | None:
-        """The whole object, None if it is not there; `known` itself, without a transfer, while it is that."""
-        if known is None:
-            return self.read(path)
-        try:
-            with _os_errors():
-                return _blob(obstore.get(self._store, path, options={"if_none_match": known.e_tag}))
-        except NotModifiedError:
-            return known
-        except FileNotFoundError:
-            return None
 
     def write(self, path: str, data: Data | Sequence[Data], *, over: str | None = None) -> str | None:
         """Write an object where none is, or `over` that version of it; its new version, None if that is not so."""
@@ -204,7 +184,7 @@ def _os_errors() -> Iterator[None]:
     """What obstore raises, as an OSError; the answers to conditions are for who set them."""
     try:
         yield
-    except (AlreadyExistsError, PreconditionError, NotModifiedError):
+    except (AlreadyExistsError, PreconditionError):
         raise
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise PermissionError(_line(error)) from error

@@ -4,16 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotspan.core.types import GIB
-
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
     """How to use a bucket.
 
     timeout_s:      of each method. A thousand keys at once are done within a few round trips, and so within it.
-    segment_chunks: of a chain in one object, at most 14.
-    pending_bytes:  of memory for chunks that wait for the rest of their segment.
     connections:    requests side by side.
     log_entries:    that the log keeps; chunks that were stored before the oldest of them are no hits any more.
     is_per_tenant:  whether a tenant's objects lie under its label, with no other's chunks; False where tenants share.
@@ -25,8 +21,6 @@ class S3Settings:
     """
 
     timeout_s: float = 5.0
-    segment_chunks: int = 4
-    pending_bytes: int = GIB
     connections: int = 64
     log_entries: int = 1 << 16
     is_per_tenant: bool = True

@@ -9,20 +9,17 @@ from obstore.store import S3Store as ObstoreS3
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
-from hotspan.core.types import Chunk, ChunkKey
+from hotspan.core.types import Chunk
 from hotspan.l2.base import Found
 from hotspan.l2.s3 import S3Store
 from hotspan.l2.s3_settings import S3Settings
-from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.chunks import aligned, content
 from hotspan.tiers.record import Record
 from tests.l2.s3_server import CLIENT
 
 BUCKET = "hotspan"
 TENANT = 0xFEED
 FRAME_BYTES = 2 * 4096
-
-X, Y = frozenset([11]), frozenset([22])
-"""Labels."""
 
 
 def record_of(chunk: Chunk, terms: Terms | None = None, stamp: int = 1) -> Record:
@@ -57,13 +54,6 @@ def read(store: S3Store, found: Found | None) -> bytes | None:
     assert found is not None
     into = aligned(FRAME_BYTES)
     return bytes(into) if store.get(found, [into[:4096], into[4096:]]) else None
-
-
-def parting(name: str, text: Sequence[Chunk], at: int) -> list[Chunk]:
-    """A text of its own name that has its first `at` chunks from `text`."""
-    own = chain(name, len(text))
-    parent: ChunkKey = text[at - 1].key
-    return [*text[:at], Chunk(own[at].key, parent, at), *own[at + 1 :]]
 
 
 @dataclass
@@ -117,7 +107,6 @@ class Replicas:
         return self.stores[-1]
 
     def close(self) -> None:
-        """Raises: AssertionError if the books of one do not agree."""
+        """Close all."""
         for store in self.stores:
-            store.check()
             store.close()

@@ -1,0 +1,272 @@
+"""The S3 store in trouble: what is not whole is a miss, and what can't be reached is an OSError."""
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.terms import Scope
+from hotspan.l2.log import SharedInvalidationLog, checked
+from hotspan.l2.s3 import S3Store
+from hotspan.l2.s3_bucket import Bucket
+from hotspan.l2.s3_settings import S3Settings
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from tests.l2.s3_rig import (
+    BUCKET,
+    FRAME_BYTES,
+    TENANT,
+    Place,
+    Replicas,
+    find,
+    places,
+    put_all,
+    read,
+)
+from tests.l2.s3_server import CLIENT, S3Server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server(BUCKET) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def place(server: S3Server) -> Place:
+    """A prefix of its own."""
+    return Place(server.url, uuid.uuid4().hex)
+
+
+@pytest.fixture
+def replica(place: Place) -> Iterator[Replicas]:
+    """Makes stores of the place."""
+    replicas = Replicas(place)
+    yield replicas
+    replicas.close()
+
+
+def test_a_chunk_is_one_object_and_its_metadata(replica: Replicas, place: Place) -> None:
+    """Under the names that s3.py gives, per tenant; a lifecycle rule may go by them."""
+    text = chain("a", 2)
+    put_all(replica(), text)
+    names = {chunk.key.hex() for chunk in text}
+    objects, metadata = place.paths("objects"), place.paths("metadata")
+    assert {path.split("/")[-1] for path in objects} == {path.split("/")[-1] for path in metadata} == names
+    assert all(path.split("/")[2] == f"{TENANT:x}" for path in objects)
+    assert places(find(replica(), text, tenant=TENANT + 1)) == []
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "cut", "longer", "record", "other"])
+def test_an_object_that_is_not_what_was_put_is_a_miss(replica: Replicas, place: Place, damage: str) -> None:
+    """Bytes that somebody wrote over an object are no hit; once deleted, it can be put again."""
+    (chunk,), (other,) = chain("a", 1), chain("b", 1)
+    put_all(replica(), [chunk, other])
+    path, other_path = (next(p for p in place.paths("objects") if one.key.hex() in p) for one in (chunk, other))
+    whole = place.read(path)
+    changed = {
+        "garbage": b"something else" * 1000,
+        "empty": b"",
+        "cut": whole[:-1],
+        "longer": whole + b"x",
+        "record": whole[:100] + b"?" + whole[101:],
+        "other": place.read(other_path),
+    }
+    place.write(path, changed[damage])
+    reader = replica()
+    (found,) = find(reader, [chunk])
+    assert found is None or read(reader, found) is None
+    reader.delete([chunk.key], TENANT)
+    assert put_all(reader, [chunk], stamp=2) == [True]
+    (found,) = find(replica(), [chunk])
+    assert read(reader, found) == content(chunk.key, FRAME_BYTES, 2)
+
+
+@pytest.mark.parametrize("data", [b"", b"short", b"something else" * 5])
+def test_metadata_that_can_not_be_read_makes_its_object_a_miss(replica: Replicas, place: Place, data: bytes) -> None:
+    """A chunk whose metadata somebody overwrote is a miss until it is put again."""
+    store = replica()
+    text = chain("a", 2)
+    put_all(store, text)
+    (path,) = [path for path in place.paths("metadata") if text[1].key.hex() in path]
+    place.write(path, data)
+    assert places(find(store, text)) == [0]
+    assert put_all(store, text, stamp=2) == [False, True]
+    assert places(find(replica(), text)) == [0, 1]
+
+
+@pytest.mark.parametrize("lost", ["log", "epochs", ""])
+def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost: str) -> None:
+    """Once the log began anew nothing of before is found by who has read it; the text can be stored again."""
+    clock = SimulatedClock()
+    store, other = replica(clock), replica(clock)
+    text = chain("a", 3)
+    put_all(store, text)
+    assert places(find(other, text)) == [0, 1, 2]
+    before = log_of(store).append([Scope()], "me")
+    for path in place.paths(lost):
+        place.delete(path)
+    clock.advance(2.0)
+    for each in (store, other):
+        assert log_of(each).read(before).floor > before
+        assert places(find(each, text)) == []
+    assert put_all(store, text, stamp=2) == [True] * 3
+    assert places(find(other, text)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("data", [b"", b"E", b"?", b"Ejunk", b"E" + checked(b"{}")])
+def test_a_damaged_entry_ends_the_epoch(replica: Replicas, place: Place, data: bytes) -> None:
+    """Nobody knows what it invalidated: the log begins anew for who reads it, in the middle or at its end."""
+    for at in (0, 1):
+        store, fresh = replica(), replica()
+        generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(2)]
+        epoch = log_of(store).read(0).epoch
+        (path,) = [path for path in place.paths(f"log/{epoch.hex()}") if path.endswith(f"{generations[at]:016x}")]
+        place.write(path, data)
+        page = log_of(fresh).read(0)
+        assert page.epoch != epoch and page.floor > max(generations) and not page.entries
+        assert log_of(store).read(generations[-1]).epoch == page.epoch
+
+
+def test_entries_before_a_gap_count_as_trimmed(replica: Replicas, place: Place) -> None:
+    """Who begins knows nothing of what was invalidated before an entry that is gone."""
+    store = replica()
+    generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(4)]
+    epoch = log_of(store).read(0).epoch
+    place.delete(f"log/{epoch.hex()}/{generations[1]:016x}")
+    page = log_of(replica()).read(0)
+    assert page.floor == generations[1] and [entry.generation for entry in page.entries] == generations[2:]
+
+
+def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk whose put raised, before or after its metadata, is not there, and can be put."""
+    store = replica()
+    (chunk,) = chain("a", 1)
+    write = Bucket.write
+    for fails_at in ("metadata", "objects"):
+
+        def failing(bucket: Bucket, path: str, *args: object, fails_at: str = fails_at, **more: object) -> object:
+            if path.startswith(fails_at):
+                raise ConnectionError("the line was cut")
+            return write(bucket, path, *args, **more)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, "write", failing)
+            with pytest.raises(ConnectionError):
+                put_all(store, [chunk])
+        assert find(store, [chunk]) == [None]
+    assert put_all(store, [chunk]) == [True] and places(find(store, [chunk])) == [0]
+
+
+def log_of(store: S3Store) -> SharedInvalidationLog:
+    assert store.log is not None
+    return store.log
+
+
+def test_what_is_late_is_not_begun(server: S3Server) -> None:
+    """At the deadline a call raises, and those of its requests that have not begun never do."""
+    bucket = Bucket(f"s3://{BUCKET}", CLIENT | {"endpoint": server.url}, 60.0, connections=1)
+    goes_on, begun = threading.Event(), list[int]()
+
+    def job(number: int) -> None:
+        begun.append(number)
+        goes_on.wait(60)
+
+    for _ in range(50):
+        with pytest.raises(TimeoutError):
+            bucket.each(job, range(3), time.monotonic() + 0.05)
+        if begun:  # a machine that stands still does not even begin the first one in time
+            break
+    goes_on.set()
+    bucket.call(lambda: None, bucket.until())
+    assert begun == [0]
+    bucket.close()
+
+
+def test_a_closed_store_raises(place: Place) -> None:
+    """After `close` every method raises OSError."""
+    store = place.store()
+    assert store.log is not None
+    log = store.log
+    text = chain("a", 4)
+    put_all(store, text)
+    found = find(store, text)[0]
+    assert found is not None
+    store.close()
+    for call in (
+        lambda: find(store, text),
+        lambda: store.get(found, [aligned(FRAME_BYTES)]),
+        lambda: put_all(store, text),
+        lambda: store.mark({text[0].key: [b"mark"]}),
+        lambda: store.delete([text[0].key]),
+        lambda: store.usage(),
+        lambda: log.append([Scope()], "a"),
+        lambda: log.read(0),
+        lambda: log.report("a", 1, 5.0),
+        lambda: log.forget("a"),
+        lambda: log.replicas(),
+    ):
+        with pytest.raises(OSError, match="closed"):
+            call()
+
+
+def test_a_bucket_that_is_not_there_is_an_error(server: S3Server) -> None:
+    """Nothing is a miss in a bucket that nobody created."""
+    store = S3Store("s3://no-such-bucket/x", S3Settings(client={"endpoint": server.url, "skip_signature": True}))
+    for call in (lambda: find(store, chain("a", 4)), lambda: put_all(store, chain("a", 1))):
+        with pytest.raises(OSError, match="no-such-bucket"):
+            call()
+    store.close()
+
+
+def test_the_usual_variables_say_where_and_who(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoint, region and credentials may come from AWS_* variables; with none of them named, the store works."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }.items():
+        monkeypatch.setenv(name, value)
+    store = S3Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    put_all(store, chain("a", 4))
+    assert places(find(store, chain("a", 4))) == [0, 1, 2, 3]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "settings"),
+    [
+        ("s3:///prefix", {}),
+        ("redis://host", {}),
+        ("s3://bucket", {"client": {"enpoint": "http://127.0.0.1"}}),
+        ("s3://bucket", {"connections": 0}),
+        ("s3://bucket", {"timeout_s": 0.0}),
+    ],
+)
+def test_settings_that_can_not_work_are_refused(url: str, settings: dict[str, object]) -> None:
+    """A URL without a bucket, unknown settings and numbers out of range are errors at once."""
+    with pytest.raises(ConfigError):
+        S3Store(url, S3Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither settings nor the errors of a store that can't connect say a key."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = Place(f"http://127.0.0.1:{nobody.getsockname()[1]}", "x")
+        settings = S3Settings(client={"secret_access_key": "a secret"})
+        store = place.store(timeout_s=0.5)
+        with pytest.raises(OSError) as caught:
+            find(store, chain("a", 4))
+        assert "secret" not in f"{settings!r} {caught.value!r} {caught.value.__cause__!r}"
+        store.close()
