@@ -9,11 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hotspan.daemon.disk import DiskCounts
-from hotspan.daemon.http import Response
 from hotspan.daemon.pool import PoolCounts
 
 _PREFIX = "hotspan_daemon_"
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
     "stored": "Objects stored.",
     "stored_bytes": "Bytes stored.",
@@ -106,6 +104,6 @@ class Exposition(Collector):
         for name, value in asdict(self._figures.gauges()).items():
             yield GaugeMetricFamily(_PREFIX + name, f"{name.replace('_', ' ').capitalize()}.", value=value)
 
-    def page(self) -> Response:
+    def page(self) -> bytes:
         """All metrics."""
-        return Response(200, generate_latest(self._registry), _CONTENT_TYPE)
+        return generate_latest(self._registry)

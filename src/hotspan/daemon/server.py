@@ -13,21 +13,23 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from uvicorn.server import ServerState
+
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import GIB
 from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
 from hotspan.daemon.door import LocalDoor
-from hotspan.daemon.http import HttpConnection, HttpLimits
 from hotspan.daemon.journal import Journal, post
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.options import DaemonOptions
-from hotspan.daemon.plane import ControlPlane
 from hotspan.daemon.pool import Pool
+from hotspan.daemon.routes import Routes
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
 from hotspan.daemon.watch import NameWatch
-from hotspan.http.serving import address_errors, bind
+from hotspan.http.connections import HttpLimits
+from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
 from hotspan.tiers.slab import SHARED_MEMORY
@@ -35,9 +37,11 @@ from hotspan.tiers.slab import SHARED_MEMORY
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
+_MAX_END_S = 1.0  # at the end, for requests
 _MOST_SAVE_S, _MOST_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
-_BACKLOG = 512
-_LIMITS = HttpLimits()
+_LIMITS = HttpLimits(least_rate=1e6, idle_s=300.0, head_bytes=16384)
+"""A value may be as large as the pool lets it be: it is stored as it comes."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -92,9 +96,9 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
                 print(ready_line.format(time.monotonic() - started_s), flush=True)
 
             with address_errors(options.host, port):  # another daemon may have begun at the same time
-                listener.listen(_BACKLOG)
+                listener.listen(BACKLOG)
             if monitors is not None:
-                monitors.listen(_BACKLOG)
+                monitors.listen(BACKLOG)
             _raise_file_limit()
             opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
             asyncio.run(_serve(options, listener, monitors, segment, directory, clock or SystemClock(), ready))
@@ -117,7 +121,7 @@ class Daemon:
         self._clock = clock
         self._is_exposed = is_exposed
         self._started_s = clock.monotonic()
-        self._connections: set[HttpConnection] = set()
+        self._http = ServerState()
         self._directory = directory
         self._disk: DiskSlab | None = None
         self._journal: Journal | None = None
@@ -137,35 +141,32 @@ class Daemon:
         self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
         figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
-        self._plane = ControlPlane(
-            self._pool, secrets.token_bytes(8), str(path), figures.stats, Exposition(figures).page, is_durable
-        )
+        page = Exposition(figures).page
+        epoch = secrets.token_bytes(8)
+        self._routes = Routes(self._pool, epoch, str(path), figures.stats, page, is_durable, _LIMITS)
 
-    def connection(self) -> HttpConnection:
-        """A new connection of the control plane."""
-        return HttpConnection(self._plane.answer, _LIMITS, self._clock, self._connections)
-
-    def monitor(self) -> HttpConnection:
-        """A new connection at the port for monitors."""
-        return HttpConnection(self._plane.monitor, _LIMITS, self._clock, self._connections)
+    async def listen(self, listener: socket.socket, monitors: socket.socket | None) -> list[asyncio.Server]:
+        """Answer clients from now on; `monitors` only gets figures and health."""
+        servers = [await listen(self._routes, _LIMITS, listener, self._http)]
+        if monitors is not None:
+            servers.append(await listen(self._routes.monitor, _LIMITS, monitors, self._http))
+        return servers
 
     async def serve(self, ending: asyncio.Event) -> None:
-        """Let time pass: leases expire, clients that take too long are hung up on, a disk that hangs is left alone."""
+        """Let time pass: leases expire, a disk that hangs is left alone."""
         while not ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), _SWEEP_S)
             self._segment.keep_names()  # the watch sees what is removed, not what was in its place
             self._pool.sweep()
-            now = self._clock.monotonic()
-            for connection in list(self._connections):
-                connection.sweep(now)
 
     async def close(self) -> None:
         """Hang up on everybody, and write to disk what waits for that, unless it takes too long."""
-        for connection in list(self._connections):
-            connection.close()
+        for connection in list(self._http.connections):
+            connection.transport.abort()
         self._door.close()
-        await asyncio.sleep(0)  # connections hear that they are lost
+        if self._http.tasks:  # they see that their clients are gone
+            await asyncio.wait(self._http.tasks, timeout=_MAX_END_S)
         if self._directory is None or self._disk is None or self._journal is None:
             return
         ends_s = self._clock.monotonic() + _MOST_SAVE_S
@@ -190,7 +191,7 @@ class Daemon:
             disk_unsaved=self._pool.unsaved + (self._journal.unwritten if self._journal is not None else 0),
             disk_is_up=int(self._disk is not None and self._disk.is_up),
             door_clients=len(self._door.clients),
-            http_connections=len(self._connections),
+            http_connections=len(self._http.connections),
             log_entries=len(self._log),
             replicas=len(self._log.replicas()),
             is_exposed=int(self._is_exposed),
@@ -213,13 +214,12 @@ async def _serve(
         loop.add_signal_handler(number, ending.set)
     daemon = Daemon(options, segment, directory, clock, is_exposed=_is_exposed(listener))
     try:
-        server = await loop.create_server(daemon.connection, sock=listener, backlog=_BACKLOG)
-        if monitors is not None:
-            await loop.create_server(daemon.monitor, sock=monitors, backlog=_BACKLOG)
+        servers = await daemon.listen(listener, monitors)
         ready()
         with _watched(segment, loop):
             await daemon.serve(ending)
-        server.close()
+        for server in servers:
+            server.close()
     finally:
         await daemon.close()
 

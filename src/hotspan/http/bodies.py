@@ -1,15 +1,101 @@
-"""Bodies of requests: read as a whole before anything is done for them, within limits of size, rate and memory.
+"""Bodies of requests, within limits of rate, size and memory.
 
 Each owner has a part of the memory, and of the bodies that are read at a time, that no other owner can use.
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
+from typing import Protocol, Self
 
-from hotspan.http.connections import HttpLimits
+from hotspan.http.connections import DIVERT, Divert, HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+
+
+class Target(Protocol):
+    """Memory that a body is read into."""
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; not empty before the end."""
+        ...
+
+    def received(self, size: int) -> None:
+        """So many bytes were written there."""
+        ...
+
+
+class Pace:
+    """Inside, a body has as much time as `limits` give it. Raises: HttpError 408 once it comes too slowly."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._now = asyncio.get_running_loop().time
+        self._began_s = self._now()
+        self._size = 0
+        self._timeout = asyncio.timeout_at(self._began_s + limits.stall_s)
+
+    def came(self, size: int) -> None:
+        """So many bytes more came."""
+        self._size += size
+        owed_s = self._began_s + self._size / self._limits.least_rate
+        self._timeout.reschedule(min(self._now(), owed_s) + self._limits.stall_s)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise HttpError(
+                408,
+                f"the body came too slowly ({self._size} bytes in {self._now() - self._began_s:.0f} s): send it at "
+                f"once, at least {self._limits.least_rate / 1000:g} kB/s, and close it",
+            ) from late
+
+
+async def read_parts(exchange: Exchange, limits: HttpLimits, take: Callable[[bytes], None]) -> None:
+    """Give each part of a body to `take`. Raises: HttpError 408 if it comes too slowly; ClientGone."""
+    more = True
+    async with Pace(limits) as pace:
+        while more:
+            part, more = await exchange.part()
+            take(part)
+            if more:
+                pace.came(len(part))
+
+
+async def read_into(exchange: Exchange, limits: HttpLimits, size: int, target: Target) -> None:
+    """Read a body of `size` bytes into memory: from the socket, but for what came with the head.
+
+    Raises: as `read_parts`; nothing is written to `target` after that.
+    """
+    divert: Divert = exchange.scope[DIVERT]
+    more = True
+    async with Pace(limits) as pace:
+
+        def came(received: int) -> None:
+            target.received(received)
+            pace.came(received)
+
+        try:
+            while more:
+                part, more = await exchange.part()
+                size -= len(part)
+                rest = memoryview(part)
+                while rest:
+                    into = target.buffer()[: len(rest)]
+                    into[:] = rest[: len(into)]
+                    rest = rest[len(into) :]
+                    came(len(into))
+                if more:
+                    divert(size, target.buffer, came)
+        finally:
+            divert(0, target.buffer, came)
 
 
 class Budget:
@@ -74,27 +160,20 @@ class Bodies:
         self._check(int(length) if length.isdigit() else 0)
         if not self._uploads.take(owner, 1):
             raise HttpError(503, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
-        limits, now = self._limits, asyncio.get_running_loop().time
-        began_s, size, parts, more = now(), 0, [], True
+        size, parts = 0, []
+
+        def hold(part: bytes) -> None:
+            nonlocal size
+            self._check(size + len(part))
+            if not self._held.take(owner, len(part)):
+                raise HttpError(503, "your requests hold as much memory as they may: try again", retry_s=1)
+            size += len(part)
+            parts.append(part)
+
         try:
-            async with asyncio.timeout_at(began_s + limits.stall_s) as limit:
-                while more:
-                    part, more = await exchange.part()
-                    self._check(size + len(part))
-                    if not self._held.take(owner, len(part)):
-                        raise HttpError(503, "your requests hold as much memory as they may: try again", retry_s=1)
-                    size += len(part)
-                    parts.append(part)
-                    if more:
-                        limit.reschedule(min(now(), began_s + size / limits.least_rate) + limits.stall_s)
-        except BaseException as error:
+            await read_parts(exchange, self._limits, hold)
+        except BaseException:
             self._held.give(owner, size)
-            if isinstance(error, TimeoutError):
-                raise HttpError(
-                    408,
-                    f"the body came too slowly ({size} bytes in {now() - began_s:.0f} s): send it at once, at least "
-                    f"{limits.least_rate / 1000:g} kB/s, and close it",
-                ) from error
             raise
         finally:
             self._uploads.give(owner, 1)

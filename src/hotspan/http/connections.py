@@ -10,12 +10,22 @@ deadlines where they are read (bodies.py).
 import asyncio
 import resource
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hotspan.core.types import GIB, MIB
+
+Divert = Callable[[int, Callable[[], memoryview], Callable[[int], None]], None]
+DIVERT = "hotspan.divert"
+"""In a scope: the connection's `divert`."""
+
+MAX_PIPELINED = 1024
+"""Requests of a connection that wait for the one in work."""
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
@@ -50,6 +60,18 @@ class HttpLimits:
     connections: int = 4096
 
 
+class _Flow(FlowControl):
+    """Reads no further while requests wait that have been read."""
+
+    def __init__(self, connection: "BoundedConnection") -> None:
+        super().__init__(connection.transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        if not self._connection.pipeline:
+            super().resume_reading()
+
+
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's connection, with limits."""
 
@@ -64,11 +86,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._deaf: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._is_in_body = False
+        self._is_diverted = False
 
     # -- what asyncio calls --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(self)
+        if hasattr(transport, "max_size"):  # asyncio's: larger reads are allocated anew, page by page
+            transport.max_size = HIGH_WATER_LIMIT
         self._wait(self.limits.head_s)
         if len(self.connections) > self.most:
             self._make_room()
@@ -106,8 +132,11 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError(f"{MAX_PIPELINED} requests wait on one connection")  # uvicorn answers 400, and closes
         self._work()
         self._is_in_body = True
+        self.scope[DIVERT] = self.divert  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -122,6 +151,27 @@ class BoundedConnection(HttpToolsProtocol):
         if not self.transport.is_closing() and self._is_free():
             # For the next head, or for the rest of a body that was answered before its end.
             self._wait(self.limits.stall_s if self._is_in_body else self.limits.idle_s)
+
+    # -- what an application calls -------------------------------------------------------------------------------------
+
+    def divert(self, left: int, buffer: Callable[[], memoryview], received: Callable[[int], None]) -> None:
+        """Receive the other `left` bytes of the body into `buffer`; with 0 stop that, and close after the response.
+
+        received: called with how many were written to the buffer that was asked for last.
+        """
+        if left:
+            self._is_diverted = True
+            self.transport.set_protocol(_Diverted(self, left, buffer, received))
+        elif self._is_diverted:
+            self._is_diverted = self.cycle.keep_alive = False  # the parser does not know where the next request begins
+            self.transport.set_protocol(self)
+
+    def body_received(self) -> None:
+        """All of a diverted body has come."""
+        self._is_diverted = False
+        self.transport.set_protocol(self)
+        self.parser = httptools.HttpRequestParser(self)  # the last one waits for the body
+        self.on_message_complete()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -150,6 +200,34 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
         else:
             oldest.transport.abort()
+
+
+class _Diverted(asyncio.BufferedProtocol):
+    """In a connection's place while a body is received into memory."""
+
+    def __init__(
+        self,
+        connection: BoundedConnection,
+        left: int,
+        buffer: Callable[[], memoryview],
+        received: Callable[[int], None],
+    ) -> None:
+        self._left = left
+        self._buffer = buffer
+        self._received = received
+        self._connection = connection
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer()[: self._left]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        self._received(nbytes)
+        if not self._left:
+            self._connection.body_received()
 
 
 def connection_class(settings: HttpLimits) -> type[asyncio.Protocol]:

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits, connection_class
+
+BACKLOG = 4096
+"""Connections that the kernel holds until they are accepted."""
 
 CUT_S = 3
 """Of the time to drain: for the errors of those that did not end, and for their connections."""
@@ -21,6 +25,17 @@ def uvicorn_config(app: Any, limits: HttpLimits, **options: Any) -> uvicorn.Conf
     """How uvicorn serves an app within limits. options: further ones of uvicorn's."""
     return uvicorn.Config(
         app, http=connection_class(limits), proxy_headers=False, timeout_graceful_shutdown=CUT_S, **options
+    )
+
+
+async def listen(app: Any, limits: HttpLimits, listener: socket.socket, state: ServerState) -> asyncio.Server:
+    """Serve an app in a program with a life of its own. state: where its connections and tasks are."""
+    quiet: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "log_level": "error"}
+    config = uvicorn_config(app, limits, interface="asgi3", access_log=False, **quiet)
+    config.load()
+    connection: Any = config.http_protocol_class
+    return await asyncio.get_running_loop().create_server(
+        lambda: connection(config=config, server_state=state, app_state={}), sock=listener, backlog=BACKLOG
     )
 
 

@@ -12,7 +12,7 @@ import uvicorn
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
-from hotspan.http.serving import DrainingServer, bind, uvicorn_config
+from hotspan.http.serving import BACKLOG, DrainingServer, bind, uvicorn_config
 from hotspan.http.upstream import Upstream
 from hotspan.router.admin import Admin
 from hotspan.router.carrier import Carrier
@@ -38,8 +38,6 @@ from hotspan.router.tracing import Tracer, no_tracer, open_tracer
 from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
-
-_BACKLOG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,7 @@ def served(app: Gateway, settings: RouterSettings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
     )
 
 
