@@ -37,6 +37,17 @@ _CREATES = {
 """Handlers that see the whole request, before its text is tokenised and the answer begins."""
 
 
+class _Checked(dict[str, Any]):
+    """kv_transfer_params that were found right, and the directives in them. No JSON of a client's makes one."""
+
+    def __init__(self, given: Mapping[str, Any], directives: Directives) -> None:
+        super().__init__(given)
+        self.directives = directives
+
+    def __deepcopy__(self, memo: object) -> "_Checked":
+        return self  # nobody changes it
+
+
 class Door:
     """Gives each request its tenant.
 
@@ -78,6 +89,8 @@ class Door:
 
     def directives(self, params: object) -> Directives:
         """What a client asks for its request, as its tenant's. Raises: VLLMValidationError that says what would do."""
+        if isinstance(params, _Checked):
+            return dataclasses.replace(params.directives, tenant=self._tenant())
         if params is not None and not isinstance(params, Mapping):
             raise VLLMValidationError(f"{_PARAMS} is {params!r:.80}: give an object", parameter=_PARAMS)
         try:
@@ -123,7 +136,7 @@ class Door:
         async def checked(request: Any, *rest: Any, **options: Any) -> Any:
             asked = getattr(request, _PARAMS, None)
             try:
-                self.directives(asked)
+                directives = self.directives(asked)
                 if getattr(request, "features", None) is not None:
                     message = "features name their media as they like: send the media as content_parts"
                     raise VLLMValidationError(message, parameter="features")
@@ -132,6 +145,8 @@ class Door:
                     raise VLLMValidationError(message, parameter=_PARAMS)
             except VLLMValidationError as error:
                 return create_error_response(error)
+            if asked:
+                setattr(request, _PARAMS, _Checked(asked, directives))
             return await create(request, *rest, **options)
 
         return checked

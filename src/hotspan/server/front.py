@@ -6,7 +6,7 @@ client -> Gate (policy.py) -> Front: body -> admission -> Invocations -> the eng
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from hotspan.http.bodies import Bodies
@@ -16,12 +16,15 @@ from hotspan.server.exchange import AppExchange
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters
 from hotspan.server.lmi.routes import WORK, Invocations, Plugs
 from hotspan.server.lmi.sessions import Sessions
-from hotspan.server.policy import App
+from hotspan.server.policy import App, matched
 from hotspan.server.principal import current_principal
 from hotspan.server.settings import HttpSettings
 
 PING, INVOCATIONS = "/ping", "/invocations"
 BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
+
+OWN = (PING, INVOCATIONS, *BY_NAME)
+"""Routes that the engine's app does not have, or not so."""
 
 LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 
@@ -85,13 +88,10 @@ class Front:
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
         """The route, by its path as it is registered if it is ours, and the model that it names."""
-        inside = {**scope, "root_path": self.root_path or scope.get("root_path", "")}
-        for route in self._own:
-            match, found = route.matches(inside)
-            if match is Match.FULL:
-                return route.path, found["path_params"].get("model")
-        path: str = scope["path"]
-        root: str = inside["root_path"]
+        found = matched(scope, self.routes, self.root_path)
+        if found.is_whole and found.path in OWN:
+            return found.path, found.params.get("model")
+        path, root = scope["path"], self.root_path or scope.get("root_path", "")
         return (path[len(root) :] if root and path.startswith(f"{root}/") else path), None
 
     async def _answer(self, exchange: AppExchange, path: str, model: str | None) -> None:

@@ -17,7 +17,7 @@ from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import is_remote
 from hotspan.server.models.source import fetch_model, model_cache
-from hotspan.server.settings import HttpSettings
+from hotspan.server.settings import LMI_NAMES, HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.room import RESERVE_BYTES
 from hotspan.tiers.slab import check_room
@@ -79,7 +79,7 @@ def http_settings(
     """The HTTP side of a server whose base model has these names."""
     same = {field.name for field in fields(HttpSettings)} & {field.name for field in fields(ServerSettings)}
     return HttpSettings(
-        model_names=tuple(dict.fromkeys((*names, "lmi", "model"))),
+        model_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
         is_embedding=is_embedding,
         principals=principals,
         **{name: getattr(server, name) for name in same},

@@ -1,18 +1,23 @@
 """Who may call which route: every route of the app is in one table, and what is not is the administrator's."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.core.head import HeadError, check_head
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import Exchange
 from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
+
+_MATCHED = "hotspan.route"
+"""In a scope: which route it matches."""
 
 
 class Access(Enum):
@@ -201,13 +206,13 @@ class Gate:
         try:
             check_head(_target(scope), scope["headers"], version=scope["http_version"])
         except HeadError as error:
-            await _refuse((error.status, "bad_request", str(error)), scope, receive, send)
+            await _refuse(_refused(error.status, "bad_request", str(error)), scope, receive, send)
             return
         headers = Headers(scope=scope)
         principal = self._credentials.identify(headers)
         access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_at(scope)
         if (refusal := _refusal(access, principal)) is not None:
-            await _refuse(refusal.value, scope, receive, send)
+            await _refuse(_refused(*refusal.value), scope, receive, send)
             return
         if access is Access.PUBLIC or scope.get("method") in BODILESS:
             receive = _without_body(receive)
@@ -226,24 +231,44 @@ class Gate:
 
     def _access_of(self, scope: Scope) -> tuple[str | None, Access]:
         """The name of the route in the table, and who may call it."""
-        path = route_path(self._routes, {**scope, "root_path": self._root_path or scope.get("root_path", "")})
+        path = matched(scope, self._routes, self._root_path).path
         for name in (f"{scope.get('method')} {path}", path):
             if name is not None and name in self._access:
                 return name, self._access[name]
         return path, Access.ADMIN
 
 
-def route_path(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
-    """The path, as it was registered, of the route that will answer; None if none will."""
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The route that will answer a request.
+
+    path:     as it was registered; None if there is none. params: what it has in place of names.
+    is_whole: the method is the route's, too.
+    """
+
+    path: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+def matched(scope: Scope, routes: Iterable[BaseRoute], root_path: str = "") -> Matched:
+    """The route that will answer a request: found once, and kept in its scope for those further in."""
+    found: Matched | None = scope.get(_MATCHED)
+    if found is None:
+        found = scope[_MATCHED] = _match(routes, {**scope, "root_path": root_path or scope.get("root_path", "")})
+    return found
+
+
+def _match(routes: Iterable[BaseRoute], scope: Scope) -> Matched:
     partial = None
     for route in routes:
-        match, _ = route.matches(scope)
+        match, child = route.matches(scope)
         path: str | None = getattr(route, "path", None)
         if match is Match.FULL:
-            return path
+            return Matched(path, child.get("path_params", {}), is_whole=True)
         if match is Match.PARTIAL and partial is None:
-            partial = path
-    return partial
+            partial = Matched(path)
+    return partial or Matched()
 
 
 class Refusal(Enum):
@@ -298,20 +323,17 @@ def _target(scope: Scope) -> bytes:
     return raw.removeprefix(str(scope.get("root_path", "")).encode())
 
 
-async def _refuse(refusal: tuple[int, str, str], scope: Scope, receive: Receive, send: Send) -> None:
-    status, code, message = refusal
+def _refused(status: int, code: str, message: str) -> HttpError:
+    kind = "permission_error" if status == HTTPStatus.FORBIDDEN else "invalid_request_error"
+    return HttpError(status, f"{HTTPStatus(status).phrase}: {message}", code=code, kind=kind)
+
+
+async def _refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":  # closed before it opened: the server makes that a 403
         await receive()
         await send({"type": "websocket.close", "code": 1008})
         return
-    kind = "permission_error" if status == HTTPStatus.FORBIDDEN else "invalid_request_error"
-    error = {"message": f"{HTTPStatus(status).phrase}: {message}", "type": kind, "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b'Bearer realm="hotspan"'))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await Exchange(scope, receive, send).fail(error)
 
 
 def unlisted(routes: Iterable[BaseRoute], access: Mapping[str, Access]) -> list[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from hotspan.config.server_settings import Compat
 from hotspan.http.connections import HttpLimits
 
+LMI_NAMES = ("lmi", "model")
+"""What LMI calls any base model; the engine does not know it by these names."""
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings(HttpLimits):
@@ -18,7 +20,7 @@ class HttpSettings(HttpLimits):
     predict_timeout_s:  from admission to the last byte of the answer.
     """
 
-    model_names: tuple[str, ...] = ("lmi", "model")
+    model_names: tuple[str, ...] = LMI_NAMES
     is_embedding: bool = False
     compat: Compat = "none"
     no_sessions: bool = False

@@ -21,6 +21,7 @@ from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
 from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
 from hotspan.server.principal import current_owner, current_tenant
+from hotspan.server.settings import LMI_NAMES
 
 OPENAI = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
@@ -49,12 +50,16 @@ _MOST_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An invocation on its way: whose it is and what is asked. adapter: by the client's name."""
+    """An invocation on its way: whose it is and what is asked.
+
+    adapter: by the client's name. body: as it came, if the payload still says the same.
+    """
 
     exchange: AppExchange
     payload: Payload
     adapter: str | None
     session: str | None
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ class Invocations:
         if (asks := session_request(payload)) is not None:
             await self._session(exchange, asks)
             return
-        call = await self._call(exchange, payload)
+        call = await self._call(exchange, payload, body=body)
         schema = chosen_schema(call.payload, is_embedding=self._is_embedding)
         if schema is Schema.LMI:
             await self._generate(call)
@@ -105,7 +110,7 @@ class Invocations:
             await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
             return
         payload = _parsed(exchange, body)
-        await self._forward(await self._call(exchange, payload, path), path)
+        await self._forward(await self._call(exchange, payload, path, body), path)
 
     @property
     def has_formatters(self) -> bool:
@@ -114,9 +119,9 @@ class Invocations:
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: AppExchange, payload: Payload, path: str | None = None) -> _Call:
+    async def _call(self, exchange: AppExchange, payload: Payload, path: str | None = None, body: bytes = b"") -> _Call:
         """Adapter, session and input formatter applied to a request; `path` if it is one of the engine's own."""
-        plugs = self._plugs
+        plugs, named, is_same = self._plugs, payload.get("model"), "adapters" not in payload
         name = take_adapter(payload, exchange.headers, self._base_names)
         if name is not None and plugs.adapters is not None:
             name = plugs.adapters.key_of(name, current_owner())
@@ -128,10 +133,12 @@ class Invocations:
         session = self._session_of(exchange)
         if plugs.formatters is not None and plugs.formatters.has_input(name):
             payload = dict(await plugs.formatters.input(name, payload, exchange.named_headers))
+            is_same = False
+        is_same &= named == model if model is not None else named is None or named not in LMI_NAMES
         payload.pop("model", None)
         if model is not None:
             payload["model"] = model
-        return _Call(exchange, payload, name, session)
+        return _Call(exchange, payload, name, session, body if is_same else None)
 
     def _session_of(self, exchange: AppExchange) -> str | None:
         named, sessions = exchange.headers.get(HEADER), self._plugs.sessions
@@ -271,6 +278,8 @@ def _parsed(exchange: AppExchange, body: bytes) -> Payload:
 def _encoded(call: _Call, path: str) -> bytes:
     """The body for the engine, which knows the session as one of the request's directives."""
     payload = call.payload
+    if call.session is None and call.body is not None:
+        return call.body
     if call.session is not None and path in _WITH_DIRECTIVES and not payload.get("use_beam_search"):
         directives = payload.get("kv_transfer_params")
         if directives is None or isinstance(directives, dict):

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from hotspan.http.bodies import Bodies
@@ -23,7 +23,7 @@ from hotspan.server.front import LMI_HAS, PING
 from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
 from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
-from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED
+from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED, matched
 from hotspan.server.principal import current_principal
 from hotspan.server.settings import HttpSettings
 
@@ -76,12 +76,9 @@ class StoreFront:
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
         """The route, by its path as the policy has it, and the model that the path names."""
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                name = found["path_params"].get("model")
-                return route.path, None if name is None else str(name)
-        return scope["path"], None
+        found = matched(scope, self._routes)
+        name = found.params.get("model")
+        return (found.path if found.is_whole and found.path else scope["path"]), None if name is None else str(name)
 
     async def _answer(self, exchange: Exchange, path: str, named: str | None) -> None:
         if path in (PING, HEALTH):

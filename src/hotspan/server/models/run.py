@@ -39,7 +39,7 @@ from hotspan.server.options import ServeOptions, bind_admin, check_exposure, htt
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.server.run import raise_file_limit, show_log
-from hotspan.server.settings import HttpSettings
+from hotspan.server.settings import LMI_NAMES, HttpSettings
 
 _WATCH_S = 0.1
 _STARTUP_SLACK_S = 60.0
@@ -50,9 +50,6 @@ _GRACE_S = 20.0
 
 _HURRY_S = 3.0
 """The same after a second signal."""
-
-_LMI_NAMES = ("lmi", "model")
-"""What LMI calls any model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ def _all_names(own: Mapping[str, Configuration]) -> dict[str, tuple[str, ...]]:
     for name, configuration in own.items():
         setting = configuration.settings.get("served_model_name")
         value = [] if setting is None else setting.value
-        given = [str(one) for one in (value if isinstance(value, list) else [value]) if one not in _LMI_NAMES]
+        given = [str(one) for one in (value if isinstance(value, list) else [value]) if one not in LMI_NAMES]
         for alias in given:
             other = owners.setdefault(alias, name)
             if other != name:
