@@ -9,6 +9,7 @@ from hotspan.http.connections import HttpLimits
 LMI_NAMES = ("lmi", "model")
 """What LMI calls any base model; the engine does not know it by these names."""
 
+
 @dataclass(frozen=True, slots=True)
 class HttpSettings(HttpLimits):
     """The limits and the habits of one server. What is not explained here is an option of config/server_settings.py.
