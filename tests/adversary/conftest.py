@@ -1,5 +1,7 @@
 """One real house under attack: a server with two tenants, a disk, keys and a shared directory; a router; a daemon.
 
+The server's model sees, clients register adapters, and KV events are published with a key.
+
 One start for the whole package: the attacks run one after the other against the same processes.
 """
 
@@ -17,12 +19,17 @@ from typing import Any
 import httpx
 import pytest
 
-from hotspan.demo.model import make_demo_model
 from tests.daemon.rig import DaemonProcess
+from tests.engine.vision import make_vision_adapter, make_vision_model
 from tests.server.conftest import Server, free_port, serving
 
 ADMIN_TOKEN = "an-admin-token-of-the-house"
 KEYS = {"acme": "sk-acme-0123456789", "globex": "sk-globex-0123456789"}
+EVENTS_KEY = "a-key-of-events-with-32-characters"
+MAX_ADAPTERS = 3
+HTTP = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=120)
+"""A connection per request, without the TLS context that `httpx.get` makes for each."""
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 TENANTS = "tenants:\n" + "".join(f'  {name}: {{keys: ["{key}"]}}\n' for name, key in KEYS.items())
 
 
@@ -36,12 +43,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """The processes under attack, and the files they keep."""
+    """The processes under attack, and the files they keep. event_ports: of KV events, live and replayed."""
 
     server: Server
     router_port: int
     daemon: DaemonProcess
     directory: Path
+    event_ports: tuple[int, int]
 
     @property
     def ports(self) -> dict[str, int]:
@@ -59,7 +67,7 @@ class House:
     def call(self, method: str, path: str, key: str | None, body: Any = None) -> httpx.Response:
         """One request to the server."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.request(method, self.server.url + path, headers=headers, json=body, timeout=120)
+        return HTTP.request(method, self.server.url + path, headers=headers, json=body)
 
     def ask(self, who: str, prompt: str, **more: Any) -> Asked:
         """A tenant's completion, which must be answered."""
@@ -79,19 +87,20 @@ class House:
     def is_well(self) -> None:
         """Raises AssertionError unless server, router and daemon answer, and the router still trusts its replica."""
         for port in self.ports.values():
-            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
-        models = httpx.get(
-            f"http://127.0.0.1:{self.router_port}/v1/models", headers={"x-api-key": KEYS["acme"]}, timeout=60
-        )
+            assert HTTP.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        models = HTTP.get(f"http://127.0.0.1:{self.router_port}/v1/models", headers={"x-api-key": KEYS["acme"]})
         assert models.status_code == 200, models.text
 
 
 @pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     directory = tmp_path_factory.mktemp("adversary")
-    model = make_demo_model(directory / "model", "tiny").path
+    model = make_vision_model(directory / "model")
+    for seed, name in enumerate(KEYS):
+        make_vision_adapter(directory / "adapters" / name / "mine", seed)
     (directory / "run").mkdir(mode=0o700)
-    for name, text in (("tenants.yaml", TENANTS), ("admin", ADMIN_TOKEN), ("keys.txt", "\n".join(KEYS.values()))):
+    secrets = {"tenants.yaml": TENANTS, "admin": ADMIN_TOKEN, "keys.txt": "\n".join(KEYS.values())}
+    for name, text in (secrets | {"events": EVENTS_KEY}).items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o600)
     kek = ("--kek", f"file:{directory / 'kek'}")
@@ -100,7 +109,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         check=True,
         capture_output=True,
     )
-    options = ("--ram-gib", "0.03", "--disk", str(directory / "kv"), "--disk-gib", "0.1", *kek)
+    event_ports = free_port(), free_port()
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in event_ports]
+    events = {"enable_kv_cache_events": True, "endpoint": endpoints[0], "replay_endpoint": endpoints[1]}
+    options = ("--chat-template", TEMPLATE, "--enable-lora", "--adapter-copies", str(directory / "copies"))
+    options += ("--client-adapters", str(directory / "adapters"), "--max-client-adapters", str(MAX_ADAPTERS))
+    options += ("--kv-events-config", json.dumps(events), "--kv-events-key", str(directory / "events"))
+    options += ("--ram-gib", "0.02", "--disk", str(directory / "kv"), "--disk-gib", "0.1", *kek)
     options += ("--key-store", str(directory / "store"), "--tenants", str(directory / "tenants.yaml"))
     options += ("--l2", f"file://{directory / 'shared'}", "--l2-option", "capacity_gib=0.2")
     options += ("--admin-token-file", str(directory / "admin"), "--sessions-path", str(directory / "sessions"))
@@ -126,7 +141,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         stack.callback(router.terminate)
         server.wait_until_ready()
         _wait_for_router(router, router_port, directory / "router.log")
-        found = House(server, router_port, daemon, directory)
+        found = House(server, router_port, daemon, directory, event_ports)
         yield found
         found.is_well()
 

@@ -29,7 +29,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 
 def routes(house: House) -> Iterator[tuple[str, str, Access]]:
     """Method, path and access of all that the server serves, by its own OpenAPI document and by the table."""
-    table = access_table(has_keys=True, has_given_token=True)
+    table = access_table(has_keys=True, has_given_token=True, has_client_adapters=True)
     served = house.call("GET", "/openapi.json", ADMIN_TOKEN).json()["paths"]
     named = {name.partition(" ")[2] or name for name in table}
     for path in sorted(served.keys() | named):

@@ -26,6 +26,11 @@ def connect(port: int) -> socket.socket:
 
 
 def exchange(port: int, *parts: bytes, half_close: bool = False) -> list[Answer]:
+    """The responses of `answered`."""
+    return parsed(answered(port, *parts, half_close=half_close))
+
+
+def answered(port: int, *parts: bytes, half_close: bool = False) -> bytes:
     """Everything a peer answers to these bytes until it hangs up.
 
     half_close: the sending side is closed after the last part.
@@ -37,7 +42,9 @@ def exchange(port: int, *parts: bytes, half_close: bool = False) -> list[Answer]
                 peer.sendall(part)
             if half_close:
                 peer.shutdown(socket.SHUT_WR)
-        except (BrokenPipeError, ConnectionResetError):
+        except TimeoutError:
+            raise
+        except OSError:
             pass  # it hung up before it had read everything; what it answered may still be there
         received = bytearray()
         try:
@@ -45,7 +52,7 @@ def exchange(port: int, *parts: bytes, half_close: bool = False) -> list[Answer]
                 received += part
         except ConnectionResetError:
             pass
-    return parsed(bytes(received))
+    return bytes(received)
 
 
 def parsed(received: bytes) -> list[Answer]:

@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from hotspan.demo.model import SPECIAL_TOKENS, make_demo_model
 
 SIDE = 28
 """Pixels of an image's side."""
 _IMAGE_TOKEN = 768  # after the demo tokenizer's own
 _STD = 0.2  # large enough that an answer depends on the image
+_LAYERS, _HIDDEN, _RANK = 2, 128, 8
 
 
 def make_vision_model(directory: Path) -> Path:
@@ -27,8 +31,14 @@ def make_vision_model(directory: Path) -> Path:
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": _STD}
     vision = layers | {"hidden_size": 64, "intermediate_size": 128, "image_size": SIDE, "patch_size": SIDE // 2}
     former = layers | {"hidden_size": 64, "intermediate_size": 128, "encoder_hidden_size": 64, "vocab_size": 16}
-    text = {"model_type": "opt", "vocab_size": 1024, "hidden_size": 128, "word_embed_proj_dim": 128, "ffn_dim": 256}
-    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096, "init_std": _STD}
+    text = {
+        "model_type": "opt",
+        "vocab_size": 1024,
+        "hidden_size": _HIDDEN,
+        "word_embed_proj_dim": _HIDDEN,
+        "ffn_dim": 256,
+    }
+    text |= {"num_hidden_layers": _LAYERS, "num_attention_heads": 4, "max_position_embeddings": 4096, "init_std": _STD}
     text |= {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": len(SPECIAL_TOKENS) - 1}
     config = Blip2Config(
         vision_config=vision,
@@ -56,3 +66,19 @@ def make_vision_model(directory: Path) -> Path:
     for name, value in written.items():
         (model / name).write_text(json.dumps(value))
     return model
+
+
+def make_vision_adapter(directory: Path, seed: int) -> Path:
+    """A LoRA adapter of random weights for the language model in it."""
+    directory.mkdir(parents=True)
+    numbers = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(_LAYERS):
+        for module in ("q_proj", "v_proj"):
+            name = f"base_model.model.language_model.model.decoder.layers.{layer}.self_attn.{module}"
+            for half, shape in (("A", (_RANK, _HIDDEN)), ("B", (_HIDDEN, _RANK))):
+                tensors[f"{name}.lora_{half}.weight"] = numbers.normal(0, _STD, shape).astype(np.float32)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": 2 * _RANK, "target_modules": ["q_proj", "v_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory

@@ -223,6 +223,16 @@ async def test_adapter_selection(body: Any, headers: dict[str, str], model: str 
     assert engine.body.get("model") == model and "adapters" not in engine.body
 
 
+@pytest.mark.parametrize(("given", "model"), [({"model": "model"}, "lmi"), ({}, "lmi"), ({"model": "a"}, "a@0123")])
+async def test_messages_always_name_a_model(given: dict[str, str], model: str) -> None:
+    """vLLM refuses /v1/messages without a model, so that the base model is named there."""
+    engine = FakeEngine()
+    async with client(front(engine, plugs={"adapters": FakeAdapters("a")})) as http:
+        body = {"messages": [{"role": "user", "content": "Say"}], "max_tokens": 2}
+        assert (await http.post("/v1/messages", json=body | given)).status_code == 200
+    assert engine.body["model"] == model
+
+
 @pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions"])
 async def test_an_unknown_adapter_is_never_the_base_model(path: str) -> None:
     """A name that nobody knows is a 404, wherever it was given, and the engine hears nothing."""

@@ -42,6 +42,9 @@ _WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", 
 _UNFORMATTED = WORK - set(OPENAI) | {"/v1/responses", "/v1/messages"}
 """Routes whose bodies or streams no formatter could take: they are refused where there is one."""
 
+_WITHOUT_DEFAULT = ("/v1/messages",)
+"""Routes whose bodies must name a model, the base model too."""
+
 _SHAPES = "metadata"
 """The engine's header that says what vectors are in an answer in bytes (encoding_format)."""
 
@@ -138,6 +141,9 @@ class Invocations:
         payload.pop("model", None)
         if model is not None:
             payload["model"] = model
+        elif path in _WITHOUT_DEFAULT:
+            payload["model"] = self._base_names[0]
+            is_same &= named is not None
         return _Call(exchange, payload, name, session, body if is_same else None)
 
     def _session_of(self, exchange: AppExchange) -> str | None:
