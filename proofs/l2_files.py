@@ -16,8 +16,9 @@ from typing import Any
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope
 from hotspan.l2.base import LogPage, SharedInvalidation
+from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.file import FileStore
-from hotspan.l2.file_log import FileLog
+from hotspan.l2.log import SharedInvalidationLog
 from proofs.simulated.faults import FaultyFiles
 
 HANG = -1
@@ -117,15 +118,18 @@ class SharedDirectory(FileStore):
         self, root: Path, said: Said, clock: Clock, *, timeout_s: float = 5.0, capacity_gib: float | None = None
     ) -> None:
         super().__init__(root, timeout_s=timeout_s, capacity_gib=capacity_gib, clock=clock)
-        self.log = _SaidLog(said, self._calls, self._files, self._epochs, _LOG_ENTRIES, clock)
+        self.log = _SaidLog(said, BlobLog(self.blobs, clock), _LOG_ENTRIES, clock)
+        sweep_soon = self.blobs.sweep_soon
 
-    def _sweep_soon(self, *, is_full: bool = False) -> None:
-        super()._sweep_soon(is_full=is_full)
-        if self._sweeper is not None:
-            self._sweeper.join()
+        def sweep(*, is_full: bool = False) -> None:
+            sweep_soon(is_full=is_full)
+            if self.blobs.sweeper is not None:
+                self.blobs.sweeper.join()
+
+        self.blobs.sweep_soon = sweep  # type: ignore[method-assign]
 
 
-class _SaidLog(FileLog):
+class _SaidLog(SharedInvalidationLog):
     def __init__(self, said: Said, *args: Any) -> None:
         super().__init__(*args)
         self._said = said

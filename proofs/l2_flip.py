@@ -1,6 +1,7 @@
 """R3 with an L2 in the place of the disk: of what a shared directory holds, anything changed: none is a hit."""
 
 import random
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from hotspan.core.types import Chunk
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.file import FileStore
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.metadata import LIFE_BYTES
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
@@ -24,6 +26,7 @@ from proofs.world import NAMESPACE
 
 _OBJECT_BYTES = PREAMBLE_BYTES + HEADER_BYTES + SIZE
 _CUT_BYTES = 1024
+_HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
 
 
 @dataclass(slots=True)
@@ -47,10 +50,12 @@ class _Bench:
         self.objects = [self._stored(root, chunk) for chunk in (self.chunk, self.chunk, chain("other", 1)[0])]
         self.path = self._path_of(root, self.chunk)
 
-    def answer(self, data: bytes) -> bytes | None:
-        """What a replica gets if the object's file says this; None for a miss."""
-        self.path.parent.mkdir(exist_ok=True)
+    def answer(self, data: bytes, of: bytes) -> bytes | None:
+        """What a replica gets if the object's file says this, beside the metadata of another; None for a miss."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.path.parent.mkdir(parents=True)
         self.path.write_bytes(data)
+        (self.path.parent / of[RECORD_BYTES:_HEAD_BYTES].hex()).touch()
         tier, queues = self._opened(self._keys)
         tier.ask([self.chunk], 1)
         queues.run()
@@ -96,10 +101,10 @@ def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Cha
             good, older, other = bench.objects
             wanted = content(bench.chunk.key, SIZE)
             for data in (good, older):
-                if bench.answer(data) != wanted:
+                if bench.answer(data, data) != wanted:
                     findings.add(0, f"{name}: an object that nobody changed is no hit")
             for kind, data in _changed(good, older, other, flips // 2, rng_of("l2-flip", seed, number)):
-                answer = bench.answer(data)
+                answer = bench.answer(data, good)
                 changes.injected[f"{name} {kind}"] += 1
                 changes.detected[f"{name} {kind}"] += answer is None
                 if answer is not None:
@@ -110,8 +115,8 @@ def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Cha
 
 
 def _changed(good: bytes, older: bytes, other: bytes, flips: int, rng: random.Random) -> list[tuple[str, bytes]]:
-    """Kinds of change, and the object after each. The zeros behind the record mean nothing and are left out."""
-    record, header = range(RECORD_BYTES * 8), range(PREAMBLE_BYTES * 8, (PREAMBLE_BYTES + HEADER_BYTES) * 8)
+    """Kinds of change, and the object after each. The zeros behind record and life mean nothing and are left out."""
+    record, header = range(_HEAD_BYTES * 8), range(PREAMBLE_BYTES * 8, (PREAMBLE_BYTES + HEADER_BYTES) * 8)
     payload = range(header.stop, _OBJECT_BYTES * 8)
     changed = []
     for kind, bits in (("record bits", record), ("header bits", header), ("payload bits", payload)):

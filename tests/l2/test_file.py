@@ -19,9 +19,12 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import GIB, MIB, Chunk
+from hotspan.l2 import tree
 from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, StoreUsage, marks_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
+from hotspan.l2.log import checked
+from hotspan.l2.metadata import pack_marks
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
@@ -90,7 +93,8 @@ def test_what_is_put_during_a_look_is_counted_once(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, is_listed: bool
 ) -> None:
     """Whether the look came by before or after it."""
-    room, names = store._room, SharedFiles.listed
+    room, names = store.blobs.room, SharedFiles.listed
+    store.log.read(0)
 
     def put_meanwhile(files: SharedFiles, path: Path) -> list[str]:
         if path.parts[0] != OBJECTS:
@@ -100,11 +104,11 @@ def test_what_is_put_during_a_look_is_counted_once(
         assert put(store, B, SIZE)
         return names(files, path) if is_listed else found
 
-    store._calls.run(room.look)
+    store.blobs.calls.run(room.look)
     monkeypatch.setattr(SharedFiles, "listed", put_meanwhile)
-    assert store._calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0)
+    assert store.blobs.calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0)
     assert put(store, A, SIZE)
-    assert store.usage() == StoreUsage(2, 2 * STORED, 0) == store._calls.run(room.look)
+    assert store.usage() == StoreUsage(2, 2 * STORED, 0) == store.blobs.calls.run(room.look)
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"capacity_gib": 0.0}, {"capacity_gib": -1.0}])
@@ -123,7 +127,8 @@ def objects_in(root: Path) -> list[Path]:
 
 
 def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStore) -> None:
-    """An object is record, padding and frame in one file; its marks are names beside it; nobody else may read them."""
+    """An object is record, life, padding and frame in one file; its metadata is names beside it; nobody else may read
+    them."""
     put(store, A, SIZE)
     mark = marks_of(Terms(labels=frozenset([5])), 9)[0]
     store.mark({A.key: [mark]})
@@ -131,8 +136,9 @@ def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStor
     name = A.key.hex()
     assert path.relative_to(root).parts[2:] == (name[0], name[1], name, "object")
     data = path.read_bytes()
-    assert len(data) == STORED and not any(data[256:PREAMBLE_BYTES]) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
-    assert sorted(os.listdir(path.parent)) == sorted([mark.hex(), "object"])
+    life, padding = data[256:272], data[272:PREAMBLE_BYTES]
+    assert len(data) == STORED and not any(padding) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
+    assert sorted(os.listdir(path.parent)) == sorted([life.hex(), pack_marks([mark]).hex(), "object"])
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
 
 
@@ -210,6 +216,7 @@ def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore, monkeypatc
         return opens(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", hang)
+    monkeypatch.setattr(tree, "_opener", lambda: None)
     into = aligned(HEADER_BYTES + SIZE)
     assert one is not None
     for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [into])):
@@ -278,6 +285,8 @@ import sys
 from hotspan.testing.chunks import chain
 from hotspan.testing.stores import put
 from hotspan.l2.file import FileStore
+from hotspan.l2.log import checked
+from hotspan.l2.metadata import pack_marks
 store = FileStore(sys.argv[1])
 for n in range(10**6):
     put(store, chain(str(n), 1)[0], 1 << 20)
@@ -305,23 +314,26 @@ def test_a_writer_that_is_killed_leaves_no_half_object(root: Path, store: FileSt
 # -- the log -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"{}", b"[]", b'{"by": "me", "scope": {}}'])
-@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize(
+    ("which", "damage"),
+    [(2, None), *((which, data) for which in (1, 2) for data in (b"", b"E{}", b"E", b"junk", b"E" + checked(b"{}")))],
+)
 def test_a_lost_entry_ends_the_epoch(root: Path, store: FileStore, damage: bytes | None, which: int) -> None:
     """Nobody knows what an entry invalidated that is gone from the middle, or damaged: the log begins anew, once."""
     generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
     before = store.log.read(generations[0])
     put(store, A, SIZE)
-    (path,) = root.glob(f"log/*/*{generations[which]}")
-    if damage is None:
+    (path,) = root.glob(f"log/*/*{generations[which]:x}")
+    reader = FileStore(root)
+    if damage is None:  # only who had read it can tell
         path.unlink()
+        readers, afters = [store], generations[which:]
     else:
         path.write_bytes(damage)
-    reader = FileStore(root)
-    is_end = damage is None and which == 2  # then only who had read it can tell
-    readers, afters = ([store], generations[2:]) if is_end else ([store, reader], [generations[0], 0])
+        readers, afters = [store, reader], [generations[0], 0]
     pages = [each.log.read(after) for each in readers for after in afters]
     assert all(page.epoch == pages[0].epoch != before.epoch and page.floor > generations[2] for page in pages)
+    reader.log.read(0)
     assert found(reader, A) is None
     reader.close()
 
@@ -331,8 +343,8 @@ def test_an_entry_of_another_form_takes_its_tenant(root: Path, store: FileStore,
     """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
     put(store, A, SIZE)
     generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
-    (path,) = root.glob(f"log/*/*{generations[1]}")
-    path.write_text(json.dumps({"by": "me", "scope": scope}))
+    (path,) = root.glob(f"log/*/*{generations[1]:x}")
+    path.write_bytes(b"E" + checked(json.dumps({"by": "me", "scope": scope}).encode()))
     page = store.log.read(generations[0])
     assert page.entries[0] == SharedInvalidation(generations[1], (Scope(tenant=7),), "me", is_whole=False)
     assert page.entries[1].is_whole and page.generation == generations[2] and found(store, A) is not None
@@ -356,7 +368,8 @@ def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, mon
 
     def end_first(source: str, target: str, *, dst_dir_fd: int, **options: Any) -> None:
         if Path(os.readlink(f"/proc/self/fd/{dst_dir_fd}")).parent.name == "log" and not ended:
-            ended.append(other.log.read(before + 1000).floor)
+            ended.append(0)
+            ended[0] = other.log.read(before + 1000).floor
         link(source, target, dst_dir_fd=dst_dir_fd, **options)
 
     monkeypatch.setattr(os, "link", end_first)
@@ -388,12 +401,12 @@ def test_numbers_that_nobody_can_read_are_nobodys(root: Path, number: str) -> No
     store.log.read(0)
     store.log.report("me", 5, 5.0)
     for name, body in (
-        ("generation", f'{{"replica": "r", "generation": {number}, "until_s": 9e12}}'),
-        ("until", f'{{"replica": "s", "generation": 1, "until_s": {number}}}'),
+        ("generation", f'{{"generation": {number}, "until_s": 9e12}}'),
+        ("until", f'{{"generation": 1, "until_s": {number}}}'),
     ):
-        (root / "replicas" / f"r-{name}").write_text(body)
+        (root / "replicas" / name).write_text(f"{name}\0{body}")
     assert store.log.replicas()["me"] == 5
-    (root / "epochs" / f"{9:020d}").write_text(f'{{"epoch": "{"ab" * 16}", "floor": {number}}}')
+    (root / "epochs" / f"{9:016x}").write_text(number)
     assert isinstance(FileStore(root).log.read(0).epoch, bytes)
 
 
@@ -441,7 +454,7 @@ def test_what_was_not_used_goes_first(root: Path, clock: SimulatedClock) -> None
         clock.advance(100)
     assert read(store, found(store, chunks[0])) is not None
     found(store, chunks[1])  # looking is not using
-    store.sweep()
+    store.blobs.sweep()
     assert all(there(store, chunks))
     put_all(store, chain("more", 1))
     until(lambda: store.usage() == StoreUsage(9, 9 * STORED, int(10.5 * STORED)))
@@ -466,7 +479,7 @@ def test_of_one_text_the_end_goes_first(root: Path, clock: SimulatedClock) -> No
         assert read(store, one) is not None
     store.close()
     store = opened(root, clock, 15)
-    store.sweep()
+    store.blobs.sweep()
     assert there(store, used) == [True] * 10
     left = sum(there(store, unused))
     assert left == 3 and there(store, unused) == [True] * left + [False] * (10 - left)
@@ -477,7 +490,7 @@ def test_what_others_put_counts(root: Path, clock: SimulatedClock) -> None:
     """A store that puts looks from time to time at what others put, and makes room."""
     store, other = opened(root, clock, 10), opened(root, clock)
     put_all(store, chain("a", 1))
-    until(lambda: store._room.usage is not None)
+    until(lambda: store.blobs.room.usage is not None)
     put_all(other, [chain(f"{n}", 1)[0] for n in range(20)])
     put_all(store, chain("b", 1))
     clock.advance(400)
@@ -493,8 +506,8 @@ def test_writers_that_fill_a_directory_together_look_at_it(root: Path, clock: Si
     for n in range(160):
         store = stores[n % 4]
         put_all(store, chain(f"{n}", 1))
-        if store._sweeper is not None:
-            store._sweeper.join()
+        if store.blobs.sweeper is not None:
+            store.blobs.sweeper.join()
         most = max(most, len(objects_in(root)))
     assert 40 < most <= 60
     for store in stores:
@@ -527,12 +540,12 @@ def test_what_was_left_behind_goes_after_a_while(root: Path, clock: SimulatedClo
     (root / "tmp" / "gone" / "object").touch()
     counts = []
     for _ in range(4):
-        store.sweep()
+        store.blobs.sweep()
         marks_alone = [path for path in root.glob(f"objects/*/*/*/{B.key.hex()}") if path.is_dir()]
         entries = len(list(root.glob("log/*/*")))
         counts.append((len(objects_in(root)), entries, len(marks_alone), len(os.listdir(root / "tmp"))))
         clock.advance({1: 3500, 2: 200, 3: 86400}.get(len(counts), 0))
-    assert counts == [(2, 2, 2, 2), (2, 2, 2, 2), (1, 1, 1, 0), (1, 1, 0, 0)]
+    assert counts == [(2, 4, 2, 2), (2, 4, 2, 2), (1, 2, 1, 0), (1, 2, 0, 0)]
     one = found(store, A)
     assert one is not None and read(store, one) == frame_of(A.key, SIZE, version=1)
     assert len(store.log.read(0).entries) == 1

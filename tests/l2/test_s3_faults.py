@@ -10,7 +10,7 @@ import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope
-from hotspan.l2.log import SharedInvalidationLog, checked
+from hotspan.l2.log import checked
 from hotspan.l2.s3 import S3Store
 from hotspan.l2.s3_bucket import Bucket
 from hotspan.l2.s3_settings import S3Settings
@@ -112,12 +112,12 @@ def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost
     text = chain("a", 3)
     put_all(store, text)
     assert places(find(other, text)) == [0, 1, 2]
-    before = log_of(store).append([Scope()], "me")
+    before = store.log.append([Scope()], "me")
     for path in place.paths(lost):
         place.delete(path)
     clock.advance(2.0)
     for each in (store, other):
-        assert log_of(each).read(before).floor > before
+        assert each.log.read(before).floor > before
         assert places(find(each, text)) == []
     assert put_all(store, text, stamp=2) == [True] * 3
     assert places(find(other, text)) == [0, 1, 2]
@@ -128,22 +128,22 @@ def test_a_damaged_entry_ends_the_epoch(replica: Replicas, place: Place, data: b
     """Nobody knows what it invalidated: the log begins anew for who reads it, in the middle or at its end."""
     for at in (0, 1):
         store, fresh = replica(), replica()
-        generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(2)]
-        epoch = log_of(store).read(0).epoch
+        generations = [store.log.append([Scope(tenant=n)], "me") for n in range(2)]
+        epoch = store.log.read(0).epoch
         (path,) = [path for path in place.paths(f"log/{epoch.hex()}") if path.endswith(f"{generations[at]:016x}")]
         place.write(path, data)
-        page = log_of(fresh).read(0)
+        page = fresh.log.read(0)
         assert page.epoch != epoch and page.floor > max(generations) and not page.entries
-        assert log_of(store).read(generations[-1]).epoch == page.epoch
+        assert store.log.read(generations[-1]).epoch == page.epoch
 
 
 def test_entries_before_a_gap_count_as_trimmed(replica: Replicas, place: Place) -> None:
     """Who begins knows nothing of what was invalidated before an entry that is gone."""
     store = replica()
-    generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(4)]
-    epoch = log_of(store).read(0).epoch
+    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(4)]
+    epoch = store.log.read(0).epoch
     place.delete(f"log/{epoch.hex()}/{generations[1]:016x}")
-    page = log_of(replica()).read(0)
+    page = replica().log.read(0)
     assert page.floor == generations[1] and [entry.generation for entry in page.entries] == generations[2:]
 
 
@@ -165,11 +165,6 @@ def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pyt
                 put_all(store, [chunk])
         assert find(store, [chunk]) == [None]
     assert put_all(store, [chunk]) == [True] and places(find(store, [chunk])) == [0]
-
-
-def log_of(store: S3Store) -> SharedInvalidationLog:
-    assert store.log is not None
-    return store.log
 
 
 def test_what_is_late_is_not_begun(server: S3Server) -> None:
@@ -195,7 +190,6 @@ def test_what_is_late_is_not_begun(server: S3Server) -> None:
 def test_a_closed_store_raises(place: Place) -> None:
     """After `close` every method raises OSError."""
     store = place.store()
-    assert store.log is not None
     log = store.log
     text = chain("a", 4)
     put_all(store, text)

@@ -33,8 +33,8 @@ def test_a_look_up_opens_two_files_a_key(tmp_path: Path, monkeypatch: pytest.Mon
     store, keys = FileStore(tmp_path, timeout_s=PATIENCE_S), [chunk.key for chunk in CHUNKS]
     for chunk in CHUNKS:
         put(store, chunk, SIZE)
-    assert store._sweeper is not None
-    store._sweeper.join()
+    assert store.blobs.sweeper is not None
+    store.blobs.sweeper.join()
     opened, os_open, at_once = list[Any](), os.open, tree._opener()
     assert at_once is not None
 

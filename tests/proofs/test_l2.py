@@ -38,7 +38,7 @@ def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish_as_it_is_written(
-    self: SharedFiles, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False
+    self: SharedFiles, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False, make: bool = True
 ) -> bool:
     """A file has its name and its size before it has its bytes."""
     path = self.root / path

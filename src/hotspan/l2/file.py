@@ -1,44 +1,211 @@
 """An L2 in a directory that all replicas mount: NFS, a parallel file system, or one machine's own disk.
 
-    objects/EPOCH/K/E/KEY/object    record, padded to 4096; then the frame
-    objects/EPOCH/K/E/KEY/MARK      an empty file a mark, its bytes as its name: creating it twice does no harm
+    objects/EPOCH/K/E/KEY/object    an object: record, life and zeros up to 4096; then the frame
+    objects/EPOCH/K/E/KEY/HEX       its metadata: an empty file per part, whose name is the part: the life, then marks
+    epochs/, log/, replicas/        blob_log.py
     tmp/RANDOM                      what is being written, or deleted
-    epochs/, log/, replicas/        l2/file_log.py
 
-Nothing below the directory is reached by a link (l2/tree.py).
+Metadata is names because creating one is atomic on every file system, and may be repeated; appending over NFS is not.
+Its directory appears with the life in it, and is renamed away to delete the chunk. Nothing below the root is reached by
+a link (tree.py).
 
-An object and its marks lie in one directory, which is renamed away to delete it: nobody finds an object without its
-marks.
+On NFS, what another machine wrote is seen as late as the mount caches names and attributes (`actimeo`): mount with
+`actimeo=1` or less, or an invalidation takes that long to be read.
 """
 
 import contextlib
 import errno
 import logging
 import os
-import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB, ChunkKey
-from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
-from hotspan.l2.file_log import FileEpochs, FileLog
-from hotspan.l2.file_room import OBJECT, FileRoom, directory_of, objects_of, place_of
+from hotspan.core.types import GIB
+from hotspan.l2.base import StoreUsage
+from hotspan.l2.blob_log import BlobLog
+from hotspan.l2.blobs import Addition, Part
+from hotspan.l2.file_room import OBJECT, FileRoom
+from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES
+from hotspan.l2.objects import BlobStore
 from hotspan.l2.parts import parts_of
 from hotspan.l2.shared_files import Calls, SharedFiles, Turn
 from hotspan.l2.tree import READ, is_gone, open_below
 from hotspan.tiers.io import IO_BYTES
-from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
+from hotspan.tiers.record import RECORD_BYTES, unpack
 
 logger = logging.getLogger(__name__)
 
-_MARK = re.compile("(?:[0-9a-f]{2})+")
+_MAX_TRIES = 8
 
 
-class FileStore:
-    """An ObjectStore with a log.
+class FileBlobs:
+    """Blobs in a directory, whose names can be listed.
+
+    timeout_s: how long a call may wait for the file system to get on: with 4 MiB, or with one file.
+    """
+
+    batch = 16
+
+    def __init__(self, directory: Path, timeout_s: float, capacity_bytes: int | None, clock: Clock) -> None:
+        self.calls = Calls(str(directory), timeout_s)
+        self.files = SharedFiles(directory)
+        self.room = FileRoom(self.files, capacity_bytes, clock)
+        self.sweeper: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        def read(turn: Turn) -> list[bytes | None]:
+            with contextlib.ExitStack() as stack:
+                opened: dict[Path, int | None] = {}
+                return [self._read(part, opened, stack, turn) for part in parts]
+
+        return self.calls.run(read)
+
+    def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
+        def read(turn: Turn) -> bool:
+            try:
+                with self.files.opened(_path(name)) as fd:
+                    if os.fstat(fd).st_size != sum(map(len, into)) or not _read_all(fd, into, turn):
+                        return False
+                    self.room.touch(fd, _place_in_text(os.pread(fd, RECORD_BYTES, 0)))
+            except OSError as error:
+                if not is_gone(error):
+                    raise
+                return False
+            return True
+
+        return self.calls.run(read)
+
+    def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        path = _path(name)
+        if name.startswith("metadata/"):
+            return self.calls.run(lambda turn: self._begin_metadata(path, [bytes(part) for part in data], turn))
+        try:
+            return self.calls.run(lambda turn: self._create_object(path, data, turn))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.sweep_soon(is_full=True)
+            raise
+
+    def create_durable(self, name: str, data: bytes) -> bool:
+        return self.calls.run(lambda turn: self.files.publish(_path(name), [data], turn, is_durable=True))
+
+    def append(self, additions: Sequence[Addition]) -> None:
+        def append(turn: Turn) -> None:
+            for addition in additions:
+                self._append(addition, turn)
+
+        self.calls.run(append)
+
+    def delete(self, names: Sequence[str]) -> None:
+        chunks = [_path(name) for name in names if name.startswith("metadata/")]
+        others = [path for path in map(_path, names) if path not in chunks and path.parent not in chunks]
+
+        def delete(turn: Turn) -> None:
+            for path in chunks:
+                self.files.remove(path, turn)
+            for path in others:
+                turn.step()
+                self.files.unlink(path)
+
+        self.calls.run(delete)
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        self.calls.run(lambda turn: self.files.replace(_path(name), data, turn))
+
+    def list(self, directory: str) -> list[str]:
+        return self.calls.run(lambda turn: self.files.listed(Path(directory)))
+
+    def usage(self) -> StoreUsage:
+        """As of the last sweep, and what was put here since. Blocks, the first time, for a look at every object."""
+        return self.room.usage or self.calls.run(self.room.look)
+
+    def sweep(self, *, is_full: bool = False) -> None:
+        """Delete objects until the rest fits, and what was left behind. Called when it is due.
+
+        is_full:  delete some in any case.
+        Blocks:   for a look at every object.
+        """
+        self.calls.run(lambda turn: self.room.sweep(turn, is_full=is_full))
+
+    def sweep_soon(self, *, is_full: bool = False) -> None:
+        """Sweep on a thread of its own, unless one is at it."""
+
+        def sweep() -> None:
+            try:
+                self.sweep(is_full=is_full)
+            except OSError as error:
+                logger.warning("l2_sweep_failed error=%s", error)
+
+        with self._lock:
+            if self.sweeper is None or not self.sweeper.is_alive():
+                self.sweeper = threading.Thread(target=sweep, name="hotspan-l2-sweep", daemon=True)
+                self.sweeper.start()
+
+    def close(self) -> None:
+        self.calls.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _read(
+        self, part: Part, opened: dict[Path, int | None], stack: contextlib.ExitStack, turn: Turn
+    ) -> bytes | None:
+        turn.step()
+        path = _path(part.name)
+        top = Path(*path.parts[:2])  # all chunks of an epoch are below one directory, which is entered once
+        try:
+            if top not in opened:
+                opened[top] = None
+                opened[top] = stack.enter_context(self.files.entered(top if path.parts[2:] else path.parent))
+            fd = opened[top]
+            below = "/".join(path.parts[2:] or path.parts[1:])
+            return None if fd is None else _read_part(fd, below, part)
+        except OSError as error:
+            if not is_gone(error):
+                raise
+            return None
+
+    def _begin_metadata(self, directory: Path, names: Sequence[bytes], turn: Turn) -> bool:
+        try:
+            return self.files.publish_directory(directory, [name.hex() for name in names], turn)
+        except NotADirectoryError:  # a link in its place, unless one above it is none, which is a fault
+            self.files.remove(directory, turn)
+            return self.files.publish_directory(directory, [name.hex() for name in names], turn)
+
+    def _create_object(self, path: Path, data: Sequence[memoryview | bytes], turn: Turn) -> bool:
+        is_ours = False
+        self.room.begin(path.parent)
+        try:
+            is_ours = self.files.publish(path, data, turn, make=False)
+            if is_ours:  # before a sweep sees it: as old as its last use
+                with contextlib.suppress(FileNotFoundError), self.files.opened(path) as fd:
+                    self.room.touch(fd, _place_in_text(bytes(data[0][:RECORD_BYTES])), is_new=True)
+        except FileNotFoundError:
+            return True  # deleted with its metadata while it was written
+        finally:
+            if self.room.end(path.parent, sum(map(len, data)) if is_ours else 0):
+                self.sweep_soon()
+        return is_ours
+
+    def _append(self, addition: Addition, turn: Turn) -> None:
+        directory, data = _path(addition.name), addition.data
+        entries = [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
+        for _ in range(_MAX_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                for entry in entries:
+                    self.files.create(directory / entry.hex(), turn)
+                return
+            if self._begin_metadata(directory, [addition.first, *entries], turn):
+                return
+        raise OSError(errno.EBUSY, "others deleted a chunk each time that it was marked")
+
+
+class FileStore(BlobStore):
+    """An ObjectStore with a log. An acknowledged entry is on the disk of whoever serves the directory.
 
     directory:    made if it is not there.
     timeout_s:    how long a call may wait for the file system to get on: with 4 MiB, or with one file. A mount that
@@ -47,6 +214,9 @@ class FileStore:
                   others' from time to time. None: as many as there is room for.
     Raises:       ConfigError from the constructor, which touches no file.
     """
+
+    blobs: FileBlobs
+    log: SharedInvalidationLog
 
     def __init__(
         self,
@@ -61,156 +231,46 @@ class FileStore:
             raise ConfigError(f"a timeout of {timeout_s} s, a capacity of {capacity_gib} GiB: give more than 0")
         capacity_bytes = None if capacity_gib is None else int(capacity_gib * GIB)
         clock = clock or SystemClock()
-        self._calls = Calls(str(directory), timeout_s)
-        self._files = SharedFiles(Path(directory))
-        self._epochs = FileEpochs(self._files, clock)
-        self._room = FileRoom(self._files, self._epochs, capacity_bytes, clock)
-        self.log = FileLog(self._calls, self._files, self._epochs, log_entries, clock)
-        self._lock = threading.Lock()
-        self._sweeper: threading.Thread | None = None
-
-    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
-        """As ObjectStore says; of a chain, None for all keys after the first that is not there."""
-
-        def look(turn: Turn) -> list[Found | None]:
-            epoch = self._epochs.current(turn)
-            found: list[Found | None] = []
-            try:
-                with self._files.entered(objects_of(epoch)) as objects:
-                    for key in keys:
-                        turn.step()
-                        found.append(_found(objects, key))
-                        if is_chain and found[-1] is None:
-                            break
-            except OSError as error:
-                if not is_gone(error):
-                    raise
-            return found + [None] * (len(keys) - len(found))
-
-        return self._calls.run(look)
-
-    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
-        def read(turn: Turn) -> bool:
-            path = directory_of(self._epochs.current(turn), found.record.key) / OBJECT
-            try:
-                with self._files.opened(path) as fd:
-                    if os.fstat(fd).st_size != PREAMBLE_BYTES + sum(map(len, into)):
-                        return False
-                    if unpack(os.pread(fd, RECORD_BYTES, 0)) != found.record or not _read_frame(fd, into, turn):
-                        return False
-                    self._room.touch(fd, found.record)
-            except OSError as error:
-                if not is_gone(error):
-                    raise
-                return False
-            return True
-
-        return self._calls.run(read)
-
-    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
-        preamble = memoryview(pack(record).ljust(PREAMBLE_BYTES, b"\0"))
-        size = PREAMBLE_BYTES + sum(map(len, frame))
-
-        def write(turn: Turn) -> bool:
-            directory = directory_of(self._epochs.current(turn), record.key)
-            path = directory / OBJECT
-            try:
-                if self._files.is_there(path):
-                    return False
-            except NotADirectoryError:  # a link in its place, unless one above it is none, which is a fault
-                self._files.remove(directory, turn)
-            is_ours = False
-            self._room.begin(directory)
-            try:
-                is_ours = self._files.publish(path, [preamble, *frame], turn)
-                if is_ours:  # before a sweep sees it: as old as its last use
-                    with contextlib.suppress(FileNotFoundError), self._files.opened(path) as fd:
-                        self._room.touch(fd, record, is_new=True)
-            finally:
-                if self._room.end(directory, size if is_ours else 0):
-                    self._sweep_soon()
-            return is_ours
-
-        try:
-            return self._calls.run(write)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                self._sweep_soon(is_full=True)
-            raise
-
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        def write(turn: Turn) -> None:
-            epoch = self._epochs.current(turn)
-            for key, added in marks.items():
-                for mark in added:
-                    self._files.create(directory_of(epoch, key) / mark.hex(), turn)
-
-        self._calls.run(write)
-
-    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
-        def remove(turn: Turn) -> None:
-            epoch = self._epochs.current(turn)
-            for key in keys:
-                self._files.remove(directory_of(epoch, key), turn)
-
-        self._calls.run(remove)
-
-    def sweep(self, *, is_full: bool = False) -> None:
-        """Delete objects until the rest fits, and what was left behind. Called by `put` when it is due.
-
-        is_full:  delete some in any case.
-        Blocks:   for a look at every object.
-        """
-        self._calls.run(lambda turn: self._room.sweep(turn, is_full=is_full))
-
-    def usage(self) -> StoreUsage:
-        """As of the last sweep, and what was put here since. Blocks, the first time, for a look at every object."""
-        return self._room.usage or self._calls.run(self._room.look)
-
-    def close(self) -> None:
-        self._calls.close()
-
-    # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _sweep_soon(self, *, is_full: bool = False) -> None:
-        """Sweep on a thread of its own, unless one is at it."""
-
-        def sweep() -> None:
-            try:
-                self.sweep(is_full=is_full)
-            except OSError as error:
-                logger.warning("l2_sweep_failed error=%s", error)
-
-        with self._lock:
-            if self._sweeper is None or not self._sweeper.is_alive():
-                self._sweeper = threading.Thread(target=sweep, name="hotspan-l2-sweep", daemon=True)
-                self._sweeper.start()
+        blobs = FileBlobs(Path(directory), timeout_s, capacity_bytes, clock)
+        super().__init__(blobs, SharedInvalidationLog(BlobLog(blobs, clock), log_entries, clock))
 
 
-def _found(objects: int, key: ChunkKey) -> Found | None:
+def _path(name: str) -> Path:
+    """Of a blob, under the root; of metadata, its directory."""
+    kind, *between, last = name.split("/")
+    if kind == "objects":
+        return Path(OBJECT + "s", between[0], last[0], last[1], last, OBJECT)
+    if kind == "metadata":
+        return Path(OBJECT + "s", between[0], last[0], last[1], last)
+    return Path(name)
+
+
+def _read_part(top: int, below: str, part: Part) -> bytes:
+    is_metadata = part.name.startswith("metadata/")
+    fd = open_below(top, below, READ | os.O_DIRECTORY if is_metadata else READ)
     try:
-        place = open_below(objects, place_of(key), READ | os.O_DIRECTORY)
-        try:
-            fd = os.open(OBJECT, READ, dir_fd=place)
-            try:
-                record = unpack(os.pread(fd, RECORD_BYTES, 0))
-            finally:
-                os.close(fd)
-            names = os.listdir(place)  # of the directory that the object is in, even if it was renamed away
-        finally:
-            os.close(place)
-    except OSError as error:
-        if not is_gone(error):
-            raise
-        return None
-    if record is None or record.key != key:
-        return None
-    return Found(record, marked(record.terms, [bytes.fromhex(name) for name in names if _MARK.fullmatch(name)]))
+        if is_metadata:
+            return _metadata_in(os.listdir(fd))[: part.limit]
+        return os.pread(fd, min(part.limit, os.fstat(fd).st_size), 0)
+    finally:
+        os.close(fd)
 
 
-def _read_frame(fd: int, into: Sequence[memoryview], turn: Turn) -> bool:
+def _metadata_in(names: Sequence[str]) -> bytes:
+    """Metadata from the names of its parts; of what is neither a life nor a mark nothing."""
+    parts = [bytes.fromhex(name) for name in names if not set(name) - set("0123456789abcdef") and len(name) % 2 == 0]
+    lives = [part for part in parts if len(part) == LIFE_BYTES]
+    return b"".join(lives if len(lives) == 1 else []) + b"".join(p for p in parts if len(p) == ENTRY_BYTES)
+
+
+def _place_in_text(data: bytes) -> int:
+    record = unpack(data) if len(data) == RECORD_BYTES else None
+    return 0 if record is None else record.place
+
+
+def _read_all(fd: int, into: Sequence[memoryview], turn: Turn) -> bool:
     """By way of the thread's own memory: a read that hangs must not end in a buffer that has gone to another use."""
-    at = PREAMBLE_BYTES
+    at = 0
     for views in parts_of(into, IO_BYTES):
         part = turn.staging[: sum(map(len, views))]
         got = 0

@@ -12,38 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotspan.core.clock import Clock
-from hotspan.core.types import ChunkKey
 from hotspan.l2.base import StoreUsage
-from hotspan.l2.file_log import LOG, Epoch, FileEpochs
 from hotspan.l2.shared_files import TEMPORARY, SharedFiles, Turn
-from hotspan.tiers.record import Record
 
-OBJECTS, OBJECT = "objects", "object"
+OBJECTS, OBJECT, EPOCHS, LOG = "objects", "object", "epochs", "log"
 
 _SWEEP_EVERY_S = 300.0
 _LEFT_S = 3600.0
 """After which what nobody finished, and epochs that are over, are deleted."""
-_UNUSED_MARKS_S = 86400.0
+_UNUSED_METADATA_S = 86400.0
 _KEPT = 0.9
 """Of the capacity, what a sweep leaves when there is too much."""
 _TAKEN = 0.25
 """Of the room that a look saw, what may be put here before the next look: others put, too, and know as little."""
 
 
-def objects_of(epoch: Epoch) -> Path:
-    """The directory of all objects of an epoch, under the root."""
-    return Path(OBJECTS, epoch.name.hex())
-
-
-def place_of(key: ChunkKey) -> str:
-    """The directory of an object and its marks, under that."""
-    name = key.hex()
-    return f"{name[0]}/{name[1]}/{name}"
-
-
-def directory_of(epoch: Epoch, key: ChunkKey) -> Path:
-    """The same under the root."""
-    return objects_of(epoch) / place_of(key)
+def current_epoch(files: SharedFiles) -> tuple[Path, str] | None:
+    """The file of the epoch that holds, and its name (blob_log.py); None if there is none."""
+    names = [name for name in files.listed(Path(EPOCHS)) if len(name) == 16]
+    if not names:
+        return None
+    path = Path(EPOCHS, max(names))
+    return path, files.read(path).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +56,8 @@ class _Seen:
 class FileRoom:
     """Counts objects and deletes the oldest. Methods may be called from several threads, and raise OSError."""
 
-    def __init__(self, files: SharedFiles, epochs: FileEpochs, capacity_bytes: int | None, clock: Clock) -> None:
+    def __init__(self, files: SharedFiles, capacity_bytes: int | None, clock: Clock) -> None:
         self._files = files
-        self._epochs = epochs
         self._capacity_bytes = capacity_bytes
         self._clock = clock
         self._lock = threading.Lock()
@@ -104,9 +93,9 @@ class FileRoom:
             is_late = self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
             return size > 0 and (is_late or self._is_filling())
 
-    def touch(self, fd: int, record: Record, *, is_new: bool = False) -> None:
-        """An object was used."""
-        used_s = self._clock.unix() // 60 * 60 - record.place
+    def touch(self, fd: int, place: int, *, is_new: bool = False) -> None:
+        """An object was used. place: of its chunk in its text."""
+        used_s = self._clock.unix() // 60 * 60 - place
         with contextlib.suppress(PermissionError):  # another user's: it goes by when it was written
             if is_new or os.fstat(fd).st_mtime < used_s:
                 os.utime(fd, (used_s, used_s))
@@ -114,13 +103,13 @@ class FileRoom:
     def look(self, turn: Turn) -> StoreUsage:
         """Count what is there."""
         look = self._begin_look()
-        return self._saw(look, list(self._seen(self._epochs.current(turn), turn)))
+        return self._saw(look, list(self._seen(turn)))
 
     def sweep(self, turn: Turn, *, is_full: bool = False) -> None:
         """Delete the oldest objects until the rest fits, if they do not; some in any case if the disk is full."""
         self._sweep_left(turn)
         look = self._begin_look()
-        seen = sorted(self._seen(self._epochs.current(turn), turn))
+        seen = sorted(self._seen(turn))
         total = sum(one.bytes for one in seen)
         most = total if is_full else self._capacity_bytes
         if most is not None and (is_full or total > most):
@@ -157,9 +146,12 @@ class FileRoom:
                 self._looked_s = self._clock.monotonic()
             return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
 
-    def _seen(self, epoch: Epoch, turn: Turn) -> Iterator[_Seen]:
-        """All objects; marks on the way whose object never came are deleted."""
-        root = Path(OBJECTS, epoch.name.hex())
+    def _seen(self, turn: Turn) -> Iterator[_Seen]:
+        """All objects; metadata on the way whose object never came is deleted."""
+        epoch = current_epoch(self._files)
+        if epoch is None:
+            return
+        root = Path(OBJECTS, epoch[1])
         for outer in self._names(root, turn):
             for inner in self._names(root / outer, turn):
                 for name in self._names(root / outer / inner, turn):
@@ -170,7 +162,7 @@ class FileRoom:
                             facts = self._files.facts(directory / OBJECT)
                             yield _Seen(facts.st_mtime, facts.st_size, directory)
                         except FileNotFoundError:
-                            if self._age_s(directory) > _UNUSED_MARKS_S:
+                            if self._age_s(directory) > _UNUSED_METADATA_S:
                                 self._files.remove(directory, turn)
                         except NotADirectoryError:
                             self._files.delete(directory, turn.step)
@@ -186,10 +178,10 @@ class FileRoom:
     def _sweep_left(self, turn: Turn) -> None:
         roots = [Path(OBJECTS), Path(LOG)]
         epochs = [root / name for root in roots for name in self._files.listed(root)]
-        current = self._epochs.current(turn)  # after the listing: whatever was in it then is current, or over
-        if self._age_s(self._epochs.path_of(current)) > _LEFT_S:
+        current = current_epoch(self._files)  # after the listing: whatever was in it then is current, or over
+        if current is not None and self._age_s(current[0]) > _LEFT_S:
             for path in epochs:
-                if path.name != current.name.hex():
+                if path.name != current[1]:
                     self._files.delete(path, turn.step)
         for name in self._files.listed(Path(TEMPORARY)):
             path = Path(TEMPORARY, name)

@@ -21,8 +21,8 @@ MAX_MARKS = 1024
 """In one blob. With more of them the chunk counts as gone, and its next put begins another life."""
 
 _CHECK_BYTES = 7
-_ENTRY_BYTES = MARK_BYTES + _CHECK_BYTES
-MAX_BYTES = LIFE_BYTES + MAX_MARKS * _ENTRY_BYTES
+ENTRY_BYTES = MARK_BYTES + _CHECK_BYTES
+MAX_BYTES = LIFE_BYTES + MAX_MARKS * ENTRY_BYTES
 _DAMAGED = b""
 """In the place of a mark: what is none makes a chunk wild."""
 
@@ -44,7 +44,7 @@ def parse_metadata(data: bytes | None) -> Metadata | None:
     """The metadata in a blob; None if it is not there, is no metadata, or has too many marks."""
     if data is None or not LIFE_BYTES <= len(data) <= MAX_BYTES:
         return None
-    entries = (data[at : at + _ENTRY_BYTES] for at in range(LIFE_BYTES, len(data), _ENTRY_BYTES))
+    entries = (data[at : at + ENTRY_BYTES] for at in range(LIFE_BYTES, len(data), ENTRY_BYTES))
     return Metadata(data[:LIFE_BYTES], tuple(map(_mark, entries)))
 
 

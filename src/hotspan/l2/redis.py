@@ -198,6 +198,8 @@ class RedisStore(BlobStore):
     Raises:      ConfigError from the constructor, which asks no server.
     """
 
+    log: SharedInvalidationLog
+
     def __init__(
         self,
         url: str,

@@ -92,6 +92,8 @@ class S3Store(BlobStore):
     Raises: ConfigError from the constructor for settings that can't work.
     """
 
+    log: SharedInvalidationLog
+
     def __init__(self, url: str, settings: S3Settings | None = None, clock: Clock | None = None) -> None:
         settings = settings or S3Settings()
         for name in ("timeout_s", "connections", "log_entries"):

@@ -155,24 +155,59 @@ class Calls:
 class SharedFiles(Tree):
     """Publishing in a tree that others write, too. Methods raise OSError."""
 
-    def publish(self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False) -> bool:
-        """Make a file; False if there is one of that name. is_durable: the name, too, outlasts a loss of power."""
-        return self.publish_one([path], buffers, turn, is_durable=is_durable) is not None
+    def publish(
+        self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False, make: bool = True
+    ) -> bool:
+        """Make a file; False if there is one of that name.
 
-    def publish_one(
-        self, paths: Iterable[Path], buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False
-    ) -> Path | None:
-        """The same under the first name that is free, which it returns; it is written once, however many are taken."""
+        is_durable: the name, too, outlasts a loss of power.
+        make:       directories on the way are made, and made again if one is removed meanwhile.
+        """
+
+        def name(parent: int) -> bool:
+            is_ours = fresh.link(parent, path.name, turn)
+            try:
+                self.check_place(path.parent, parent)
+            except FileNotFoundError:
+                if is_ours:
+                    os.unlink(path.name, dir_fd=parent)
+                raise
+            if is_ours and is_durable:
+                sync_directory(parent)
+            return is_ours
+
         with self.entered(_TEMPORARY, make=True) as temporary:
             fresh = _Fresh(temporary, secrets.token_hex(16))
             fresh.write(buffers, turn)
             try:
-                for path in paths:
-                    if self._named_somewhere(fresh, path, turn, is_durable=is_durable):
-                        return path
-                return None
+                return self._in_directory(path.parent, name, turn, make=make)
             finally:
                 fresh.unlink()
+
+    def publish_directory(self, path: Path, names: Iterable[str], turn: Turn) -> bool:
+        """Make a directory with empty files in it; False if there is one that is not empty."""
+
+        def move(parent: int) -> bool:
+            try:
+                os.rename(fresh, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False
+            return True
+
+        fresh = secrets.token_hex(16)
+        with self.entered(_TEMPORARY, make=True) as temporary:
+            turn.step()
+            os.mkdir(fresh, 0o700, dir_fd=temporary)
+            try:
+                with self.entered(_TEMPORARY / fresh) as fd:
+                    for name in names:
+                        _created(name, fd)
+                return self._in_directory(path.parent, move, turn)
+            finally:
+                with contextlib.suppress(OSError):
+                    delete_in(temporary, fresh, turn.step)
 
     def replace(self, path: Path, data: bytes, turn: Turn) -> None:
         """Make a file, in the place of one of that name if there is one."""
@@ -182,13 +217,13 @@ class SharedFiles(Tree):
             os.replace(fresh.name, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
 
     def create(self, path: Path, turn: Turn) -> None:
-        """Make an empty file, if there is none."""
+        """Make an empty file, if there is none, in a directory that is there."""
 
         def make(parent: int) -> None:
             _created(path.name, parent)
             self.check_place(path.parent, parent)
 
-        self._in_directory(path.parent, make, turn)
+        self._in_directory(path.parent, make, turn, make=False)
 
     def remove(self, directory: Path, turn: Turn) -> None:
         """Delete a directory of files, if it is there: all of it at once, as far as anybody sees."""
@@ -202,30 +237,15 @@ class SharedFiles(Tree):
                 return
             delete_in(temporary, gone, turn.step)
 
-    def _named_somewhere(self, fresh: "_Fresh", path: Path, turn: Turn, *, is_durable: bool) -> bool:
-        def name(parent: int) -> bool:
-            is_ours = fresh.link(parent, path.name, turn)
-            try:
-                self.check_place(path.parent, parent)
-            except FileNotFoundError:
-                if is_ours:
-                    os.unlink(path.name, dir_fd=parent)
-                raise
-            if is_ours and is_durable:
-                sync_directory(parent)
-            return is_ours
-
-        return self._in_directory(path.parent, name, turn)
-
-    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn) -> _T:
-        """Do something in a directory, also if it is not there, or is removed at this moment."""
+    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn, *, make: bool = True) -> _T:
+        """Do something in a directory; make: also if it is not there, or is removed at this moment."""
         for tries in range(_TRIES):
             turn.step()
             try:
-                with self.entered(directory, make=True) as fd:
+                with self.entered(directory, make=make) as fd:
                     return do(fd)
             except FileNotFoundError:
-                if tries == _TRIES - 1:
+                if not make or tries == _TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
