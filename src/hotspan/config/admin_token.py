@@ -13,7 +13,7 @@ from hotspan.config.secrets import is_token, read_private
 from hotspan.core.errors import ConfigError
 
 VARIABLE = "HOTSPAN_ADMIN_TOKEN"
-_LEAST_LENGTH = 16
+_MIN_LENGTH = 16
 
 
 def given_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -59,9 +59,9 @@ def find_token(port: int, environment: Mapping[str, str]) -> str | None:
 
 
 def _checked(token: str, origin: str) -> str:
-    if len(token) < _LEAST_LENGTH or not is_token(token):
+    if len(token) < _MIN_LENGTH or not is_token(token):
         raise ConfigError(
-            f"the admin token of {origin} is too short or can't be sent: give at least {_LEAST_LENGTH} visible ASCII "
+            f"the admin token of {origin} is too short or can't be sent: give at least {_MIN_LENGTH} visible ASCII "
             "characters without spaces (openssl rand -hex 32)"
         )
     return token

@@ -199,9 +199,10 @@ class _Loader:
 
     def _resolve_degree(self) -> None:
         stages = count(resolve(self._givens), "pipeline_parallel_size", 1)
-        most = max(1, self._gpus // stages)
+        degree = max(1, self._gpus // stages)
         self._givens = [
-            replace(given, value=most, text=given.text or "max") if _is_most(given) else given for given in self._givens
+            replace(given, value=degree, text=given.text or "max") if _is_max(given) else given
+            for given in self._givens
         ]
 
     def _read_lmcache(self) -> None:
@@ -322,7 +323,7 @@ def _read(file: Setting | None, read: Callable[[Path], T]) -> T | None:
         raise ConfigError(f"{error} ({file.given.origin})") from error
 
 
-def _is_most(given: Given) -> bool:
+def _is_max(given: Given) -> bool:
     return given.key == "tensor_parallel_size" and given.value == "max" and given.source != Source.COMMAND_LINE
 
 

@@ -133,28 +133,24 @@ def _any(raw: Any) -> Any:
     return raw
 
 
+def _at_least(least: float, read: Callable[[Any], Any], *, is_above: bool = False) -> Callable[[Any], Any]:
+    """Reads numbers that are not below `least`; with `is_above`, not `least` itself."""
+
+    def bounded(raw: Any) -> Any:
+        value = read(raw)
+        if value < least or (is_above and value == least):
+            raise ValueError
+        return value
+
+    return bounded
+
+
+_count = _at_least(1, _integer)
+_positive = _at_least(0, _number, is_above=True)
+
+
 def _degree(raw: Any) -> int | str:
-    return "max" if str(raw).lower() == "max" else _above(raw, 0)
-
-
-def _above(raw: Any, least: int) -> int:
-    value = _integer(raw)
-    if value <= least:
-        raise ValueError
-    return value
-
-
-def _positive(raw: Any) -> float:
-    value = _number(raw)
-    if value <= 0:
-        raise ValueError
-    return value
-
-
-def _not_negative(raw: Any) -> float:
-    value = _number(raw)
-    if value < 0:
-        raise ValueError
+    value: int | str = "max" if str(raw).lower() == "max" else _count(raw)
     return value
 
 
@@ -190,9 +186,9 @@ def one_of(*names: str) -> Kind:
 
 
 INTEGER = Kind("integer", _integer, "a whole number")
-COUNT = Kind("count", lambda raw: _above(raw, 0), "a whole number above 0")
-NATURAL = Kind("count", lambda raw: _above(raw, -1), "a whole number, 0 or more")
-NOT_NEGATIVE = Kind("number", _not_negative, "a number, 0 or more")
+COUNT = Kind("count", _count, "a whole number above 0")
+NATURAL = Kind("count", _at_least(0, _integer), "a whole number, 0 or more")
+NOT_NEGATIVE = Kind("number", _at_least(0, _number), "a number, 0 or more")
 POSITIVE = Kind("number", _positive, "a number above 0")
 NUMBER = Kind("number", _number, "a number")
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
@@ -208,7 +204,7 @@ LISTING = Kind("list of text", _listing, "texts, with commas between several")
 ANY = Kind("as vLLM takes it", _any, "a value")
 DEGREE = Kind("count or max", _degree, "a whole number above 0, or max")
 MEBIBYTES = Kind(
-    "MiB", lambda raw: _above(raw, 0) * MIB, "a whole number of MiB above 0", write=lambda size: str(size // MIB)
+    "MiB", lambda raw: _count(raw) * MIB, "a whole number of MiB above 0", write=lambda size: str(size // MIB)
 )
 DTYPE = Kind("dtype", lambda raw: _DTYPES.get(_text(raw).lower(), _text(raw)), "a dtype such as bf16 or float16")
 TASK = Kind("task", _known(_RUNNERS), f"one of {', '.join(_RUNNERS)}")

@@ -127,7 +127,10 @@ def build(settings: type[T], values: Mapping[str, Any], prefix: str = "", **more
 
 
 def check(settings: Any, prefix: str = "") -> None:
-    """Raise ConfigError for a value that is not of its option's kind, in settings that no source was read for."""
+    """Raise ConfigError for a value that its option's kind refuses, in settings that code made.
+
+    Not for kinds whose values are written in another unit than they are kept in (MEBIBYTES, OCTAL).
+    """
     for each in fields(settings):
         for option in _declared(each, prefix):
             value = getattr(settings, each.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import is_reference, is_secret, redacted_text
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 def read_private(path: Path, what: str) -> str:
@@ -26,11 +26,11 @@ def read_private(path: Path, what: str) -> str:
                     f"{path} holds {what} and is open to other users (mode {stat.S_IMODE(found.st_mode):04o}): "
                     "chmod 600 it, and replace what they may have read"
                 )
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} with {what} can't be read ({error.strerror}): give another file") from error
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{path} has more than {_MOST_BYTES >> 20} MiB: give a file with {what}")
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB: give a file with {what}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

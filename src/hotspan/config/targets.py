@@ -89,11 +89,11 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
 
 def _check_loras(settings: Mapping[str, Setting]) -> None:
     """The engine would refuse it only when the model is about to be loaded."""
-    most, held = count(settings, "max_loras", 1), count(settings, "max_cpu_loras", 0)
-    if not is_on(settings, "enable_lora") or not 0 < held < most:
+    max_loras, held = count(settings, "max_loras", 1), count(settings, "max_cpu_loras", 0)
+    if not is_on(settings, "enable_lora") or not 0 < held < max_loras:
         return
     batch = settings["max_loras"].given.origin
     raise ConfigError(
-        f"{settings['max_cpu_loras'].given.origin}: {held} adapters are kept in memory, and a batch may have {most} "
-        f"({batch}): give a max_cpu_loras of at least {most}, or a smaller max_loras"
+        f"{settings['max_cpu_loras'].given.origin}: {held} adapters are kept in memory, and a batch may have "
+        f"{max_loras} ({batch}): give a max_cpu_loras of at least {max_loras}, or a smaller max_loras"
     )

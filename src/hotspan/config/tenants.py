@@ -31,7 +31,7 @@ _SECTIONS = ("tenants", "retention")
 _TENANT_FIELDS = ("keys", "floor", "quota", "ttl")
 _RULE_FIELDS = ("tenant", "tag", "ttl", "no_store")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
-_MOST_NAME_LENGTH = 128
+_MAX_NAME_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class _Reader:
         for name in given:
             if not isinstance(name, str):
                 raise self._wrong(f'has a tenant {name!r}, which YAML reads as no text: put it in quotes ("{name}")')
-            if not 0 < len(name) <= _MOST_NAME_LENGTH or not name.isprintable() or name != name.strip():
-                raise self._wrong(f"has a tenant {name!r}: give names of 1 to {_MOST_NAME_LENGTH} printable characters")
+            if not 0 < len(name) <= _MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
+                raise self._wrong(f"has a tenant {name!r}: give names of 1 to {_MAX_NAME_LENGTH} printable characters")
         return given
 
     def _keys(self, fields: Mapping[str, Any], name: str) -> tuple[bytes, ...]:

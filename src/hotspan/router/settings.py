@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hotspan.config.kinds import MEBIBYTES, TEXTS, Kind
+from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, TEXTS, Kind
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
@@ -118,6 +118,7 @@ class RouterSettings:
     threshold: int = option(
         Weights().threshold,
         "prefixaware, kvaware: requests in flight at a replica above which another one is chosen.",
+        kind=COUNT,
     )
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.")
@@ -134,23 +135,29 @@ class RouterSettings:
     tenant_header: str | None = option(
         None, "Request header with the tenant's name. Default: the API key identifies the tenant."
     )
-    max_in_flight: int = option(256, "Maximum number of requests in flight per replica; further requests are queued.")
-    queue_size: int = option(1024, "Maximum number of queued requests; further requests are refused with 429.")
-    queue_timeout_s: float = option(30.0, "Maximum time in the queue, in seconds; then a request is refused with 503.")
-    retry_share: float = option(0.1, "Retry budget: retries per request, on average.")
-    retry_reserve: int = option(
-        256, "Retry budget: additional retries at once, for the requests of a replica that fails."
+    max_in_flight: int = option(
+        256, "Maximum number of requests in flight per replica; further requests are queued.", kind=COUNT
     )
-    attempts: int = option(3, "Maximum number of attempts per request; 1 disables retries.")
-    connect_timeout_s: float = option(2.0, "Connect timeout, in seconds.")
-    read_timeout_s: float = option(300.0, "Read timeout, in seconds without a byte from the replica.")
+    queue_size: int = option(
+        1024, "Maximum number of queued requests; further requests are refused with 429.", kind=NATURAL
+    )
+    queue_timeout_s: float = option(
+        30.0, "Maximum time in the queue, in seconds; then a request is refused with 503.", kind=SECONDS
+    )
+    retry_share: float = option(0.1, "Retry budget: retries per request, on average.", kind=NOT_NEGATIVE)
+    retry_reserve: int = option(
+        256, "Retry budget: additional retries at once, for the requests of a replica that fails.", kind=NATURAL
+    )
+    attempts: int = option(3, "Maximum number of attempts per request; 1 disables retries.", kind=COUNT)
+    connect_timeout_s: float = option(2.0, "Connect timeout, in seconds.", kind=NOT_NEGATIVE)
+    read_timeout_s: float = option(300.0, "Read timeout, in seconds without a byte from the replica.", kind=SECONDS)
     health: HealthSettings = field(default_factory=HealthSettings)
     index_bytes: int = option(
         256 * MIB, "Memory for the index of cached texts, in MiB.", name="index_mib", kind=MEBIBYTES
     )
-    max_request_bytes: int = option(64 * MIB, "Maximum size of a request body, in bytes.")
+    max_request_bytes: int = option(64 * MIB, "Maximum size of a request body, in bytes.", kind=COUNT)
     held_bytes: int = GIB
-    drain_s: float = option(30.0, "Time for requests in flight after a signal to stop, in seconds.")
+    drain_s: float = option(30.0, "Time for requests in flight after a signal to stop, in seconds.", kind=NOT_NEGATIVE)
     is_exposing: bool = option(
         False, "Add response headers with the chosen replica and the expected cache hit.", name="expose"
     )
@@ -196,13 +203,3 @@ class RouterSettings:
                 f"the shares of --split add up to {total:.0%}, and no replica takes the rest: give one without a "
                 "group, or shares of 100% in all"
             )
-        for name in (
-            "threshold",
-            "max_in_flight",
-            "attempts",
-            "max_request_bytes",
-            "queue_timeout_s",
-            "read_timeout_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")
