@@ -15,7 +15,8 @@ from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 
-from hotspan.core.directives import Directives
+from hotspan.core.directives import Directives, parse_directives
+from hotspan.engine import door
 from hotspan.engine.door import Door
 from hotspan.server.principal import Principal, asking, current_tenant
 
@@ -193,3 +194,21 @@ def test_handlers_refuse_before_any_work(body: dict[str, Any], status: int | Non
     DOOR.guard_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
     answer = asyncio.run(state.openai_serving_completion.create_completion(SimpleNamespace(**body), None))
     assert (answer == "answer" and len(done) == 1) if status is None else (answer.error.code == status and not done)
+
+
+def test_directives_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a handler found right is not parsed again on its way to the engine, and only a handler can have said so."""
+    parsed: list[Any] = []
+    monkeypatch.setattr(door, "parse_directives", lambda params: parsed.append(params) or parse_directives(params))
+
+    async def create(asked: Any, raw: object) -> None:
+        forwarded = request(copy.deepcopy(asked.kv_transfer_params))
+        with asking(Principal("acme")):
+            DOOR.admit(forwarded)
+        assert handed(forwarded) == Directives(tenant="acme", ttl_s=60)
+
+    state = SimpleNamespace(openai_serving_completion=SimpleNamespace(create_completion=create))
+    DOOR.guard_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    asked = SimpleNamespace(kv_transfer_params={"ttl": 60})
+    asyncio.run(state.openai_serving_completion.create_completion(asked, None))
+    assert parsed == [{"ttl": 60}]

@@ -46,6 +46,7 @@ class FakeEngine:
     error: tuple[int, str, str | None] | None = None
     fails_at: int | None = None
     seen: list[tuple[str, Any, dict[str, str], str]] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
     aborted: int = 0
     stepped: int = 0
     running: int = 0
@@ -87,6 +88,7 @@ class FakeEngine:
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
+        self.raw.append(await request.body())
         self.seen.append((request.url.path, body, dict(request.headers), current_tenant()))
         if self.error is not None:
             status, message, param = self.error
