@@ -41,13 +41,13 @@ import uvloop
 from hotspan.bench.machine import machine_facts
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks
+from hotspan.router.event_messages import Removed, Stored
+from hotspan.router.event_sync import EventSync
 from hotspan.router.fleet import Fleet
-from hotspan.router.follow import Follower
 from hotspan.router.index import PrefixIndex
 from hotspan.router.memory import settle_memory
 from hotspan.router.session import session_key
 from hotspan.router.text import Prompts
-from hotspan.router.wire import Removed, Stored
 from hotspan.testing.clock import SimulatedClock
 
 SMALL, LARGE = 600, 220_000
@@ -292,7 +292,7 @@ class Told:
 
     def __init__(self, slot: int, prompts: Prompts, index: PrefixIndex) -> None:
         blocks = Blocks(lambda ids: array("I", ids).tobytes(), prompts.roots.of_engine, MOST_BLOCKS)
-        self.follower = Follower(slot, blocks, index, lambda is_exact, reason: None)
+        self.follower = EventSync(slot, blocks, index, lambda is_exact, reason: None)
         self.follower.connected()
         self._kept: deque[list[int]] = deque()
         self._messages = self._blocks = 0

@@ -26,11 +26,11 @@ def patient_store(door: Path) -> DaemonStore:
     return DaemonStore(door, deadline_s=PATIENCE_S, lease_s=10 * PATIENCE_S)
 
 
-def until(condition: Callable[[], bool], what: str, most_s: float = PATIENCE_S) -> None:
+def until(condition: Callable[[], bool], what: str, max_s: float = PATIENCE_S) -> None:
     """Wait for a condition. Raises: AssertionError if it does not come."""
-    deadline = time.monotonic() + most_s
+    deadline = time.monotonic() + max_s
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {most_s:g} s"
+        assert time.monotonic() < deadline, f"{what} did not come in {max_s:g} s"
         time.sleep(0.005)
 
 
@@ -135,7 +135,7 @@ from functools import partialmethod
 from hotspan.cli.main import main
 from hotspan.daemon import disk, door, server
 from hotspan.daemon.journal import Journal
-disk.STALL_S = door.MOST_LOAD_S = server._MOST_SAVE_S = server._MOST_NOTE_S = {PATIENCE_S}
+disk.STALL_S = door.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
 Journal.settled = partialmethod(Journal.settled, {PATIENCE_S})
 main()
 """

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hotspan.core.terms import Scope
-from hotspan.daemon.log import MOST_NAME, MOST_REPLICAS, InvalidationLog
+from hotspan.daemon.log import MAX_NAME, MAX_REPLICAS, InvalidationLog
 from hotspan.l2.base import read_entry
 from hotspan.testing.clock import SimulatedClock
 
@@ -66,7 +66,7 @@ def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> 
 
 def test_the_oldest_entries_make_room(clock: SimulatedClock) -> None:
     """Beyond its entries or bytes the oldest go, and the floor says up to where."""
-    log = InvalidationLog(clock, most_entries=3)
+    log = InvalidationLog(clock, max_entries=3)
     generations = [log.append([Scope(tenant=n)], "me") for n in range(5)]
     assert tenants(log, 0) == [2, 3, 4] and log.floor == generations[1] and len(log) == 3
     small = InvalidationLog(clock, most_bytes=300)
@@ -115,12 +115,12 @@ class Noted:
 def test_what_is_noted_is_the_log(clock: SimulatedClock) -> None:
     """A log that goes on from its notes says what it said, also after the oldest made room, or it began anew."""
     notes = Noted()
-    log = InvalidationLog(clock, most_entries=3, notes=notes)
+    log = InvalidationLog(clock, max_entries=3, notes=notes)
     for n in range(8):
         log.append([Scope(tenant=n)], "me")
         if n == 5:
             log.begin(log.generation + 9)
-        after = InvalidationLog(clock, most_entries=3, notes=notes)
+        after = InvalidationLog(clock, max_entries=3, notes=notes)
         assert (after.epoch, after.floor, after.generation) == (log.epoch, log.floor, log.generation)
         assert after.read(0, 1 << 20) == log.read(0, 1 << 20) and after._bytes == log._bytes
         assert len(notes.found) == 1 + len(log)
@@ -130,7 +130,7 @@ def test_what_is_noted_is_the_log(clock: SimulatedClock) -> None:
 def test_replicas_are_bounded_and_die(clock: SimulatedClock) -> None:
     """A replica is there while its last report holds; too many, or names without measure, are refused."""
     log = InvalidationLog(clock)
-    for n in range(MOST_REPLICAS):
+    for n in range(MAX_REPLICAS):
         log.report(str(n), n, 5.0)
     with pytest.raises(ValueError):
         log.report("one more", 0, 5.0)
@@ -138,6 +138,6 @@ def test_replicas_are_bounded_and_die(clock: SimulatedClock) -> None:
     assert log.replicas()["0"] == 9
     clock.advance(5)
     assert log.replicas() == {"0": 9}
-    for name, ttl_s in (("", 1.0), ("x" * (MOST_NAME + 1), 1.0), ("x", 0.0), ("x", float("nan")), ("x", float("inf"))):
+    for name, ttl_s in (("", 1.0), ("x" * (MAX_NAME + 1), 1.0), ("x", 0.0), ("x", float("nan")), ("x", float("inf"))):
         with pytest.raises(ValueError):
             log.report(name, 0, ttl_s)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.leases import Lease
-from hotspan.daemon.pool import MOST_LEASES, Pool, Refusal, Writing
+from hotspan.daemon.pool import MAX_LEASES, Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject, object_key
 from hotspan.l2.base import marked, marks_of
 from hotspan.l2.door import CHANGE_BITS
@@ -257,7 +257,7 @@ def test_leases_are_not_without_number() -> None:
     clock = SimulatedClock()
     pool = pool_of(clock=clock)
     stored = store(pool, KEYS[0], b"x")
-    for _ in range(MOST_LEASES):
+    for _ in range(MAX_LEASES):
         assert pool.lease([stored], 1) is not None
     assert pool.lease([stored], 1) is None
     clock.advance(1)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.types import PAGE_BYTES
-from hotspan.daemon.space import MOST_EXTENTS, Extent, FreeSpace
+from hotspan.daemon.space import MAX_EXTENTS, Extent, FreeSpace
 
 START, PAGES = 3 * PAGE_BYTES, 40
 SIZES = st.integers(1, PAGES * PAGE_BYTES + 1)
@@ -72,14 +72,14 @@ def test_a_value_may_lie_in_fragments() -> None:
 
 def test_a_value_is_never_in_too_many_fragments() -> None:
     """Room in more pieces than a value may have counts as no room."""
-    free = space(2 * (MOST_EXTENTS + 1))
-    pages = [free.take(PAGE_BYTES) for _ in range(2 * (MOST_EXTENTS + 1))]
+    free = space(2 * (MAX_EXTENTS + 1))
+    pages = [free.take(PAGE_BYTES) for _ in range(2 * (MAX_EXTENTS + 1))]
     for page in pages[::2]:
         assert page is not None
         free.give(page)
-    assert not free.can_take((MOST_EXTENTS + 1) * PAGE_BYTES) and free.take((MOST_EXTENTS + 1) * PAGE_BYTES) is None
-    extents = free.take(MOST_EXTENTS * PAGE_BYTES)
-    assert extents is not None and len(extents) == MOST_EXTENTS
+    assert not free.can_take((MAX_EXTENTS + 1) * PAGE_BYTES) and free.take((MAX_EXTENTS + 1) * PAGE_BYTES) is None
+    extents = free.take(MAX_EXTENTS * PAGE_BYTES)
+    assert extents is not None and len(extents) == MAX_EXTENTS
 
 
 def test_what_was_not_taken_is_not_given_back() -> None:

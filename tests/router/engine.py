@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from hotspan.router.event_messages import Event, Hash, Removed, Stored
 from hotspan.router.roots import Roots
 from hotspan.router.text import piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium
-from hotspan.router.wire import Event, Hash, Removed, Stored
 
 BLOCK_TOKENS = 4
 TABLE = [bytes([token]) * (1 + 23 * token % 61) for token in range(250)]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hotspan.router.blocks import Blocks
+from hotspan.router.event_messages import Removed, Stored
 from hotspan.router.roots import Roots
 from hotspan.router.types import Medium
-from hotspan.router.wire import Removed, Stored
 from tests.operations import operations
 from tests.router.engine import (
     BLOCK_TOKENS,

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.blocks import Blocks
+from hotspan.router.event_messages import Cleared, Event, EventDecoder, UnknownMessage
+from hotspan.router.event_sync import REASONS, EventSync
 from hotspan.router.events import EventFeed
-from hotspan.router.follow import REASONS, Follower
 from hotspan.router.roots import Roots
 from hotspan.router.types import Medium
-from hotspan.router.wire import Cleared, Event, EventDecoder, UnknownMessage
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
 from tests.server.conftest import free_port
 
@@ -71,7 +71,7 @@ class World:
     """An engine, a follower and what lies between them."""
 
     def __init__(
-        self, seed: int, kind: type[Follower] = Follower, *, buffer: int = 10_000, has_replay: bool = True
+        self, seed: int, kind: type[EventSync] = EventSync, *, buffer: int = 10_000, has_replay: bool = True
     ) -> None:
         self.rng = random.Random(seed)
         self.claims = Claims()
@@ -205,7 +205,7 @@ def test_with_a_replay_all_is_known_in_the_end(seed: int) -> None:
     assert world.claims.keys[Medium.L2] >= set(keys_of(STEM))
 
 
-class Careless(Follower):
+class Careless(EventSync):
     """Takes any number for the next."""
 
     def live(self, seq: int, payload: bytes) -> int | None:
@@ -213,7 +213,7 @@ class Careless(Follower):
         return super().live(seq, payload)
 
 
-class Trusting(Follower):
+class Trusting(EventSync):
     """Takes whoever comes back for the same."""
 
     def _is_known(self, seq: int, payload: bytes) -> bool:
@@ -221,7 +221,7 @@ class Trusting(Follower):
 
 
 @pytest.mark.parametrize("kind", [Careless, Trusting])
-def test_the_fuzz_finds_a_follower_that_checks_too_little(kind: type[Follower]) -> None:
+def test_the_fuzz_finds_a_follower_that_checks_too_little(kind: type[EventSync]) -> None:
     """Without the check for gaps, or for another life, claims are found to be untrue."""
     with pytest.raises(AssertionError, match="claims what is not there"):
         for seed in range(60):

@@ -44,7 +44,7 @@ async def test_what_fails_before_the_first_byte_goes_elsewhere(bad: Answering) -
                 assert answer.status == 200 and answer.headers["x-hotspan-replica"] == well.url
         assert ill.works < well.works
         assert await at.metric("retries_total") == ill.works
-        assert not any(at.router.places.in_flight.values())
+        assert not any(at.router.dispatcher.in_flight.values())
 
 
 async def test_replicas_that_are_not_there_are_left_alone() -> None:
@@ -136,7 +136,7 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         await until(lambda: fakes[0].open == 40)
         dead.set()
         assert set(await asyncio.gather(*tasks)) == {200}
-        assert not any(at.router.places.in_flight.values())
+        assert not any(at.router.dispatcher.in_flight.values())
 
 
 async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
@@ -154,14 +154,14 @@ async def test_a_replica_that_leaves_checks_unanswered_gets_nothing() -> None:
     impatient = replace(QUICK, timeout_s=2.0)
     async with replicas(say_ok, say_ok) as (ill, well), routed([ill, well], health=impatient) as at:
         ill.ping_s = 60.0
-        await until(lambda: ill.url not in at.router.places.up and well.url in at.router.places.up, 60)
+        await until(lambda: ill.url not in at.router.dispatcher.up and well.url in at.router.dispatcher.up, 60)
         before, answered = ill.works, 0
         async with asyncio.timeout(60):
             while answered < 10:  # a machine that stands still makes the other one late as well
                 answered += await at.status() == 200
         assert ill.works == before
         ill.ping_s = 0.0
-        await until(lambda: ill.url in at.router.places.up, 60)
+        await until(lambda: ill.url in at.router.dispatcher.up, 60)
 
 
 async def test_a_replica_that_drains_gets_nothing_new() -> None:
@@ -176,7 +176,7 @@ async def test_a_replica_that_drains_gets_nothing_new() -> None:
         tasks = [asyncio.create_task(at.status()) for _ in range(10)]
         await until(lambda: old.open > 0)
         old.ping = (503, {"status": "Draining"})
-        await until(lambda: old.url not in at.router.places.up)
+        await until(lambda: old.url not in at.router.dispatcher.up)
         await until(lambda: old.works + new.works == 10)
         had = old.works
         assert await at.metric("replica_health", replica=old.url, state="draining") == 1
@@ -185,7 +185,7 @@ async def test_a_replica_that_drains_gets_nothing_new() -> None:
         assert set(await asyncio.gather(*tasks)) == {200}
         assert old.works == had
         old.ping = (200, {"status": "Healthy"})
-        await until(lambda: old.url in at.router.places.up)
+        await until(lambda: old.url in at.router.dispatcher.up)
 
 
 async def test_the_operator_drains() -> None:
@@ -361,7 +361,7 @@ async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
         assert 12 < sum(first) < 55
         assert [await where(name) for name in range(300)] == first
         new.ping = (500, {})
-        await until(lambda: new.url not in at.router.places.up)
+        await until(lambda: new.url not in at.router.dispatcher.up)
         assert not any([await where(name) for name in range(100)])
         assert await at.metric("split_fallbacks_total") == sum(first[:100])
 
@@ -373,8 +373,8 @@ async def test_who_waits_for_a_canary_that_goes_down_goes_to_the_others() -> Non
         routed(fakes, {fakes[0].url: "canary"}, shares={"canary": 0.9}, max_in_flight=1) as at,
     ):
         tasks = [asyncio.create_task(at.status(headers={"x-session-id": f"s{n}"})) for n in range(20)]
-        await until(lambda: fakes[0].open == 1 and len(at.router.places.queue) + fakes[1].works >= 19)
-        waiting = len(at.router.places.queue)
+        await until(lambda: fakes[0].open == 1 and len(at.router.dispatcher.queue) + fakes[1].works >= 19)
+        waiting = len(at.router.dispatcher.queue)
         fakes[0].ping = (503, {"status": "Unhealthy"})
         await until(lambda: sum(task.done() for task in tasks) == 19)
         assert waiting > 10 and {task.result() for task in tasks if task.done()} == {200}
@@ -396,7 +396,7 @@ async def test_who_waits_for_its_sessions_replica_goes_elsewhere_when_that_is_do
             asks = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
             await at.status({"requestType": "NEW_SESSION"}, "/invocations", headers=asks)
         tasks = [asyncio.create_task(at.status({"inputs": "x"}, "/invocations", headers=named)) for _ in range(4)]
-        await until(lambda: len(at.router.places.queue) == 3)
+        await until(lambda: len(at.router.dispatcher.queue) == 3)
         home.ping = (503, {"status": "Unhealthy"})
         await until(lambda: sum(task.done() for task in tasks) == 3)
         assert {task.result() for task in tasks if task.done()} == {200}
@@ -425,14 +425,14 @@ async def test_waiting_requests_are_served_by_turns() -> None:
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=100) as at:
         spelled = ("Bearer a", "bearer a", "bEaReR  a")
         crowd = [asyncio.create_task(at.status(headers={"authorization": spelled[n % 3]})) for n in range(40)]
-        await until(lambda: len(at.router.places.queue) == 39)
+        await until(lambda: len(at.router.dispatcher.queue) == 39)
         other = asyncio.create_task(at.status(headers={"authorization": "Bearer b"}))
-        await until(lambda: len(at.router.places.queue) == 40)
+        await until(lambda: len(at.router.dispatcher.queue) == 40)
         goes.set()
         assert set(await asyncio.gather(other, *crowd)) == {200}
         served = [headers["authorization"] for _, _, headers, _ in fake.asked]
         assert len(served) == 41 and served.index("Bearer b") <= 2
-        assert len(at.router.places.queue) == 0
+        assert len(at.router.dispatcher.queue) == 0
         async with at.client.get(at.url + "/metrics") as answer:
             assert "Bearer" not in await answer.text()
 
@@ -447,11 +447,11 @@ async def test_the_queue_has_an_end() -> None:
 
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=2, queue_timeout_s=4.0) as at:
         tasks = [asyncio.create_task(at.status()) for _ in range(3)]
-        await until(lambda: len(at.router.places.queue) == 2)
+        await until(lambda: len(at.router.dispatcher.queue) == 2)
         async with at.post() as answer:
             assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 0)
-        await until(lambda: len(at.router.places.queue) == 0)
+        await until(lambda: len(at.router.dispatcher.queue) == 0)
         goes.set()
         assert sorted(await asyncio.gather(*tasks)) == [200, 503, 503]
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 2)
@@ -469,9 +469,9 @@ async def test_waiting_ends_with_the_client() -> None:
         first = asyncio.create_task(at.status())
         await until(lambda: fake.open == 1)
         second = asyncio.create_task(at.status())
-        await until(lambda: len(at.router.places.queue) == 1)
+        await until(lambda: len(at.router.dispatcher.queue) == 1)
         second.cancel()
-        await until(lambda: len(at.router.places.queue) == 0)
+        await until(lambda: len(at.router.dispatcher.queue) == 0)
         goes.set()
         assert await first == 200 and await at.status() == 200
         assert fake.works == 2
@@ -490,7 +490,7 @@ async def test_waiting_ends_when_all_are_gone() -> None:
         first = asyncio.create_task(at.status())
         await until(lambda: fake.open == 1)
         second = asyncio.create_task(at.status())
-        await until(lambda: len(at.router.places.queue) == 1)
+        await until(lambda: len(at.router.dispatcher.queue) == 1)
         fake.ping = (500, {})
         assert await asyncio.wait_for(second, 60) == 503
         hold.set()

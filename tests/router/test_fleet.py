@@ -251,7 +251,7 @@ def test_only_the_sessions_of_a_lost_replica_move(strategy: Strategy) -> None:
 
 def test_a_session_that_was_moved_stays_where_it_moved() -> None:
     """`auto` moves a session because that is cheaper, remembers it, and forgets the longest unused."""
-    router = fleet(most_overrides=2)
+    router = fleet(max_overrides=2)
     what = ask(1, session=b"s" * 16, tokens=1000)
     home = router.choose(what)
     busy = router.dispatch(ask(tokens=50_000), home)
@@ -315,7 +315,7 @@ class Fleets(RuleBasedStateMachine):
             clock=self.clock,
             rng=random.Random(1),
             assumed_pieces=40,
-            most_overrides=3,
+            max_overrides=3,
         )
         self.names: dict[str, int] = {}
         self.open: list[tuple[str, Ticket]] = []

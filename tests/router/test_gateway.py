@@ -144,7 +144,7 @@ async def test_hang_up_reaches_the_replica() -> None:
         assert await answer.content.readany()
         answer.close()
         await until(lambda: fake.hung_up == 2 and fake.open == at.router.gateway.active == 0)
-        assert not any(at.router.places.in_flight.values())
+        assert not any(at.router.dispatcher.in_flight.values())
         assert await at.metric("requests_total", outcome="gone") == 2
         assert await at.metric("breaker_opened_total") == 0
 
@@ -188,7 +188,7 @@ async def test_own_answers() -> None:
         assert sum(fake.works for fake in fakes) == 1
         for fake in fakes:
             fake.ping = (500, {})
-        await until(lambda: not at.router.places.up)
+        await until(lambda: not at.router.dispatcher.up)
         async with at.client.get(at.url + "/ping") as answer:
             assert answer.status == 503
         async with at.post() as answer:
@@ -223,7 +223,7 @@ async def test_two_hundred_at_once() -> None:
 
     async with replicas(echo, echo, echo) as fakes, routed(fakes) as at:
         await asyncio.gather(*(one(at, number) for number in range(200)))
-        assert not any(at.router.places.in_flight.values()) and at.router.gateway.active == 0
+        assert not any(at.router.dispatcher.in_flight.values()) and at.router.gateway.active == 0
         assert all(load.in_flight == 0 for load in at.router.fleet.replicas.values())
         assert all(fake.works > 20 for fake in fakes)  # nobody herds
 

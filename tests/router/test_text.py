@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.blocks import Blocks
+from hotspan.router.event_messages import Stored
 from hotspan.router.roots import Roots, engine_salt
 from hotspan.router.template import ChatTemplate
 from hotspan.router.text import Prompts, piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium
-from hotspan.router.wire import Stored
 from hotspan.testing.clock import SimulatedClock
 from tests.operations import operations
 from tests.router.test_tokens import made

@@ -30,9 +30,9 @@ THREADS = 4
 STALL_S = 1.0
 """An I/O that moves nothing for so long hangs; when two do, so does the disk."""
 
-_MOST_STORES = 2  # of the threads' work, so that others are free to read
-_MOST_LOADS = 256
-_MOST_FAULTS = 3
+_MAX_STORES = 2  # of the threads' work, so that others are free to read
+_MAX_LOADS = 256
+_MAX_FAULTS = 3
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 10.0
 _COPY = b"O"  # followed by a key: a copy, as `_pack` has it
 _HEAD = struct.Struct("<Q16sH")
@@ -150,11 +150,11 @@ class DiskSlab:
 
     def can_store(self) -> bool:
         """Whether `store` may be called."""
-        return self.is_up and sum(not each.is_load for each in self._flights) < _MOST_STORES
+        return self.is_up and sum(not each.is_load for each in self._flights) < _MAX_STORES
 
     def can_load(self) -> bool:
         """Whether `load` may be called."""
-        return self.is_up and sum(each.is_load for each in self._flights) < _MOST_LOADS
+        return self.is_up and sum(each.is_load for each in self._flights) < _MAX_LOADS
 
     def store(self, size: int, parts: Sequence[memoryview], done: Callable[[Outcome, DiskCopy | None], None]) -> bool:
         """Write a value that lies in `parts`, whole pages; others give way for it. False if there is no room.
@@ -288,7 +288,7 @@ class DiskSlab:
         elif outcome is Outcome.FAULT:
             self.counts.faults += 1
             self._faults += 1
-            if self._faults >= _MOST_FAULTS and self.is_up:
+            if self._faults >= _MAX_FAULTS and self.is_up:
                 self.counts.trips += 1
                 logger.warning("daemon_disk_fails path=%s pause_s=%g", self._directory.path, self._rest_s)
                 self._rests_until_s = self._clock.monotonic() + self._rest_s

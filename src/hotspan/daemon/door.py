@@ -45,7 +45,7 @@ from hotspan.l2.door import (
 
 logger = logging.getLogger(__name__)
 
-MOST_LOAD_S = 0.5
+MAX_LOAD_S = 0.5
 """How long a look-up that wants a lease waits at most for the disk; what is not there by then is a miss."""
 
 _ACCEPT_AGAIN_S = 1.0
@@ -227,7 +227,7 @@ class LocalDoor:
             self._pool.abort(client.writing)
         self._pool.release_all(client)
 
-    def _most_bytes(self, client: Client) -> int:
+    def _max_bytes(self, client: Client) -> int:
         """Of an answer: what the socket's buffer takes in one piece."""
         return min(client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 4096, BUFFER_BYTES)
 
@@ -249,7 +249,7 @@ class LocalDoor:
             ends.append(asyncio.Event())
             loading.on_end.append(ends[-1].set)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MOST_LOAD_S):
+            async with asyncio.timeout(MAX_LOAD_S):
                 for ended in ends:
                     await ended.wait()
         objects = [None if each is None or not each.extents else each for each in self._pool.peek(keys)]
@@ -268,7 +268,7 @@ class LocalDoor:
 
     def _describe(self, client: Client, body: memoryview) -> bytes:
         """As many as fit into an answer: with many marks or extents the client asks again for the rest."""
-        left = self._most_bytes(client) - len(_OK) - DESCRIBED.size
+        left = self._max_bytes(client) - len(_OK) - DESCRIBED.size
         versions: list[int] = []
         entries: list[bytes] = []
         for stored in self._pool.peek(_keys(body)):
@@ -346,7 +346,7 @@ class LocalDoor:
             logger.warning("log_begins_anew generation=%d: a replica has read up to %d", self._log.generation, after)
             self._log.begin(after)
             self._pool.forget_own()
-        part = self._log.read(after, self._most_bytes(client) - 65536)
+        part = self._log.read(after, self._max_bytes(client) - 65536)
         head = {
             "epoch": self._log.epoch.hex(),
             "generation": self._log.generation,

@@ -27,7 +27,7 @@ from hotspan.tiers.io import IoQueue, IoThreads
 
 logger = logging.getLogger(__name__)
 
-MOST_WAIT_S = 1.0
+MAX_WAIT_S = 1.0
 """How long a client waits at most to hear that something is durable."""
 
 _HEAD = struct.Struct("<4sQQQ8s")
@@ -115,7 +115,7 @@ class Journal:
             self._waiting.append(tell)
         self._flush_soon()
 
-    async def settled(self, timeout_s: float = MOST_WAIT_S) -> bool:
+    async def settled(self, timeout_s: float = MAX_WAIT_S) -> bool:
         """The same; False, too, if the disk does not say so in time."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[bool] = loop.create_future()

@@ -25,9 +25,9 @@ from hotspan.daemon.journal import NoNotes, Notes
 logger = logging.getLogger(__name__)
 
 MOST_ENTRIES = 1 << 16
-MOST_BYTES = 64 * MIB
-MOST_REPLICAS = 512
-MOST_NAME = 200
+MAX_BYTES = 64 * MIB
+MAX_REPLICAS = 512
+MAX_NAME = 200
 """Characters in the name of a replica."""
 
 _BEGUN = b"E"  # epoch and floor
@@ -55,7 +55,7 @@ class InvalidationLog:
     """Entries in order, and who has read how far.
 
     generation: of the newest entry; `floor` if there is none.
-    floor:      what was invalidated up to here is not known any more: it keeps the newest `MOST_ENTRIES`, `MOST_BYTES`.
+    floor:      what was invalidated up to here is not known any more: it keeps the newest `MOST_ENTRIES`, `MAX_BYTES`.
     notes:      where it is noted, and found.
     Raises: ValueError for what makes no sense.
     """
@@ -63,12 +63,12 @@ class InvalidationLog:
     def __init__(
         self,
         clock: Clock,
-        most_entries: int = MOST_ENTRIES,
-        most_bytes: int = MOST_BYTES,
+        max_entries: int = MOST_ENTRIES,
+        most_bytes: int = MAX_BYTES,
         notes: Notes | None = None,
     ) -> None:
         self._clock = clock
-        self._most_entries, self._most_bytes = most_entries, most_bytes
+        self._max_entries, self._max_bytes = max_entries, most_bytes
         self._notes = notes or NoNotes()
         self._replicas: dict[str, tuple[int, float]] = {}
         self._entries: deque[LogEntry] = deque()
@@ -99,7 +99,7 @@ class InvalidationLog:
         self._notes.put(_name(self._entries[-1]), text.encode())
         self.generation = generation
         self._bytes += len(text)
-        while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
             dropped = self._entries.popleft()
             self._bytes -= len(dropped.text)
             self.floor = dropped.generation
@@ -127,8 +127,8 @@ class InvalidationLog:
         _check_name(replica)
         if not 0 < ttl_s < float("inf"):
             raise ValueError(f"a replica is alive for some seconds, not {ttl_s}")
-        if replica not in self._replicas and len(self.replicas()) >= MOST_REPLICAS:
-            raise ValueError(f"there are {MOST_REPLICAS} replicas already")
+        if replica not in self._replicas and len(self.replicas()) >= MAX_REPLICAS:
+            raise ValueError(f"there are {MAX_REPLICAS} replicas already")
         self._replicas[replica] = (generation, self._clock.monotonic() + ttl_s)
 
     def forget(self, replica: str) -> None:
@@ -172,5 +172,5 @@ def _name(entry: LogEntry) -> bytes:
 
 
 def _check_name(replica: str) -> None:
-    if not 0 < len(replica) <= MOST_NAME:
-        raise ValueError(f"a replica's name has 1 to {MOST_NAME} characters")
+    if not 0 < len(replica) <= MAX_NAME:
+        raise ValueError(f"a replica's name has 1 to {MAX_NAME} characters")

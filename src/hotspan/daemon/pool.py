@@ -31,7 +31,7 @@ from hotspan.l2.door import CHANGE_BITS
 from hotspan.tiers.eviction import LeafArc, Shares
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
-MOST_LEASES = 1 << 17
+MAX_LEASES = 1 << 17
 _CHANGES = 1 << CHANGE_BITS
 
 
@@ -235,9 +235,9 @@ class Pool:
 
     def lease(self, objects: Sequence[StoredObject], ttl_s: float, owner: object | None = None) -> Lease | None:
         """Pin objects; None if there are too many leases already."""
-        if len(self._leases) >= MOST_LEASES:
+        if len(self._leases) >= MAX_LEASES:
             self.expire()
-            if len(self._leases) >= MOST_LEASES:
+            if len(self._leases) >= MAX_LEASES:
                 return None
         self.counts.leased += 1
         return self._leases.grant(objects, self._clock.monotonic() + min(ttl_s, self.max_lease_s), owner)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
 _MAX_END_S = 1.0  # at the end, for requests
-_MOST_SAVE_S, _MOST_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
+_MAX_SAVE_S, _MAX_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
 _LIMITS = HttpLimits(least_rate=1e6, idle_s=300.0, head_bytes=16384)
 """A value may be as large as the pool lets it be: it is stored as it comes."""
 
@@ -169,12 +169,12 @@ class Daemon:
             await asyncio.wait(self._http.tasks, timeout=_MAX_END_S)
         if self._directory is None or self._disk is None or self._journal is None:
             return
-        ends_s = self._clock.monotonic() + _MOST_SAVE_S
+        ends_s = self._clock.monotonic() + _MAX_SAVE_S
         while (self._pool.unsaved or not self._disk.is_idle) and self._clock.monotonic() < ends_s and self._disk.is_up:
             await asyncio.sleep(_SWEEP_S / 10)
             self._pool.sweep()
         has_ended = self._disk.close(0.0)
-        if self._journal.close(_MOST_NOTE_S) and has_ended:
+        if self._journal.close(_MAX_NOTE_S) and has_ended:
             self._directory.close()  # else an I/O that hangs still uses it: the process's end frees its lock
 
     def _gauges(self) -> DaemonGauges:

@@ -4,7 +4,7 @@
     take 9 of   [....][..xxx.....]   ->   the largest ones, until the rest fits into one: a value may lie in fragments
 
 Extents begin and end on pages. A segment of equal values never falls apart; in any other a value is in as few fragments
-as can be, and in at most `MOST_EXTENTS`: then more has to be evicted.
+as can be, and in at most `MAX_EXTENTS`: then more has to be evicted.
 """
 
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hotspan.core.types import PAGE_BYTES, round_up
 
-MOST_EXTENTS = 64
+MAX_EXTENTS = 64
 """Fragments of one value."""
 
 
@@ -55,7 +55,7 @@ class FreeSpace:
         size = round_up(size, PAGE_BYTES)
         if self.bytes < size:
             return False
-        return self._by_size[-1][0] >= size or sum(length for length, _ in self._by_size[-MOST_EXTENTS:]) >= size
+        return self._by_size[-1][0] >= size or sum(length for length, _ in self._by_size[-MAX_EXTENTS:]) >= size
 
     def take(self, size: int) -> tuple[Extent, ...] | None:
         """Extents of `size` bytes in all, or None. All are of whole pages but for the last: its page is taken whole."""

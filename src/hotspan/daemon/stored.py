@@ -14,7 +14,7 @@ from hotspan.tiers.record import unpack
 OWN_BUCKET = "hotspan"
 """Where replicas of hotspan keep theirs: the name of an object there is its chunk's key, in hexadecimal."""
 
-_MOST_MARKS = 2 * MOST_LABELS
+_MAX_MARKS = 2 * MOST_LABELS
 
 
 class Standing(NamedTuple):
@@ -81,7 +81,7 @@ class StoredObject:
 def joined_marks(marks: set[bytes], more: Iterable[bytes]) -> set[bytes]:
     """Both; where they are too many, fewer that say the same or take the object along sooner."""
     joined = marks.union(more)
-    if len(joined) <= _MOST_MARKS:
+    if len(joined) <= _MAX_MARKS:
         return joined
     terms = marked(Terms(), joined)
     return set(marks_of(terms, terms.generation))

@@ -9,7 +9,7 @@ from hotspan.daemon.journal import NoNotes, Notes
 from hotspan.daemon.stored import joined_marks
 from hotspan.l2.base import MARK_BYTES, marks_of
 
-MOST_STRAYS = 1 << 16
+MAX_STRAYS = 1 << 16
 """Objects whose marks are kept; the marks of more are remembered as lost."""
 
 _MARKS = b"M"  # followed by a key; marks one after the other, of an object that is there, too
@@ -29,7 +29,7 @@ class StrayMarks:
     notes: where all of that is noted, and found.
     """
 
-    def __init__(self, most: int = MOST_STRAYS, notes: Notes | None = None) -> None:
+    def __init__(self, most: int = MAX_STRAYS, notes: Notes | None = None) -> None:
         self._most = most
         self._notes = notes or NoNotes()
         self._marks: OrderedDict[ChunkKey, set[bytes]] = OrderedDict()

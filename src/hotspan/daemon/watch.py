@@ -6,7 +6,7 @@ from pathlib import Path
 
 _IN_ATTRIB = 0x4  # as <sys/inotify.h> has them; it comes with a change of the number of links
 _IN_MOVE_SELF = 0x800
-_MOST_EVENTS_BYTES = 4096
+_MAX_EVENTS_BYTES = 4096
 
 
 class NameWatch:
@@ -27,7 +27,7 @@ class NameWatch:
     def clear(self) -> None:
         """Forget the events so far."""
         try:
-            while os.read(self.fd, _MOST_EVENTS_BYTES):
+            while os.read(self.fd, _MAX_EVENTS_BYTES):
                 pass
         except BlockingIOError:
             return

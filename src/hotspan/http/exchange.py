@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from hotspan.core.errors import HotspanError
-from hotspan.core.head import DECISIVE, HeadError, check_head
 from hotspan.http.errors import HttpError
+from hotspan.http.head import DECISIVE, HeadError, check_head
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from hotspan.core.head import HeadError, end_to_end, header_text
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import REQUEST_ID, Exchange, RawHeaders
+from hotspan.http.head import HeadError, end_to_end, header_text
 
 IDLE_S = 3.0
 """How long a connection may wait for the next request: less than the 5 s of hotspan's servers and of uvicorn."""

@@ -13,14 +13,14 @@ import orjson
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
+from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet
-from hotspan.router.health import Vitals
-from hotspan.router.places import Places
+from hotspan.router.health import ReplicaHealth
+from hotspan.router.health_checks import HealthChecks
 from hotspan.router.settings import Replica
-from hotspan.router.watch import Watch
 
 _REPLICAS, _DRAIN, _RESUME = "/router/replicas", "/router/replicas/drain", "/router/replicas/resume"
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
@@ -32,16 +32,16 @@ class Admin:
         token: str | None,
         replicas: Mapping[str, Replica],
         fleet: Fleet,
-        vitals: Mapping[str, Vitals],
-        places: Places,
-        watch: Watch,
+        replica_health: Mapping[str, ReplicaHealth],
+        dispatcher: Dispatcher,
+        checks: HealthChecks,
     ) -> None:
         self._token = token
         self._replicas = replicas
         self._fleet = fleet
-        self._vitals = vitals
-        self._places = places
-        self._watch = watch
+        self._replica_health = replica_health
+        self._dispatcher = dispatcher
+        self._checks = checks
 
     def check(self, exchange: Exchange) -> None:
         """Raise HttpError 401 or 403 unless it is the administrator who asks."""
@@ -63,22 +63,22 @@ class Admin:
             await exchange.respond(200, orjson.dumps({"replicas": [self._shown(name) for name in self._replicas]}))
         elif path in (_DRAIN, _RESUME) and method == "POST":
             name = await self._named(exchange)
-            self._watch.drain(name, is_drained=path == _DRAIN)
+            self._checks.drain(name, is_drained=path == _DRAIN)
             await exchange.respond(200, orjson.dumps(self._shown(name)))
         else:
             raise HttpError(404, f"there are GET {_REPLICAS}, POST {_DRAIN} and POST {_RESUME}")
         return "answered"
 
     def _shown(self, name: str) -> dict[str, Any]:
-        vitals, load = self._vitals[name], self._fleet.replicas[name]
+        replica_health, load = self._replica_health[name], self._fleet.replicas[name]
         return {
             "replica": name,
             "group": self._replicas[name].group,
-            "can_take": vitals.can_take,
-            "health": vitals.health.value,
-            "breaker": vitals.breaker.state.value,
-            "is_drained": vitals.is_drained,
-            "in_flight": self._places.in_flight[name],
+            "can_take": replica_health.can_take,
+            "health": replica_health.health.value,
+            "breaker": replica_health.breaker.state.value,
+            "is_drained": replica_health.is_drained,
+            "in_flight": self._dispatcher.in_flight[name],
             "is_exact": self._fleet.is_exact(name),
             "tokens_per_s": round(load.tokens_per_s, 1),
         }
@@ -88,7 +88,7 @@ class Admin:
         if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
             raise HttpError(415, f"send {JSON}")
         body, more = b"", True
-        while more and len(body) <= _MOST_BYTES:
+        while more and len(body) <= _MAX_BYTES:
             part, more = await exchange.part()
             body += part
         try:

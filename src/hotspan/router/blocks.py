@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
+from hotspan.router.event_messages import Hash, _Removed, _Stored
 from hotspan.router.types import PIECE_BYTES, Medium
-from hotspan.router.wire import Hash, _Removed, _Stored
 
 _MEDIA = {
     "GPU": Medium.GPU,

@@ -26,7 +26,7 @@ class Prompt:
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     """The prompt of a request; an empty one for what is no prompt or can't be known here."""
-    most = _most_tokens(body)
+    most = _max_tokens(body)
     if path.endswith("/responses"):
         return _chat(_of_responses(body), [_flat_tool(tool) for tool in _list(body.get("tools"))], most)
     if path.endswith("/messages"):
@@ -142,7 +142,7 @@ def _named_tool(tool: object) -> Json:
     return {"type": "function", "function": function}
 
 
-def _most_tokens(body: Mapping[str, Any]) -> int:
+def _max_tokens(body: Mapping[str, Any]) -> int:
     parameters = body.get("parameters")
     for fields in (body, parameters if isinstance(parameters, dict) else {}):
         for name in _LIMITS:

@@ -23,7 +23,7 @@ from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks, Join, RootOf
-from hotspan.router.follow import Follower, Index, OnState
+from hotspan.router.event_sync import EventSync, Index, OnState
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _BATCH = 32
 _REFUSED = (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEARTBEAT_S = 5.0
-_MOST_QUEUED = 100_000
+_MAX_QUEUED = 100_000
 _LARGEST_BYTES = 64 * MIB
 
 
@@ -102,7 +102,7 @@ class EventFeed:
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
         self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
-        self._follower = Follower(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
+        self._follower = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
         self._rng = rng or random.Random()
         self._replay_wait_s = replay_wait_s
         self._garbled = self._failures = 0
@@ -235,7 +235,7 @@ class EventFeed:
         options = {
             zmq.LINGER: 0,
             zmq.IPV6: 1,
-            zmq.RCVHWM: _MOST_QUEUED,
+            zmq.RCVHWM: _MAX_QUEUED,
             zmq.MAXMSGSIZE: _LARGEST_BYTES,
             zmq.HEARTBEAT_IVL: round(1000 * _HEARTBEAT_S),
             zmq.HEARTBEAT_TIMEOUT: round(3000 * _HEARTBEAT_S),

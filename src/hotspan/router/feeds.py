@@ -9,9 +9,9 @@ from dataclasses import asdict
 
 from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
+from hotspan.router.event_sync import REASONS
 from hotspan.router.events import EventFeed
 from hotspan.router.fleet import Fleet
-from hotspan.router.follow import REASONS
 from hotspan.router.metrics import Figure, Sample
 from hotspan.router.settings import Replica
 from hotspan.router.text import Prompts

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet
-from hotspan.router.health import BreakerState, HealthState, Vitals
+from hotspan.router.health import BreakerState, HealthState, ReplicaHealth
 from hotspan.router.metrics import Figure, Sample
-from hotspan.router.places import Places
 from hotspan.router.stateful import StatefulSessions
 from hotspan.router.text import Prompts
 
@@ -13,17 +13,21 @@ _REPLICA = ("replica",)
 
 
 def figures(
-    fleet: Fleet, vitals: Mapping[str, Vitals], places: Places, sessions: StatefulSessions, prompts: Prompts
+    fleet: Fleet,
+    replica_health: Mapping[str, ReplicaHealth],
+    dispatcher: Dispatcher,
+    sessions: StatefulSessions,
+    prompts: Prompts,
 ) -> list[Figure]:
     """All of them."""
-    index, queue = fleet.index, places.queue
+    index, queue = fleet.index, dispatcher.queue
     return [
-        *_of_replicas(fleet, vitals, places),
+        *_of_replicas(fleet, replica_health, dispatcher),
         _one("queue_requests", "Requests that wait.", lambda: len(queue)),
         _one("queue_tenants", "Tenants that have some waiting.", lambda: queue.tenants),
         _count("queue_refused", "Requests turned away because the queue was full.", lambda: queue.refused),
-        _count("queue_overdue", "Requests that waited for too long.", lambda: places.overdue),
-        _count("queue_wait_seconds", "Spent in the queue, by all requests together.", lambda: places.waited_s),
+        _count("queue_overdue", "Requests that waited for too long.", lambda: dispatcher.overdue),
+        _count("queue_wait_seconds", "Spent in the queue, by all requests together.", lambda: dispatcher.waited_s),
         _one("index_bytes", "Memory of what replicas are known or assumed to hold.", lambda: index.bytes),
         _one("index_pieces", "Pieces of prompts that are known.", lambda: len(index)),
         _count("index_evicted_pieces", "Pieces forgotten for want of memory.", lambda: index.evicted),
@@ -35,12 +39,12 @@ def figures(
     ]
 
 
-def _of_replicas(fleet: Fleet, vitals: Mapping[str, Vitals], places: Places) -> list[Figure]:
+def _of_replicas(fleet: Fleet, replica_health: Mapping[str, ReplicaHealth], dispatcher: Dispatcher) -> list[Figure]:
     def each(value: Callable[[str], float]) -> Callable[[], list[Sample]]:
-        return lambda: [Sample((name,), value(name)) for name in vitals]
+        return lambda: [Sample((name,), value(name)) for name in replica_health]
 
     def states(kind: type[HealthState] | type[BreakerState], now: Callable[[str], object]) -> list[Sample]:
-        return [Sample((name, state.value), float(now(name) is state)) for name in vitals for state in kind]
+        return [Sample((name, state.value), float(now(name) is state)) for name in replica_health for state in kind]
 
     by_state = ("replica", "state")
     return [
@@ -48,35 +52,35 @@ def _of_replicas(fleet: Fleet, vitals: Mapping[str, Vitals], places: Places) -> 
             "replica_can_take",
             "1 if requests may go to a replica.",
             _REPLICA,
-            each(lambda name: float(vitals[name].can_take)),
+            each(lambda name: float(replica_health[name].can_take)),
         ),
         Figure(
             "replica_health",
             "What a replica says of itself; 1 at the state.",
             by_state,
-            lambda: states(HealthState, lambda name: vitals[name].health),
+            lambda: states(HealthState, lambda name: replica_health[name].health),
         ),
         Figure(
             "breaker_state",
             "Whether failures keep requests away; 1 at the state.",
             by_state,
-            lambda: states(BreakerState, lambda name: vitals[name].breaker.state),
+            lambda: states(BreakerState, lambda name: replica_health[name].breaker.state),
         ),
         Figure(
             "breaker_opened",
             "How often a breaker opened.",
             _REPLICA,
-            each(lambda name: vitals[name].breaker.opened),
+            each(lambda name: replica_health[name].breaker.opened),
             is_counter=True,
         ),
         Figure(
             "health_checks_failed",
             "Questions that a replica did not answer well.",
             _REPLICA,
-            each(lambda name: vitals[name].failed_checks),
+            each(lambda name: replica_health[name].failed_checks),
             is_counter=True,
         ),
-        Figure("in_flight_requests", "At a replica now.", _REPLICA, each(lambda name: places.in_flight[name])),
+        Figure("in_flight_requests", "At a replica now.", _REPLICA, each(lambda name: dispatcher.in_flight[name])),
         Figure(
             "replica_tokens_per_second",
             "Prompt tokens that a replica is taken to compute.",

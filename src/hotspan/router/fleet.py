@@ -94,12 +94,12 @@ class Fleet:
         rng: random.Random | None = None,
         weights: Weights | None = None,
         assumed_pieces: int = ASSUMED_PIECES,
-        most_overrides: int = 65_536,
+        max_overrides: int = 65_536,
     ) -> None:
         """Raises: ConfigError for a number that can't be.
 
         assumed_pieces: that a replica without events is taken to keep, unless it says how many tokens that are.
-        most_overrides: sessions that are remembered to live elsewhere than computed.
+        max_overrides: sessions that are remembered to live elsewhere than computed.
         """
         if assumed_pieces < 1:
             raise ConfigError(f"assumed_pieces is {assumed_pieces}; give at least 1")
@@ -117,7 +117,7 @@ class Fleet:
         self._arrivals = Arrivals()
         self._answer_tokens = _ANSWER_TOKENS
         self._homes = Rendezvous()
-        self._overrides = Overrides(most_overrides)
+        self._overrides = Overrides(max_overrides)
 
     # -- who there is ----------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Fleet:
             raise AssertionError(f"two replicas share a slot: {slots}, free {self._free_slots}")
         for replica in self._replicas.values():
             replica.load.check()
-            if not replica.is_exact and len(replica.assumed) > self._most_pieces(replica):
+            if not replica.is_exact and len(replica.assumed) > self._max_pieces(replica):
                 raise AssertionError(f"{replica.name} is taken to hold {len(replica.assumed)} pieces")
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -319,12 +319,12 @@ class Fleet:
             assumed[key] = 0
             assumed.move_to_end(key)
         self.index.add(replica.slot, ASSUMED, keys)
-        over = len(assumed) - self._most_pieces(replica, ask.piece_tokens)
+        over = len(assumed) - self._max_pieces(replica, ask.piece_tokens)
         if over > 0:
             self.index.remove(replica.slot, ASSUMED, [assumed.popitem(last=False)[0] for _ in range(over)])
         return ()
 
-    def _most_pieces(self, replica: _Replica, piece_tokens: float = 0.0) -> int:
+    def _max_pieces(self, replica: _Replica, piece_tokens: float = 0.0) -> int:
         cache_tokens = replica.load.speeds.cache_tokens
         if not cache_tokens or not piece_tokens:
             return self._assumed_pieces

@@ -1,7 +1,7 @@
 """The HTTP router: who asks, what is asked, and who answers it.
 
-client -> key -> body -> Ask -> carrier.py -> the best replica, or any
-                      \-------> everybody.py -> all replicas
+client -> key -> body -> Ask -> proxy.py -> the best replica, or any
+                      \-------> fan_out.py -> all replicas
                       \-------> here: /ping, /metrics, /router/...
 """
 
@@ -13,18 +13,18 @@ import orjson
 
 from hotspan.core.clock import Clock
 from hotspan.core.credentials import key_digest, shown_keys
-from hotspan.core.head import DECISIVE
 from hotspan.http.bodies import Bodies
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import Upstream
 from hotspan.router.admin import Admin
-from hotspan.router.carrier import Carrier, Reader
-from hotspan.router.everybody import ask_everybody
+from hotspan.router.dispatcher import Dispatcher
+from hotspan.router.fan_out import fan_out
 from hotspan.router.fleet import NoReplicaError
 from hotspan.router.metrics import CONTENT_TYPE, Counts, Exposition
-from hotspan.router.places import Places
+from hotspan.router.proxy import Proxy, Reader
 from hotspan.router.routes import Route, route_of
 from hotspan.router.settings import RouterSettings
 from hotspan.router.tenants import TenantNames
@@ -55,8 +55,8 @@ class Parts:
     prompts: Reader
     tenants: TenantNames
     upstream: Upstream
-    places: Places
-    carrier: Carrier
+    dispatcher: Dispatcher
+    proxy: Proxy
     counts: Counts
     exposition: Exposition
     admin: Admin
@@ -73,7 +73,7 @@ class Gateway:
         settings = parts.settings
         self._parts = parts
         self._settings = settings
-        self._places = parts.places
+        self._dispatcher = parts.dispatcher
         self._counts = parts.counts
         self._upstream = parts.upstream
         self._names = [replica.url for replica in settings.replicas]
@@ -147,19 +147,19 @@ class Gateway:
             raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
         began_s = self._parts.clock.monotonic()
         async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
-            return await self._parts.carrier.carry(exchange, body, self._ask(exchange, body), began_s)
+            return await self._parts.proxy.forward(exchange, body, self._ask(exchange, body), began_s)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica."""
         async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
-            return await self._parts.carrier.carry(exchange, body, _NOTHING, self._parts.clock.monotonic())
+            return await self._parts.proxy.forward(exchange, body, _NOTHING, self._parts.clock.monotonic())
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
         async with self._bodies.body(exchange, self._owner(exchange)) as body:
             # Those that are up come first: the first is asked before the others.
-            names = sorted(self._names, key=lambda name: name not in self._places.up)
-            is_complete = await ask_everybody(self._upstream, names, exchange, body)
+            names = sorted(self._names, key=lambda name: name not in self._dispatcher.up)
+            is_complete = await fan_out(self._upstream, names, exchange, body)
         outcome = "complete" if is_complete else "incomplete"
         self._counts.fan_outs[outcome,] = self._counts.fan_outs.get((outcome,), 0) + 1
         return outcome
@@ -168,7 +168,7 @@ class Gateway:
         """Whether requests may be sent here."""
         if self.is_draining:
             await exchange.respond(503, b'{"status":"Draining"}')
-        elif not self._places.up:
+        elif not self._dispatcher.up:
             await exchange.respond(503, b'{"status":"Unhealthy"}')
         else:
             await exchange.respond(200, b'{"status":"Healthy"}')

@@ -138,7 +138,7 @@ class Breaker:
         self.opened += 1
 
 
-class Vitals:
+class ReplicaHealth:
     """All that decides whether one replica is given work.
 
     is_drained: the operator wants none there. failed_checks: since the start.

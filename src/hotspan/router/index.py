@@ -38,7 +38,7 @@ _SLOT_BYTES = 20
 _MASK_BYTES = 240
 """A shared mask with its spread, in both of their tables."""
 
-_MOST_MASKS = 8192
+_MAX_MASKS = 8192
 _SWEPT = 64
 _LEVELS = 4
 _ASKED = 1
@@ -53,9 +53,9 @@ class PrefixIndex:
         if cap_bytes < LEAST_BYTES:
             raise ConfigError(f"an index of {cap_bytes} bytes holds nothing; give it at least {LEAST_BYTES}")
         self.cap_bytes = cap_bytes
-        self.most = _most_entries(cap_bytes - min(cap_bytes // 4, _MOST_MASKS * _MASK_BYTES))
+        self.most = _max_entries(cap_bytes - min(cap_bytes // 4, _MAX_MASKS * _MASK_BYTES))
         self.evicted = 0
-        self._most_masks = min(_MOST_MASKS, cap_bytes // 4 // _MASK_BYTES)
+        self._max_masks = min(_MAX_MASKS, cap_bytes // 4 // _MASK_BYTES)
         self._pieces: dict[int, int] = {}
         self._masks: dict[int, int] = {}
         self._spreads: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -191,7 +191,7 @@ class PrefixIndex:
         """The one object for this mask."""
         found = self._masks.get(mask)
         if found is None:
-            if len(self._masks) >= self._most_masks:
+            if len(self._masks) >= self._max_masks:
                 self._masks.clear()
                 for spreads in self._spreads:
                     spreads.clear()
@@ -276,7 +276,7 @@ def _held(ends: Sequence[tuple[int, int]]) -> dict[int, Held]:
     return found
 
 
-def _most_entries(cap_bytes: int) -> int:
+def _max_entries(cap_bytes: int) -> int:
     """How many entries a dict may have so that it stays below a size, also while it moves to a new table.
 
     A dict that is full takes the first power of two above three times its entries for its table.

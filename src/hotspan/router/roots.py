@@ -14,7 +14,7 @@ from hotspan.core.terms import DEFAULT_TENANT
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
 _SALTED = "hotspan:"
-_MOST_NAMES = 4096
+_MAX_NAMES = 4096
 
 
 def root_key(model: str, adapter: str = "", salt: str = "") -> int:
@@ -44,7 +44,7 @@ class Roots:
     def of_engine(self, adapter: str, salt: str) -> int | None:
         """The root of a text whose adapter and salt an engine names."""
         found = _ENGINE_NAME.fullmatch(adapter)
-        if found and (found["name"] in self._adapters or len(self._adapters) < _MOST_NAMES):
+        if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
             self._adapters[found["name"]] = adapter
         self.is_salted = self.is_salted or salt.startswith(_SALTED)
         return root_key(self._model, adapter, "" if salt == engine_salt(DEFAULT_TENANT, "") else salt)

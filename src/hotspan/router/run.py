@@ -15,18 +15,19 @@ from hotspan.core.errors import ConfigError
 from hotspan.http.serving import BACKLOG, DrainingServer, bind, uvicorn_config
 from hotspan.http.upstream import Upstream
 from hotspan.router.admin import Admin
-from hotspan.router.carrier import Carrier
+from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.feeds import Feeds
 from hotspan.router.figures import figures
 from hotspan.router.fleet import Fleet
 from hotspan.router.gateway import Gateway, Parts, http_limits
-from hotspan.router.health import Vitals
+from hotspan.router.health import ReplicaHealth
+from hotspan.router.health_checks import HealthChecks
 from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import Measured
 from hotspan.router.memory import settle_memory
 from hotspan.router.metrics import Counts, Exposition
-from hotspan.router.places import Places
 from hotspan.router.policy import Weights
+from hotspan.router.proxy import Proxy
 from hotspan.router.session import session_key
 from hotspan.router.settings import RouterSettings
 from hotspan.router.stateful import StatefulSessions
@@ -35,7 +36,6 @@ from hotspan.router.tenants import TenantNames
 from hotspan.router.text import Prompts
 from hotspan.router.tokens import TokenTable
 from hotspan.router.tracing import Tracer, no_tracer, open_tracer
-from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class Router:
 
     gateway: Gateway
     fleet: Fleet
-    places: Places
-    watch: Watch
+    dispatcher: Dispatcher
+    checks: HealthChecks
     feeds: Feeds
     measured: Measured
 
@@ -67,14 +67,14 @@ async def opened(
     ) as upstream:
         router = _assembled(settings, upstream, clock, rng, tracer)
         try:
-            await router.watch.begin()
+            await router.checks.begin()
             router.feeds.begin()
             router.measured.begin()
             yield router
         finally:
             await router.measured.end()
             await router.feeds.end()
-            await router.watch.end()
+            await router.checks.end()
 
 
 def _assembled(
@@ -93,33 +93,33 @@ def _assembled(
     )
     slots = {name: fleet.add(name) for name in replicas}
     feeds = Feeds(settings.replicas, slots, fleet, prompts, table, rng, settings.events_keys)
-    vitals = {name: Vitals(settings.health, clock, rng) for name in replicas}
+    replica_health = {name: ReplicaHealth(settings.health, clock, rng) for name in replicas}
     counts, sessions = Counts(), StatefulSessions(clock)
-    places = Places(
+    dispatcher = Dispatcher(
         fleet,
         replicas,
-        most_in_flight=settings.max_in_flight,
+        max_in_flight=settings.max_in_flight,
         queue_size=settings.queue_size,
         queue_timeout_s=settings.queue_timeout_s,
         clock=clock,
-        on_take=lambda name: watch.took(name),
+        on_take=lambda name: checks.took(name),
     )
-    watch = Watch(vitals, places, upstream, settings.health, rng=rng)
-    carrier = Carrier(
+    checks = HealthChecks(replica_health, dispatcher, upstream, settings.health, rng=rng)
+    proxy = Proxy(
         settings,
         prompts=prompts,
         upstream=upstream,
-        places=places,
-        watch=watch,
+        dispatcher=dispatcher,
+        checks=checks,
         sessions=sessions,
         counts=counts,
         tracer=tracer,
         clock=clock,
     )
-    exposition = Exposition(counts, [*figures(fleet, vitals, places, sessions, prompts), *feeds.figures()])
-    admin = Admin(settings.admin_token, replicas, fleet, vitals, places, watch)
-    parts = Parts(settings, prompts, tenants, upstream, places, carrier, counts, exposition, admin, clock)
-    return Router(Gateway(parts), fleet, places, watch, feeds, Measured(fleet, list(replicas), upstream))
+    exposition = Exposition(counts, [*figures(fleet, replica_health, dispatcher, sessions, prompts), *feeds.figures()])
+    admin = Admin(settings.admin_token, replicas, fleet, replica_health, dispatcher, checks)
+    parts = Parts(settings, prompts, tenants, upstream, dispatcher, proxy, counts, exposition, admin, clock)
+    return Router(Gateway(parts), fleet, dispatcher, checks, feeds, Measured(fleet, list(replicas), upstream))
 
 
 def run_router(settings: RouterSettings) -> None:

@@ -15,7 +15,7 @@ NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker
 _LASTS_S = 1200.0
 """A session whose answer says no time."""
 
-_MOST_ID = 256
+_MAX_ID = 256
 
 
 class StatefulSessions:
@@ -50,7 +50,7 @@ class StatefulSessions:
             self._homes.pop(closed.strip(), None)
         name, _, rest = new.partition(";")
         name = name.strip()
-        if not name or len(name) > _MOST_ID:
+        if not name or len(name) > _MAX_ID:
             return
         self._homes[name] = (replica, self._ends_s(rest))
         self._homes.move_to_end(name)

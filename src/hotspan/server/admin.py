@@ -23,19 +23,19 @@ DURABLE_S = 10.0
 """How long an invalidation may take to be durable before its caller is told that it is not yet."""
 
 _SHRED_S = 40.0
-_MOST_ID = 2**31
-_MOST_IN_BATCH = 1000
-_MOST_NAMES = 4096
+_MAX_ID = 2**31
+_MAX_IN_BATCH = 1000
+_MAX_NAMES = 4096
 """Tags and sessions in all of a batch."""
 
-_MOST_TOKENS = 1 << 22
+_MAX_TOKENS = 1 << 22
 """Beyond any model's context: what is longer is refused while it is read."""
 
 _TEXTS_AT_ONCE = 4
 """Invalidations by text that the engine is asked for at a time; the others wait here."""
 
 Answer = dict[str, Any]
-TokenId = Annotated[int, Field(ge=0, lt=_MOST_ID)]
+TokenId = Annotated[int, Field(ge=0, lt=_MAX_ID)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -71,7 +71,7 @@ class Invalidation(BaseModel):
     adapter: Name | None = Field(None, description="An adapter, by its name.")
     model: bool = Field(False, description="Only what belongs to the model that is served.")
     tokens: list[TokenId] | None = Field(
-        None, max_length=_MOST_TOKENS, description="A text, by its tokens: no more than the model's context takes."
+        None, max_length=_MAX_TOKENS, description="A text, by its tokens: no more than the model's context takes."
     )
     prompt: str | None = Field(None, description="A text, tokenised as /v1/completions does.")
     tokens_from: TokenId | None = Field(
@@ -95,7 +95,7 @@ class Invalidations(Invalidation):
 
     batch: list[Invalidation] = Field(
         [],
-        max_length=_MOST_IN_BATCH,
+        max_length=_MAX_IN_BATCH,
         description="Invalidations that are carried out together. Beside it only `tenant` may be given, for those that "
         "name none.",
     )
@@ -339,8 +339,8 @@ def _check_batch(asked: Invalidations) -> None:
     if asked.batch and not asked.model_copy(update={"tenant": None}).is_empty:
         raise HTTPException(400, "beside a batch only its tenant may be given: write the rest into the batch")
     names = sum(len(each.tags) + (each.session is not None) for each in asked.each)
-    if names > _MOST_NAMES:
-        raise HTTPException(400, f"the batch names {names} tags and sessions: give at most {_MOST_NAMES} at a time")
+    if names > _MAX_NAMES:
+        raise HTTPException(400, f"the batch names {names} tags and sessions: give at most {_MAX_NAMES} at a time")
 
 
 def _check(asked: Invalidation) -> None:

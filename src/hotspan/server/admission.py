@@ -17,7 +17,7 @@ from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
 from hotspan.server.settings import HttpSettings
 
-_MOST_RETRY_S = 60
+_MAX_RETRY_S = 60
 _WEIGHT = 0.1
 """Of the last request in the mean service time."""
 
@@ -125,7 +125,7 @@ class Admission:
 
     def _retry_s(self) -> int:
         """In the mean service time as many requests end as are in work now."""
-        return min(max(math.ceil(self._mean_s), 1), _MOST_RETRY_S)
+        return min(max(math.ceil(self._mean_s), 1), _MAX_RETRY_S)
 
     def _overdue(self) -> HttpError:
         if self._is_cut:

@@ -16,7 +16,7 @@ from hotspan.server.hardening import check_files, hardened
 from hotspan.server.options import ServeOptions, check_admin_port, check_host
 
 _ON = ("1", "true")
-_MOST_PORT = 65_535
+_MAX_PORT = 65_535
 
 
 def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
@@ -54,8 +54,8 @@ def check_engine_adapters(environment: Mapping[str, str]) -> None:
 
 def _check_addresses(options: ServeOptions) -> None:
     for flag, port in (("--port", options.server.port), ("--admin-port", options.server.admin_port)):
-        if port is not None and not 0 <= port <= _MOST_PORT:
-            raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MOST_PORT}")
+        if port is not None and not 0 <= port <= _MAX_PORT:
+            raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MAX_PORT}")
     check_admin_port(options.server, options.server.port)
     try:
         family = socket.AF_INET6 if ":" in options.server.host else socket.AF_INET

@@ -39,7 +39,7 @@ _ALWAYS = (
     *("DISALLOW_REQUIREMENTS_TXT", "DISALLOW_PICKLE_FILES", "DISALLOW_TRUST_REMOTE_CODE"),
     *("DISALLOW_CUSTOM_INFERENCE_SCRIPTS",),
 )
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def hardened(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptions:
@@ -75,10 +75,10 @@ def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
     for directory in directories:
         found = list(_forbidden(directory, has_templates=has_templates))
         if found:
-            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
             raise ConfigError(
                 f"secure mode takes no code, no requirements and only safetensors, and {directory} holds "
-                f"{', '.join(found[:_MOST_NAMED])}{more}: take them away (convert weights with safetensors), or turn "
+                f"{', '.join(found[:_MAX_NAMED])}{more}: take them away (convert weights with safetensors), or turn "
                 "secure mode off"
             )
 

@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotspan.core.head import HeadError, check_head
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.head import HeadError, check_head
 from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 

@@ -271,7 +271,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     registry = AdapterRegistry(
         adapters,
         Sources([directory] if own is None else [directory, own]),
-        SnapshotStore(_copies(options.server), _most_adapter_bytes(options.model)),
+        SnapshotStore(_copies(options.server), _max_adapter_bytes(options.model)),
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
         max_of_clients=options.server.max_client_adapters or (MAX_OF_A_TENANT if options.has_keys else MAX_OF_ALL),
@@ -281,7 +281,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     return registry
 
 
-def _most_adapter_bytes(model: str) -> int:
+def _max_adapter_bytes(model: str) -> int:
     """Of one adapter, which the engine reads into memory as a whole: no more than the model has, and 1 GiB for any."""
     try:
         return max(GIB, weights_bytes(model_directory(model)))

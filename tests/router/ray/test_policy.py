@@ -46,7 +46,7 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One whose time the tests turn, and that leaves replicas alone for longer than a test."""
     monkeypatch.setattr(module, "_AWAY_S", 600.0)
     made = FleetRouter(DeploymentID("replica", "app"), DeploymentHandleSource.REPLICA)
-    made.initialize_state(host="127.0.0.1", most_s=60)
+    made.initialize_state(host="127.0.0.1", max_s=60)
     made.fleet.clock = made.tickets._clock = SimulatedClock()
     made.update_replicas([Named("one"), Named("two")])
     return made

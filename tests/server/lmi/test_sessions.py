@@ -96,7 +96,7 @@ def test_ids_cant_be_guessed(tmp_path: Path) -> None:
 
 def test_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant can't fill the directory; what has expired makes room, and another tenant is not concerned."""
-    monkeypatch.setattr(module, "MOST_SESSIONS", 3)
+    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
     clock = SimulatedClock()
     known = sessions(tmp_path, clock)
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_place_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is refused again and again costs the others nothing; closed and expired ones make room as ever."""
-    monkeypatch.setattr(module, "MOST_SESSIONS", 50)
+    monkeypatch.setattr(module, "MAX_SESSIONS", 50)
     reads: list[Path] = []
     ends_s = module._ends_s
     monkeypatch.setattr(module, "_ends_s", lambda path: (reads.append(path), ends_s(path))[1])

@@ -95,7 +95,7 @@ def test_bombs_and_floods_are_stopped(make: Make, suffix: str, tmp_path: Path, m
     bomb = make(tmp_path / f"bomb{suffix}", MODEL | {"zeros": bytes(32 << 20)})
     with pytest.raises(ConfigError, match="its size lets expect"):
         unpacked(bomb, "bomb", tmp_path / "cache")
-    monkeypatch.setattr(archives, "MOST_FILES", 10)
+    monkeypatch.setattr(archives, "MAX_FILES", 10)
     flood = make(tmp_path / f"flood{suffix}", {"config.json": b"{}", **{f"f{n}": b"" for n in range(10)}})
     with pytest.raises(ConfigError, match="more than 10 files"):
         unpacked(flood, "flood", tmp_path / "cache")

@@ -47,7 +47,7 @@ def application(plan: Plan) -> Application:
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
         request_router_config=RequestRouterConfig(
             request_router_class="hotspan.router.ray.policy:FleetRouter",  # type: ignore[arg-type]
-            request_router_kwargs={"strategy": str(plan.strategy), "most_s": plan.predict_s + 60},
+            request_router_kwargs={"strategy": str(plan.strategy), "max_s": plan.predict_s + 60},
         ),
         **_size(plan),
     ).bind(list(plan.words), plan.drain_s, plan.startup_s)

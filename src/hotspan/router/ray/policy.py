@@ -40,13 +40,13 @@ class FleetRouter(RequestRouter):
         self,
         strategy: str = Strategy.AUTO,
         index_mib: int = 256,
-        most_s: float = 300.0,
+        max_s: float = 300.0,
         host: str | None = None,
         **_: Any,
     ) -> None:
-        """What `request_router_kwargs` says. most_s: of one request. host: where replicas reach this process."""
+        """What `request_router_kwargs` says. max_s: of one request. host: where replicas reach this process."""
         self.fleet = Fleet(strategy=Strategy(strategy), index=PrefixIndex(index_mib * MIB))
-        self.tickets = Tickets(self.fleet.clock, most_s, self._leave_alone)
+        self.tickets = Tickets(self.fleet.clock, max_s, self._leave_alone)
         self._host = host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._port = 0
         self._listening: asyncio.Task[int] | None = None

@@ -4,12 +4,12 @@ import logging
 from collections import OrderedDict
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.head import DECISIVE
 from hotspan.core.types import GIB
 from hotspan.http.bodies import Bodies
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded, relay
 from hotspan.router.ray.reports import HEADER, Kind, Reporter, Word, parse_word
 

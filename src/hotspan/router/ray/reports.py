@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 HEADER = "x-serve-router-hotspan"
 """Ray's HAProxy drops what clients send under this prefix."""
 
-_MOST_BYTES = 512
+_MAX_BYTES = 512
 
 
 class Kind(StrEnum):
@@ -70,7 +70,7 @@ class Report(NamedTuple):
 
 def parse_report(data: bytes) -> Report | None:
     """The report of a datagram; None if it is none."""
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         return None
     try:
         number, kind, replica = data.decode().split(" ")
@@ -85,9 +85,9 @@ class Tickets:
     Numbers can't be guessed, so that nobody else ends them. missed: who was chosen but did not get the request.
     """
 
-    def __init__(self, clock: Clock, most_s: float, missed: Callable[[str], None]) -> None:
+    def __init__(self, clock: Clock, max_s: float, missed: Callable[[str], None]) -> None:
         self._clock = clock
-        self._most_s = most_s
+        self._max_s = max_s
         self._missed = missed
         self._open: OrderedDict[int, tuple[float, Ticket]] = OrderedDict()
         self.expired = 0
@@ -118,7 +118,7 @@ class Tickets:
 
     def expire(self) -> None:
         """End those that are older than any request may be."""
-        before = self._clock.monotonic() - self._most_s
+        before = self._clock.monotonic() - self._max_s
         while self._open:
             number, (sent_s, ticket) = next(iter(self._open.items()))
             if sent_s >= before:

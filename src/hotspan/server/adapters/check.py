@@ -16,15 +16,15 @@ from safetensors import SafetensorError, safe_open
 from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS
 
-_MOST_CONFIG_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 1 << 20
 _HALF = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LORA = "LORA"
-_MOST_NAME_LENGTH = 256
+_MAX_NAME_LENGTH = 256
 _ATOM = r"(?:[\w-]|\\?\.|\\d|\[[\w-]+\])"
 _PATTERN = re.compile(rf"\^?{_ATOM}*(?:{_ATOM}[*+?]{_ATOM}*)?\$?")
 """Regular expressions that take at most quadratic time: no groups, no alternatives, one repetition."""
 _REPETITION_COST = 50
-_MOST_MATCHES = 400_000
+_MAX_MATCHES = 400_000
 """Matches of patterns against modules. The engine computes nothing else meanwhile: 0.4 s, or 60 s for 560 patterns."""
 
 
@@ -93,7 +93,7 @@ def model_shapes(model: Path) -> Mapping[str, Shape]:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    if path.stat().st_size > _MOST_CONFIG_BYTES:
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise AdapterError(400, f"{CONFIG} is {path.stat().st_size} bytes long: give the one that PEFT wrote")
     try:
         config = json.loads(path.read_bytes())
@@ -137,14 +137,14 @@ def _check_cost(config: Mapping[str, Any], modules: Collection[str]) -> None:
         if not isinstance(patterns, dict):
             raise AdapterError(400, f"{CONFIG} says {name} {patterns!r:.80}: give an object of patterns and numbers")
         for pattern in patterns:
-            if len(pattern) > _MOST_NAME_LENGTH or not _PATTERN.fullmatch(pattern):
+            if len(pattern) > _MAX_NAME_LENGTH or not _PATTERN.fullmatch(pattern):
                 raise AdapterError(
                     400,
                     f"{CONFIG} has the pattern {pattern!r:.80} in {name}, and matching it could take for ever: use "
                     "module names, without groups, alternatives or more than one of * + ?",
                 )
             cost += len(modules) * (_REPETITION_COST if re.search("[*+?]", pattern) else 1)
-    if cost > _MOST_MATCHES:
+    if cost > _MAX_MATCHES:
         raise AdapterError(
             400,
             f"{CONFIG} has too many patterns in rank_pattern and alpha_pattern for {len(modules):,} modules: the "
@@ -164,7 +164,7 @@ def _modules(path: Path, max_rank: int) -> dict[str, Shape | None]:
             halves.setdefault(found["module"], {})[found["half"]] = shape
     if not halves:
         raise AdapterError(400, f"{WEIGHTS} holds no LoRA weights ({_few(tensors)}): give the file that PEFT wrote")
-    if too_long := next((module for module in halves if len(module) > _MOST_NAME_LENGTH), None):
+    if too_long := next((module for module in halves if len(module) > _MAX_NAME_LENGTH), None):
         raise AdapterError(
             400,
             f"{WEIGHTS} has a module of {len(too_long)} characters ({too_long:.40}...): give the file that PEFT wrote",

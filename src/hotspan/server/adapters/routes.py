@@ -31,8 +31,8 @@ READS = tuple(prefix + path for prefix in ("", MODEL) for path in (ADAPTERS, ADA
 WRITES = (*READS, *(prefix + UPDATE for prefix in ("", MODEL)))
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
-_MOST_LIMIT = 10_000
-_MOST_BODY_BYTES = 1 << 16
+_MAX_LIMIT = 10_000
+_MAX_BODY_BYTES = 1 << 16
 
 _Handler = Callable[["AdapterRoutes", Request], Awaitable[dict[str, Any]]]
 
@@ -156,9 +156,9 @@ async def _body(request: Request) -> Mapping[str, Any]:
     data = b""
     async for part in request.stream():
         data += part
-        if len(data) > _MOST_BODY_BYTES:
+        if len(data) > _MAX_BODY_BYTES:
             raise AdapterError(
-                413, f"the body is over {_MOST_BODY_BYTES} bytes: it takes the adapter's src, not its files"
+                413, f"the body is over {_MAX_BODY_BYTES} bytes: it takes the adapter's src, not its files"
             )
     if not data.strip():
         return {}
@@ -192,7 +192,7 @@ def _count(asked: Mapping[str, Any], name: str, least: int, default: int) -> int
     text = str(value)
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < least:
         raise AdapterError(400, f"{name} is {value!r:.80}: give a whole number from {least} on")
-    return min(int(text), _MOST_LIMIT) if name == "limit" else int(text)
+    return min(int(text), _MAX_LIMIT) if name == "limit" else int(text)
 
 
 def _owner(asked: Mapping[str, Any]) -> str | None:

@@ -48,7 +48,7 @@ _WITHOUT_DEFAULT = ("/v1/messages",)
 _SHAPES = "metadata"
 """The engine's header that says what vectors are in an answer in bytes (encoding_format)."""
 
-_MOST_ERROR = 200
+_MAX_ERROR = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _parsed(exchange: AppExchange, body: bytes) -> Payload:
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is no JSON: {str(error)[:_MOST_ERROR]}") from error
+        raise HttpError(400, f"the body is no JSON: {str(error)[:_MAX_ERROR]}") from error
     if not isinstance(payload, dict):
         raise HttpError(400, f"the body is a JSON {type(payload).__name__}: send an object")
     return payload

@@ -26,10 +26,10 @@ NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker
 NEW = "NEW_SESSION"
 CLOSE = ("CLOSE", "CLOSE_SESSION")
 
-MOST_SESSIONS = 10_000
+MAX_SESSIONS = 10_000
 """Of one tenant; each takes a page of the directory's memory."""
 
-_MOST_ID = 256
+_MAX_ID = 256
 _ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
 
@@ -80,8 +80,8 @@ class Sessions:
         """A new session. Raises: HttpError 429 where the tenant has too many."""
         place = self._place(tenant)
         place.mkdir(mode=0o700, exist_ok=True)
-        if len(os.listdir(place)) >= MOST_SESSIONS and not self._sweep(place):
-            raise HttpError(429, f"{MOST_SESSIONS} sessions are open, as many as may be: close some", retry_s=60)
+        if len(os.listdir(place)) >= MAX_SESSIONS and not self._sweep(place):
+            raise HttpError(429, f"{MAX_SESSIONS} sessions are open, as many as may be: close some", retry_s=60)
         session = Session(str(uuid.uuid4()), self._clock.unix() + self._lasts_s)
         part = place / f".{session.id}"
         part.write_text(repr(session.ends_s))
@@ -158,9 +158,9 @@ def _ends_s(file: Path) -> float | None:
 
 
 def _check(name: str) -> None:
-    if len(name) > _MOST_ID or not _ID.fullmatch(name):
+    if len(name) > _MAX_ID or not _ID.fullmatch(name):
         raise HttpError(
-            400, f"{name!r:.80} is no session id: give 1 to {_MOST_ID} letters, digits and hyphens", param=HEADER
+            400, f"{name!r:.80} is no session id: give 1 to {_MAX_ID} letters, digits and hyphens", param=HEADER
         )
 
 

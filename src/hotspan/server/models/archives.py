@@ -19,8 +19,8 @@ from hotspan.plan.weights import is_model
 
 logger = logging.getLogger(__name__)
 
-MOST_FILES = 100_000
-MOST_RATIO = 100
+MAX_FILES = 100_000
+MAX_RATIO = 100
 """Weights hardly shrink: what grows more than that, and by more than 1 GiB, is no model."""
 
 _RESERVE_BYTES = GIB
@@ -85,11 +85,11 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile | zipfile.ZipFile]:
 def _extract(pack: tarfile.TarFile | zipfile.ZipFile, archive: Path, directory: Path) -> None:
     """Write what is in it, one by one, as long as it is within bounds: what an archive says of itself may be false."""
     room = shutil.disk_usage(directory).free - _RESERVE_BYTES
-    most = min(room, MOST_RATIO * archive.stat().st_size + GIB)
+    most = min(room, MAX_RATIO * archive.stat().st_size + GIB)
     written = 0
     for number, (name, file) in enumerate(_files(pack, archive)):
-        if number >= MOST_FILES:
-            raise ConfigError(f"{archive} holds more than {MOST_FILES:,} files: a model has fewer, unpack it yourself")
+        if number >= MAX_FILES:
+            raise ConfigError(f"{archive} holds more than {MAX_FILES:,} files: a model has fewer, unpack it yourself")
         path = directory / _inside(name, archive)
         path.parent.mkdir(parents=True, exist_ok=True)
         with file, path.open("xb") as output:

@@ -24,7 +24,7 @@ LOADING_RETRY_S: Final = 5
 _POLL_S = 0.2
 _CONNECT_S = 5.0
 _LEAST_PAUSE_S = 1.0
-_MOST_PAUSE_S = 60.0
+_MAX_PAUSE_S = 60.0
 _STEADY_S = 60.0
 """After so long a life, the next end counts as the first."""
 
@@ -63,7 +63,7 @@ class Pauses:
         """Seconds to wait after a life of `lived_s`."""
         if lived_s >= _STEADY_S:
             self._next_s = _LEAST_PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MOST_PAUSE_S)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MAX_PAUSE_S)
         return pause_s
 
 

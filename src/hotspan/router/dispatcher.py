@@ -1,7 +1,7 @@
-"""Places at the replicas: each takes so many requests at a time, and who finds none waits in the fair queue.
+"""Gives each request a slot at a replica, which takes so many at a time; the others wait in the fair queue.
 
-take -> room? -> choose, reserve -> Place          give -> room -> the next of the queue
-         no -> FairQueue -> Place, refused, or too late
+take -> room? -> choose, reserve -> Slot          give -> room -> the next of the queue
+         no -> FairQueue -> Slot, refused, or too late
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from hotspan.router.types import Ask
 _ANSWER_TOKENS = 256
 """Of an answer whose length nobody knows, for the shares of the queue."""
 
-_MOST_RETRY_S = 60
+_MAX_RETRY_S = 60
 _WEIGHT = 0.1
 """Of the last request in the mean time at a replica."""
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """A request's place at a replica. `Places.give` ends it, once."""
+class Slot:
+    """A request's slot at a replica. `Dispatcher.give` ends it, once."""
 
     decision: Decision
     ticket: Ticket
@@ -45,11 +45,11 @@ class _Want:
     ask: Ask
     where: Where | None
     without: frozenset[str]
-    found: "asyncio.Future[Place]"
+    found: "asyncio.Future[Slot]"
 
 
-class Places:
-    """All places. One event loop's.
+class Dispatcher:
+    """All slots. One event loop's.
 
     on_take: told whenever a replica is chosen.
     waited_s: by those who waited in the queue, all together. overdue: who waited for too long.
@@ -60,14 +60,14 @@ class Places:
         fleet: Fleet,
         names: Collection[str],
         *,
-        most_in_flight: int,
+        max_in_flight: int,
         queue_size: int,
         queue_timeout_s: float,
         clock: Clock | None = None,
         on_take: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._fleet = fleet
-        self._most = most_in_flight
+        self._most = max_in_flight
         self._timeout_s = queue_timeout_s
         self._clock = clock or SystemClock()
         self._on_take = on_take
@@ -97,32 +97,32 @@ class Places:
 
     async def take(
         self, ask: Ask, *, where: Where | None = None, without: frozenset[str] = frozenset(), is_retry: bool = False
-    ) -> Place:
-        """A place at the best replica that has one; waits in the queue while none has.
+    ) -> Slot:
+        """A slot at the best replica that has one; waits in the queue while none has.
 
         where:    these only. without: and not these.
         is_retry: it has waited before: it goes before the others of its tenant.
         Raises:   HttpError 429 or 503; NoReplicaError if no replica is up that may have it.
         """
         if not len(self.queue):
-            place = self._try(ask, where, without)
-            if place is not None:
-                return place
+            slot = self._try(ask, where, without)
+            if slot is not None:
+                return slot
         if without:
             where = frozenset(where if where is not None else self.in_flight) - without
         return await self._wait(ask, where, without, is_retry=is_retry)
 
-    def give(self, place: Place) -> None:
+    def give(self, slot: Slot) -> None:
         """A request has left its replica; if nobody said how it ended, it failed."""
-        place.ticket.end(failed=True)
-        self.in_flight[place.name] -= 1
-        self._mean_s += _WEIGHT * (self._clock.monotonic() - place.began_s - self._mean_s)
-        self._note(place.name)
+        slot.ticket.end(failed=True)
+        self.in_flight[slot.name] -= 1
+        self._mean_s += _WEIGHT * (self._clock.monotonic() - slot.began_s - self._mean_s)
+        self._note(slot.name)
         self._serve()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, ask: Ask, where: Where | None, without: frozenset[str], *, is_retry: bool) -> Place:
+    async def _wait(self, ask: Ask, where: Where | None, without: frozenset[str], *, is_retry: bool) -> Slot:
         want = _Want(ask, where, without, asyncio.get_running_loop().create_future())
         cost = max(1.0, float(ask.tokens + (ask.answer_tokens or _ANSWER_TOKENS)))
         entry = Waiting(want, ask.tenant, where, cost)
@@ -147,15 +147,15 @@ class Places:
             self.waited_s += self._clock.monotonic() - began_s
             self.queue.remove(entry)
 
-    def _return(self, found: "asyncio.Future[Place]") -> None:
-        """Give back a place that came in the moment in which nobody waited for it any more."""
+    def _return(self, found: "asyncio.Future[Slot]") -> None:
+        """Give back a slot that came in the moment in which nobody waited for it any more."""
         if not found.done():
             found.cancel()
         elif not found.cancelled() and found.exception() is None:
             self.give(found.result())
 
     def _serve(self) -> None:
-        """Give places to those who wait, as far as there are any."""
+        """Give slots to those who wait, as far as there are any."""
         while len(self.queue):
             entry = self.queue.pop(self._room, self._up)
             if entry is None:
@@ -164,16 +164,16 @@ class Places:
             if want.found.done():
                 continue
             try:
-                place = self._try(want.ask, want.where, want.without)
+                slot = self._try(want.ask, want.where, want.without)
             except NoReplicaError as error:
                 want.found.set_exception(error)
                 continue
-            if place is None:
+            if slot is None:
                 raise RuntimeError("the queue gave a request whose replicas are full")
-            want.found.set_result(place)
+            want.found.set_result(slot)
 
-    def _try(self, ask: Ask, where: Where | None, without: frozenset[str]) -> Place | None:
-        """A place now; None if there is one only later. Raises: NoReplicaError if there is none."""
+    def _try(self, ask: Ask, where: Where | None, without: frozenset[str]) -> Slot | None:
+        """A slot now; None if there is one only later. Raises: NoReplicaError if there is none."""
         if len(self._room) == len(self._up):
             decision = self._fleet.choose(ask, among=where, without=without)
         else:
@@ -184,11 +184,11 @@ class Places:
                 if (self._up if where is None else self._up & where) - without:
                     return None
                 raise
-        place = Place(decision, self._fleet.dispatch(ask, decision), self._clock.monotonic())
+        slot = Slot(decision, self._fleet.dispatch(ask, decision), self._clock.monotonic())
         self.in_flight[decision.name] += 1
         self._on_take(decision.name)
         self._note(decision.name)
-        return place
+        return slot
 
     def _note(self, name: str) -> None:
         if name in self._up and self.in_flight[name] < self._most:
@@ -200,5 +200,5 @@ class Places:
         return HttpError(429, f"{len(self.queue)} requests wait, as many as may: try again", retry_s=self._retry_s())
 
     def _retry_s(self) -> int:
-        """In the mean time that a request takes, as many end as there are places."""
-        return min(max(math.ceil(self._mean_s), 1), _MOST_RETRY_S)
+        """In the mean time that a request takes, as many end as there are slots."""
+        return min(max(math.ceil(self._mean_s), 1), _MAX_RETRY_S)

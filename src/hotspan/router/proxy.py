@@ -1,6 +1,6 @@
-"""Carries a request to a replica and its answer back, byte for byte; before the first byte it may turn to another one.
+"""Proxies a request to a replica and its response back, byte for byte; before the first byte it may try another one.
 
-place -> ask -> head -> first byte -> head and bytes to the client -> end
+slot -> ask -> head -> first byte -> head and bytes to the client -> end
   ^                |
   +--- retry ------+
 """
@@ -15,10 +15,11 @@ from hotspan.core.clock import Clock
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
+from hotspan.router.dispatcher import Dispatcher, Slot
 from hotspan.router.fleet import NoReplicaError
 from hotspan.router.health import RetryBudget
+from hotspan.router.health_checks import HealthChecks
 from hotspan.router.metrics import Counts
-from hotspan.router.places import Place, Places
 from hotspan.router.queue import Where
 from hotspan.router.session import STATEFUL_HEADER
 from hotspan.router.settings import RouterSettings
@@ -26,7 +27,6 @@ from hotspan.router.split import REST, Split
 from hotspan.router.stateful import CLOSED_HEADER, NEW_HEADER, StatefulSessions
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
-from hotspan.router.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _Request:
     attempts: int = 0
 
 
-class Carrier:
+class Proxy:
     """Carries requests. One event loop's."""
 
     def __init__(
@@ -77,8 +77,8 @@ class Carrier:
         *,
         prompts: Reader,
         upstream: Upstream,
-        places: Places,
-        watch: Watch,
+        dispatcher: Dispatcher,
+        checks: HealthChecks,
         sessions: StatefulSessions,
         counts: Counts,
         tracer: Tracer,
@@ -87,8 +87,8 @@ class Carrier:
         self._settings = settings
         self._prompts = prompts
         self._upstream = upstream
-        self._places = places
-        self._watch = watch
+        self._dispatcher = dispatcher
+        self._checks = checks
         self._sessions = sessions
         self._counts = counts
         self._tracer = tracer
@@ -97,7 +97,7 @@ class Carrier:
         self._split = Split(settings.shares) if settings.shares else None
         self._groups = _groups(settings)
 
-    async def carry(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
+    async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
         span = self._tracer(exchange.path, exchange.headers)
         outcome = "failed"
         try:
@@ -106,7 +106,7 @@ class Carrier:
             self._aim(request)
             while True:
                 try:
-                    place = await self._places.take(
+                    slot = await self._dispatcher.take(
                         ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
                     )
                 except NoReplicaError:
@@ -116,35 +116,35 @@ class Carrier:
                     continue
                 try:
                     request.attempts += 1
-                    self._counts.decided(place.decision, request.group, ask.tokens)
-                    span.decided(place.decision, request.attempts)
-                    again = await self._attempt(request, place)
+                    self._counts.decided(slot.decision, request.group, ask.tokens)
+                    span.decided(slot.decision, request.attempts)
+                    again = await self._attempt(request, slot)
                 finally:
-                    self._places.give(place)
+                    self._dispatcher.give(slot)
                 if again is None:
                     outcome = _outcome(exchange)
                     return outcome
                 self._counts.retry(again)
-                request.tried |= {place.name}
+                request.tried |= {slot.name}
         except ClientGone:
             outcome = "gone"
             raise
         finally:
             span.end(outcome, exchange.status)
 
-    async def _attempt(self, request: _Request, place: Place) -> str | None:
+    async def _attempt(self, request: _Request, slot: Slot) -> str | None:
         """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
         answer: UpstreamResponse | None = None
-        name, exchange = place.name, request.exchange
-        is_over, since = False, self._watch.parts[place.name]
+        name, exchange = slot.name, request.exchange
+        is_over, since = False, self._checks.parts[slot.name]
         try:
             answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
             if is_refused := answer.status in _RETRIED:
                 is_over = True
                 if answer.status == HTTPStatus.GATEWAY_TIMEOUT:
-                    self._watch.was_late(name, since, "504")
+                    self._checks.was_late(name, since, "504")
                 else:
-                    self._watch.failed(name, str(answer.status))
+                    self._checks.failed(name, str(answer.status))
                 if request.home is None and self._may_retry(request, name):
                     return str(answer.status)
             try:
@@ -153,15 +153,15 @@ class Carrier:
                 raise UnreachedError(str(error), is_overdue=error.is_overdue) from error
             if not is_refused:
                 is_over = True
-                self._watch.answered(name)
-            await self._relay(request, place, answer, first)
+                self._checks.answered(name)
+            await self._relay(request, slot, answer, first)
             return None
         except UnreachedError as error:
             is_over = True
             if error.is_overdue:
-                self._watch.was_late(name, since, str(error))
+                self._checks.was_late(name, since, str(error))
             else:
-                self._watch.failed(name, str(error))
+                self._checks.failed(name, str(error))
             if request.home is not None:
                 self._unbind(request)
             if not error.is_overdue and self._may_retry(request, name):
@@ -171,13 +171,13 @@ class Carrier:
             raise HttpError(504 if error.is_overdue else 502, f"the replica {why}: try again", retry_s=1) from error
         finally:
             if not is_over:
-                self._watch.gave_up(name)
+                self._checks.gave_up(name)
             if answer is not None:
                 answer.close()
 
     def _may_retry(self, request: _Request, name: str) -> bool:
         """Whether a request may go to another replica now; if so, it is paid for."""
-        up = self._places.up
+        up = self._dispatcher.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
         if not others and request.where is not None:  # better another group than none
             request.where = None
@@ -202,36 +202,36 @@ class Carrier:
         self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
         request.home = request.where = None
 
-    async def _relay(self, request: _Request, place: Place, answer: UpstreamResponse, part: bytes) -> None:
+    async def _relay(self, request: _Request, slot: Slot, answer: UpstreamResponse, part: bytes) -> None:
         """Hand an answer on, byte for byte; one that breaks off ends abruptly, so that nobody takes it for whole."""
-        exchange, ticket = request.exchange, place.ticket
+        exchange, ticket = request.exchange, slot.ticket
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
         self._counts.first_byte_s.add(self._clock.monotonic() - request.began_s)
         if STATEFUL_HEADER in exchange.headers:
             new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
-            self._sessions.heard(place.name, new, answer.header(CLOSED_HEADER))
-        parts, since, before, last = self._watch.parts, 0, b"", b""
+            self._sessions.heard(slot.name, new, answer.header(CLOSED_HEADER))
+        parts, since, before, last = self._checks.parts, 0, b"", b""
 
         def came(part: bytes) -> None:
             nonlocal since, before, last
-            parts[place.name] = since = parts[place.name] + 1
+            parts[slot.name] = since = parts[slot.name] + 1
             before, last = last, part
 
         try:
-            await relay(exchange, answer, self._head(place, answer), part, came)
+            await relay(exchange, answer, self._head(slot, answer), part, came)
         except BrokenError as error:
             self._counts.broken += 1
             if error.is_overdue:
-                self._watch.was_late(place.name, since, str(error))
+                self._checks.was_late(slot.name, since, str(error))
             elif exchange.waited_s < _SLOW_CLIENT_S:
-                self._watch.failed(place.name, str(error))
+                self._checks.failed(slot.name, str(error))
             ticket.end(failed=True)
-            logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, place.name, error)
+            logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, slot.name, error)
             exchange.status = -1
             return
         if answer.status not in _RETRIED:
-            self._watch.succeeded(place.name)
+            self._checks.succeeded(slot.name)
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
 
     def _learn(self, ask: Ask, before: bytes, last: bytes) -> int | None:
@@ -243,11 +243,11 @@ class Carrier:
             self._prompts.learn(size, _number(tail, _PROMPT) or 0, answered)
         return answered
 
-    def _head(self, place: Place, answer: UpstreamResponse) -> RawHeaders:
+    def _head(self, slot: Slot, answer: UpstreamResponse) -> RawHeaders:
         headers = answer.headers
         if self._settings.is_exposing:
-            headers.append((b"x-hotspan-replica", place.name.encode()))
-            headers.append((b"x-hotspan-cached-tokens", b"%d" % place.decision.cached_tokens))
+            headers.append((b"x-hotspan-replica", slot.name.encode()))
+            headers.append((b"x-hotspan-cached-tokens", b"%d" % slot.decision.cached_tokens))
         return headers
 
     # -- where it may go -----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Carrier:
         named, sessions = request.exchange.headers.get(STATEFUL_HEADER), self._sessions
         home = sessions.home(named)
         if home is not None and named is not None:
-            if home in self._places.up:
+            if home in self._dispatcher.up:
                 request.home, request.where = home, frozenset((home,))
                 return
             sessions.lose(named)
@@ -266,7 +266,7 @@ class Carrier:
         session = request.ask.session or request.exchange.request_id.encode()
         request.group = self._split.group(session)
         where = self._groups[request.group]
-        if where.isdisjoint(self._places.up):
+        if where.isdisjoint(self._dispatcher.up):
             self._counts.split_fallbacks += 1
         else:
             request.where = where

@@ -10,45 +10,45 @@ from http import HTTPStatus
 import orjson
 
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
-from hotspan.router.health import BreakerState, HealthSettings, HealthState, Vitals
-from hotspan.router.places import Places
+from hotspan.router.dispatcher import Dispatcher
+from hotspan.router.health import BreakerState, HealthSettings, HealthState, ReplicaHealth
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _SPREAD = 0.1
 """Of the interval, by lot, so that several routers do not ask in step."""
 
 
-class Watch:
-    """Keeps the replicas' state, and tells `places` who may be given requests. One event loop's.
+class HealthChecks:
+    """Keeps the replicas' state, and tells `dispatcher` who may be given requests. One event loop's.
 
     parts: of answers that came from each replica.
     """
 
     def __init__(
         self,
-        vitals: Mapping[str, Vitals],
-        places: Places,
+        replica_health: Mapping[str, ReplicaHealth],
+        dispatcher: Dispatcher,
         upstream: Upstream,
         settings: HealthSettings,
         *,
         rng: random.Random,
     ) -> None:
-        self._vitals = vitals
-        self._places = places
+        self._replica_health = replica_health
+        self._dispatcher = dispatcher
         self._upstream = upstream
         self._settings = settings
         self._rng = rng
-        self._asked = {name: asyncio.Event() for name in vitals}
-        self.parts = dict.fromkeys(vitals, 0)
+        self._asked = {name: asyncio.Event() for name in replica_health}
+        self.parts = dict.fromkeys(replica_health, 0)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         """Ask all for the first time, and go on asking."""
-        await asyncio.gather(*(self._check(name) for name in self._vitals))
-        self._tasks = [asyncio.create_task(self._watch(name)) for name in self._vitals]
+        await asyncio.gather(*(self._check(name) for name in self._replica_health))
+        self._tasks = [asyncio.create_task(self._run(name)) for name in self._replica_health]
 
     async def end(self) -> None:
         """Ask no more."""
@@ -61,11 +61,11 @@ class Watch:
     def succeeded(self, name: str) -> None:
         """A replica answered a request to its end."""
         self.answered(name)
-        self._vitals[name].breaker.succeeded()
+        self._replica_health[name].breaker.succeeded()
 
     def answered(self, name: str) -> None:
         """A replica's answer has begun."""
-        breaker = self._vitals[name].breaker
+        breaker = self._replica_health[name].breaker
         was_closed = breaker.state is BreakerState.CLOSED
         breaker.answered()
         if not was_closed:
@@ -74,7 +74,7 @@ class Watch:
 
     def failed(self, name: str, why: str) -> None:
         """A request failed at a replica; it is asked how it is at once."""
-        breaker = self._vitals[name].breaker
+        breaker = self._replica_health[name].breaker
         opened = breaker.opened
         breaker.failed()
         if breaker.opened > opened:
@@ -95,31 +95,31 @@ class Watch:
 
     def gave_up(self, name: str) -> None:
         """A request ended at a replica without saying anything of it."""
-        breaker = self._vitals[name].breaker
+        breaker = self._replica_health[name].breaker
         if breaker.state is not BreakerState.CLOSED:
             breaker.gave_up()
             self.changed(name)
 
     def took(self, name: str) -> None:
         """A request is sent to a replica."""
-        breaker = self._vitals[name].breaker
+        breaker = self._replica_health[name].breaker
         if breaker.state is not BreakerState.CLOSED:
             breaker.took()
             self.changed(name)
 
     def drain(self, name: str, *, is_drained: bool) -> None:
         """The operator wants no more requests there, or wants them again."""
-        self._vitals[name].is_drained = is_drained
+        self._replica_health[name].is_drained = is_drained
         logger.warning("replica_%s replica=%s by=operator", "drained" if is_drained else "resumed", name)
         self.changed(name)
 
     def changed(self, name: str) -> None:
         """Something about a replica is different: see whether it may be given requests."""
-        vitals = self._vitals[name]
-        if vitals.breaker.state is BreakerState.OPEN and name not in self._timers:
-            wait_s = vitals.breaker.wait_s
+        replica_health = self._replica_health[name]
+        if replica_health.breaker.state is BreakerState.OPEN and name not in self._timers:
+            wait_s = replica_health.breaker.wait_s
             self._timers[name] = asyncio.get_running_loop().call_later(wait_s + 0.001, self._again, name)
-        self._places.set_up(name, vitals.can_take)
+        self._dispatcher.set_up(name, replica_health.can_take)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Watch:
         del self._timers[name]
         self.changed(name)
 
-    async def _watch(self, name: str) -> None:
+    async def _run(self, name: str) -> None:
         interval_s, asked = self._settings.interval_s, self._asked[name]
         while True:
             with contextlib.suppress(TimeoutError):
@@ -135,18 +135,18 @@ class Watch:
                     await asked.wait()
             asked.clear()
             await self._check(name)
-            if self._vitals[name].health is HealthState.DOWN or asked.is_set():
+            if self._replica_health[name].health is HealthState.DOWN or asked.is_set():
                 # Asked at once by many failures: once is enough for a while.
                 await asyncio.sleep(min(interval_s, 0.1))
 
     async def _check(self, name: str) -> None:
-        vitals = self._vitals[name]
-        before = vitals.health
+        replica_health = self._replica_health[name]
+        before = replica_health.health
         is_well, is_draining, why = await self._ask(name)
-        vitals.checked(is_well=is_well, is_draining=is_draining)
-        if vitals.health is not before:
-            level = logging.INFO if vitals.health is HealthState.UP else logging.WARNING
-            logger.log(level, "replica_%s replica=%s why=%s", vitals.health.value, name, why)
+        replica_health.checked(is_well=is_well, is_draining=is_draining)
+        if replica_health.health is not before:
+            level = logging.INFO if replica_health.health is HealthState.UP else logging.WARNING
+            logger.log(level, "replica_%s replica=%s why=%s", replica_health.health.value, name, why)
         self.changed(name)
 
     async def _ask(self, name: str) -> tuple[bool, bool, str]:
@@ -156,9 +156,9 @@ class Watch:
         try:
             answer = await self._upstream.ask(name, "GET", settings.path, [], within_s=settings.answer_s)
             if answer.status == HTTPStatus.OK:
-                await answer.whole(_MOST_BYTES)
+                await answer.whole(_MAX_BYTES)
                 return True, False, "200"
-            said = await answer.whole(_MOST_BYTES)
+            said = await answer.whole(_MAX_BYTES)
             return False, _says_draining(said), str(answer.status)
         except (UnreachedError, BrokenError) as error:
             return False, False, str(error)

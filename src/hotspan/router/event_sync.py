@@ -21,8 +21,8 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from hotspan.router.blocks import Blocks
+from hotspan.router.event_messages import Event, EventDecoder, UnknownMessage, _Removed, _Stored
 from hotspan.router.types import Medium
-from hotspan.router.wire import Event, EventDecoder, UnknownMessage, _Removed, _Stored
 
 _REMEMBERED = 16_384
 """So many messages are known again when they come twice."""
@@ -31,10 +31,10 @@ _LEAST_RUN = 1000
 _ANEW = -1
 """Replay from 0 and forget what was known, where other numbers go on from what was applied."""
 
-_MOST_REPLAYS = 3
+_MAX_REPLAYS = 3
 """In a row without a new message, for one gap."""
 
-_MOST_LIVES = 2
+_MAX_LIVES = 2
 """Replays from 0 for one gap: a message that fits none of them fits nothing."""
 
 OnState = Callable[[bool, str], None]
@@ -59,7 +59,7 @@ class Index(Protocol):
         ...
 
 
-class Follower:
+class EventSync:
     """One replica's messages, applied to the index.
 
     is_exact: all is known. reason: why not.
@@ -190,7 +190,7 @@ class Follower:
 
     def _replay_anew(self) -> int | None:
         self._lives += 1
-        if self._lives > _MOST_LIVES:
+        if self._lives > _MAX_LIVES:
             self._lose("gap")
             return None
         self._unlink("replaying")  # what a replay tells on its way is the past
@@ -198,7 +198,7 @@ class Follower:
 
     def _replay(self, start: int) -> int | None:
         self._replays += 1
-        if self._replays > _MOST_REPLAYS:
+        if self._replays > _MAX_REPLAYS:
             self._lose("gap")
             return None
         self._start, self._has_begun = start, False

@@ -13,7 +13,7 @@ import orjson
 from hotspan.http.exchange import Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _SHOWN = 4096
 _INVALIDATIONS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear")
 _LOGGED = "x-hotspan-logged"
@@ -21,7 +21,7 @@ _FIRST_S = 15.0
 """How long the first replica may take, which answers within 10 s; then the others are asked without it."""
 
 
-async def ask_everybody(upstream: Upstream, names: Sequence[str], exchange: Exchange, body: bytes) -> bool:
+async def fan_out(upstream: Upstream, names: Sequence[str], exchange: Exchange, body: bytes) -> bool:
     """Send a request to all replicas, those that are down too, and answer with what each one said.
 
     200 if all said 2xx; what they said if all said the same; else 502: it holds at some only, and should be repeated.
@@ -70,7 +70,7 @@ async def _ask(
     answer = None
     try:
         answer = await upstream.ask(name, exchange.method, exchange.target, headers, body, within_s=within_s)
-        content = await answer.whole(_MOST_BYTES)
+        content = await answer.whole(_MAX_BYTES)
         return {"replica": name, "status": answer.status, "body": _shown(content)}
     except (UnreachedError, BrokenError) as error:
         return {"replica": name, "status": 503, "body": {"error": f"no answer: {error}"}}
