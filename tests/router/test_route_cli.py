@@ -114,6 +114,15 @@ def test_the_file_is_below_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp
     assert got.strategy is Strategy.SESSION and got.is_exposing
 
 
+def test_an_empty_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty value of an option that has no default, such as an unset variable, is none; keys are not left out."""
+    got, said = settings_of(monkeypatch, "--replica", URL, "--session-key", "", "--otlp-endpoint", "")
+    assert got is not None and got.session_key is None and got.otlp_endpoint is None, said
+    for flag in ("--api-keys-file", "--tenants", "--host"):
+        got, said = settings_of(monkeypatch, "--replica", URL, flag, "")
+        assert got is None and f"{flag} is '': give" in said
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

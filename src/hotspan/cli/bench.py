@@ -13,7 +13,7 @@ from hotspan.bench.records import BenchResult
 from hotspan.bench.terminal import TerminalProgress, failures, pacing, rounds_table, stdout_console
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.errors import explained
-from hotspan.cli.options import takes, values_given
+from hotspan.cli.options import givens_of, takes
 from hotspan.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
@@ -68,7 +68,7 @@ def engine(
     with explained():
         flat = read_config_file(config) if config else {}
         flat |= {} if workload is None else {"workload": workload}
-        flat |= values_given(context, OPTIONS)
+        flat |= {given.key: given.value for given in givens_of(context, OPTIONS)}
         bench = BenchConfig.from_flat(flat, api_key=api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")

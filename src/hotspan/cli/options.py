@@ -1,16 +1,19 @@
 """Flags of commands, made from the declarations of their options (config/options.py)."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from hotspan.config.kinds import BOOLEAN
+from hotspan.config.kinds import BOOLEAN, TEXT
 from hotspan.config.options import Option, build, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from hotspan.config.origin import Given
 
 T = TypeVar("T")
 
@@ -33,11 +36,16 @@ def flags_given(context: typer.Context, options: Iterable[Option]) -> dict[str, 
     return {option.name: context.params[option.name] for option in options if _is_given(context, option.name)}
 
 
-def values_given(context: typer.Context, options: Iterable[Option]) -> dict[str, Any]:
-    """What stood on the command line, by the options' names. Raises: ConfigError for a value of the wrong type."""
+def givens_of(context: typer.Context, options: Sequence[Option]) -> list["Given"]:
+    """The values on the command line. An empty text for an option without a default is no value.
+
+    Raises: ConfigError for a value of the wrong type.
+    """
     from hotspan.config.own import read_flags
 
-    return {given.key: given.value for given in read_flags(flags_given(context, options), options)}
+    optional = {option.name for option in options if option.kind is TEXT and not option.default}
+    flags = flags_given(context, options).items()
+    return read_flags({name: value for name, value in flags if value != "" or name not in optional}, options)
 
 
 def built(settings: type[T], context: typer.Context, file: Path | None = None, **more: Any) -> T:
@@ -48,7 +56,6 @@ def built(settings: type[T], context: typer.Context, file: Path | None = None, *
     """
     from hotspan.config.documents import Entry, read_options
     from hotspan.config.origin import resolve
-    from hotspan.config.own import read_flags
 
     options = options_of(settings)
     by_name = {option.name: option for option in options}
@@ -60,7 +67,7 @@ def built(settings: type[T], context: typer.Context, file: Path | None = None, *
             raise ConfigError(f"{entry.place}: there is no {entry.name!r}: {hint}")
         return by_name[name]
 
-    givens = read_flags(flags_given(context, options), options)
+    givens = givens_of(context, options)
     if file is not None:
         givens += read_options(file, find)
     return build(settings, {name: setting.value for name, setting in resolve(givens).items()}, **more)

@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotspan.config.server_settings import Compat
+from hotspan.config.server_settings import Compat, ServerSettings
 from hotspan.http.connections import HttpLimits
 
 LMI_NAMES = ("lmi", "model")
 """What LMI calls any base model; the engine does not know it by these names."""
 
+_OPTIONS = ServerSettings()
+
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings(HttpLimits):
-    """The limits and the habits of one server. What is not explained here is an option of config/server_settings.py.
+    """The limits of one server. What is not explained here is an option of config/server_settings.py.
 
     model_names:        names of the base model in paths and bodies; besides them a name is an adapter's.
     is_embedding:       the model makes embeddings: `inputs` asks for them.
@@ -23,11 +25,11 @@ class HttpSettings(HttpLimits):
 
     model_names: tuple[str, ...] = LMI_NAMES
     is_embedding: bool = False
-    compat: Compat = "none"
-    no_sessions: bool = False
-    sessions_path: Path = Path("/dev/shm/hotspan_sessions")
-    session_expiry_s: float = 1200.0
-    strict_sessions: bool = False
-    forget_closed_sessions: bool = False
-    job_queue_size: int = 1000
-    predict_timeout_s: float = 240.0
+    compat: Compat = _OPTIONS.compat
+    no_sessions: bool = _OPTIONS.no_sessions
+    sessions_path: Path = _OPTIONS.sessions_path
+    session_expiry_s: float = _OPTIONS.session_expiry_s
+    strict_sessions: bool = _OPTIONS.strict_sessions
+    forget_closed_sessions: bool = _OPTIONS.forget_closed_sessions
+    job_queue_size: int = _OPTIONS.job_queue_size
+    predict_timeout_s: float = _OPTIONS.predict_timeout_s

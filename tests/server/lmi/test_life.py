@@ -299,5 +299,5 @@ async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
 def test_settings_are_the_pages() -> None:
     """The limits that users know are the defaults."""
     settings = HttpSettings()
-    assert (settings.job_queue_size, settings.predict_timeout_s, settings.session_s) == (1000, 240, 1200)
+    assert (settings.job_queue_size, settings.predict_timeout_s, settings.session_expiry_s) == (1000, 240, 1200)
     assert settings.max_request_bytes == 64 * 2**20
