@@ -72,6 +72,18 @@ async def report(router: Any, asked: Asked, kind: Kind, replica: str) -> None:
     transport.close()
 
 
+async def test_a_request_that_is_placed_again_is_reserved_once(router: Any) -> None:
+    """Ray asks again until a replica answers in time: the request stays where its session is, and counts once."""
+    keys = tuple(range(1, 80))
+    first = Asked(ask(*keys, session=b"s"))
+    [home] = await place(router, first)
+    await report(router, first, Kind.FIRST, home)
+    await report(router, first, Kind.END, home)
+    again = Asked(ask(*keys, 80, session=b"s"))
+    assert [await place(router, again) for _ in range(20)] == [[home]] * 20
+    assert len(router.tickets) == 1 and router.fleet.replicas[home].in_flight == 1
+
+
 async def test_a_prompt_goes_where_it_is(router: Any) -> None:
     """A long prompt that one replica has seen goes there again, though another has nothing to do."""
     keys = tuple(range(1, 80))

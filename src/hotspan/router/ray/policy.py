@@ -72,6 +72,8 @@ class FleetRouter(RequestRouter):
         if asked is None or not there:
             return [self._rng.sample(candidate_replicas, len(candidate_replicas))]
         port = await self._listen()
+        if asked.word is not None:  # Ray asks again where a replica did not tell it in time how long its queue is
+            self.tickets.withdraw(asked.word.number)
         if all(name in self._away for name in there):
             for name in there:
                 self._return(name)

@@ -102,6 +102,12 @@ class Tickets:
         self._open[number] = (self._clock.monotonic(), ticket)
         return number
 
+    def withdraw(self, number: int) -> None:
+        """The request was not sent: its work is no longer reserved."""
+        found = self._open.pop(number, None)
+        if found is not None:
+            found[1].end(failed=True)
+
     def told(self, report: Report) -> None:
         """A replica said something. Reports of what is over, or was never sent, count for nothing."""
         found = self._open.get(report.number)
