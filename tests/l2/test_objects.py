@@ -1,0 +1,228 @@
+"""The one store and the one log over blobs in memory: calls that fail, replies that are lost, copies that are old."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.l2.base import marks_of
+from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_MARKS, new_life, pack_marks, parse_metadata
+from hotspan.l2.objects import BlobStore
+from hotspan.testing.chunks import chain
+from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.races import StoreRaceTests
+from hotspan.testing.stores import (
+    TENANT,
+    TERMS,
+    MakeStore,
+    ObjectStoreTests,
+    SharedLogTests,
+    TrimmedLogTests,
+    found,
+    frame_of,
+    put,
+    read,
+    record_of,
+)
+from tests.l2.memory_blobs import MemoryBlobs
+
+SIZE = 4096
+TAG = Terms(labels=tag_labels(["z"]))
+(A,) = chain("a", 1)
+
+
+class TestMemory(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+    """The kit."""
+
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        blobs, clock = MemoryBlobs(), SimulatedClock()
+        return lambda entries: BlobStore(blobs, blobs.store(clock, entries).log)
+
+    test_a_new_log_has_no_entries = None  # judges the floor by the real time
+    test_a_replica_that_says_nothing_is_not_alive = None  # waits in real time
+    test_nobody_sees_half_an_object = None  # creation is one step here
+    test_a_delete_during_a_put_leaves_all_or_nothing = None
+    test_of_several_puts_at_once_one_wins = None  # blobs in memory take no lock
+    test_generations_increase_whoever_appends = None
+    test_a_loss_that_several_notice_is_one = None
+    test_threads_do_not_disturb_each_other = None
+
+
+@pytest.fixture
+def blobs() -> MemoryBlobs:
+    return MemoryBlobs()
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+def log_of(store: BlobStore) -> SharedInvalidationLog:
+    assert store.log is not None
+    return store.log
+
+
+def insisting(call: Callable[[], object]) -> object:
+    """What a call returns that is made again when it fails, as replicas do later."""
+    for _ in range(3):
+        try:
+            return call()
+        except ConnectionError:
+            continue
+    raise AssertionError("it failed again and again")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_every_call_may_fail_or_lose_its_reply(moment: str, clock: SimulatedClock) -> None:
+    """Whichever call of the medium fails, or is done and nobody hears of it: asked again, all is there, and once."""
+    calls = next(nth for nth in count(1) if calls_with_fault(moment, nth, clock) < nth)
+    assert calls > 10
+
+
+def calls_with_fault(moment: str, nth: int, clock: SimulatedClock) -> int:
+    """How many calls it takes to write all kinds of things while the n-th call fails; all must be there then."""
+    blobs, calls = MemoryBlobs(), 0
+
+    def fail(method: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise ConnectionError(f"{method} failed")
+
+    store, other = blobs.store(clock), blobs.store(clock)
+    setattr(blobs, moment, fail)
+    insisting(lambda: put(store, A, SIZE))
+    insisting(lambda: store.mark({A.key: marks_of(TAG, 9)}))
+    generations = [
+        insisting(lambda: log_of(store).append([Scope(tenant=1)], "me")),
+        insisting(lambda: log_of(store).append([Scope(tenant=2)], "me")),
+    ]
+    insisting(lambda: log_of(store).report("me", 3, 60.0))
+    setattr(blobs, moment, lambda method: None)
+    one, page = found(other, A), log_of(other).read(0)
+    assert one is not None and one.record == record_of(A, SIZE) and one.terms.labels == TERMS.labels | TAG.labels
+    assert read(other, one) == frame_of(A.key, SIZE) and log_of(other).replicas() == {"me": 3}
+    tenants = [entry.scopes[0].tenant for entry in page.entries]
+    assert tenants in ([1, 2], [1, 1, 2], [1, 2, 2]) and set(generations) <= {e.generation for e in page.entries}
+    assert log_of(store).read(0).epoch == page.epoch and found(store, A) == one
+    return calls
+
+
+@pytest.mark.parametrize("entries_since", [0, 1, 2, 5])
+def test_an_older_copy_is_noticed_by_who_knows_more(
+    blobs: MemoryBlobs, clock: SimulatedClock, entries_since: int
+) -> None:
+    """After a restart from an older copy, also one to which others have added, what it has is no hit for anybody."""
+    store = blobs.store(clock)
+    put(store, A, SIZE)
+    log_of(store).append([Scope(tenant=1)], "me")
+    copy = dict(blobs.data)
+    for tenant in (2, 3):
+        last = log_of(store).append([Scope(tenant=tenant)], "me")
+    blobs.data = copy
+    fresh = blobs.store(clock)
+    assert found(fresh, A) is not None  # it can't know
+    for n in range(entries_since):
+        log_of(fresh).append([Scope(tenant=10 + n)], "fresh")
+    page = log_of(store).read(last)
+    assert page.floor > last and not page.entries
+    assert log_of(fresh).read(0).epoch == page.epoch
+    assert found(fresh, A) is None and found(store, A) is None
+
+
+def test_a_copy_of_an_epoch_before_is_no_log(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """Where even the epoch is an older one, who knew the later one begins another, above both."""
+    store = blobs.store(clock)
+    log_of(store).append([Scope(tenant=1)], "me")
+    copy = dict(blobs.data)
+    later = log_of(store).read(log_of(store).read(0).generation + 1000)
+    generation = log_of(store).append([Scope(tenant=2)], "me")
+    blobs.data = copy
+    page = log_of(store).read(0)
+    assert page.epoch != later.epoch and page.floor > generation and not page.entries
+
+
+def test_two_groups_that_wrote_apart_end_in_one_epoch(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """Replicas that wrote to two copies of one log, of which one is left: who wrote to the other begins a new epoch."""
+    a, b = blobs.store(clock), blobs.store(clock)
+    log_of(a).append([Scope(tenant=1)], "a")
+    log_of(b).read(0)
+    one, two = dict(blobs.data), dict(blobs.data)
+    blobs.data = one
+    log_of(a).append([Scope(tenant=2)], "a")
+    blobs.data = two
+    newest = log_of(b).append([Scope(tenant=3)], "b")
+    blobs.data = one  # healed: b's entry of the same number is gone
+    page = log_of(b).read(newest)
+    assert page.floor > newest and log_of(a).read(0).epoch == page.epoch
+
+
+def test_an_object_lives_as_long_as_its_metadata(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """Metadata that is gone, begun anew, of another chunk, damaged or too long: the object is a miss till it is put."""
+    store = blobs.store(clock)
+    name = store.metadata_name(A.key)
+    for data in (None, new_life(), b"", b"short", b"x" * 40):
+        store.delete([A.key], TENANT)
+        assert put(store, A, SIZE)
+        before = blobs.data.pop(name)
+        if data is not None:
+            blobs.data[name] = data
+        assert found(store, A) is None
+        blobs.data[name] = before
+        assert found(store, A) is not None
+        blobs.data[name] = before + bytes(ENTRY_BYTES) * (MAX_MARKS + 1)
+        assert found(store, A) is None and put(store, A, SIZE, version=1)
+        one = found(store, A)
+        assert one is not None and one.terms == TERMS and read(store, one) == frame_of(A.key, SIZE, version=1)
+
+
+def test_a_mark_that_can_not_be_read_makes_it_wild() -> None:
+    """A bit that flipped, an end that is missing: any tag takes the chunk, and the other marks count."""
+    life, marks = new_life(), marks_of(TAG, 9)
+    whole = life + pack_marks(marks) * 2
+    assert parse_metadata(whole) is not None
+    for at in range(LIFE_BYTES, len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1
+        for damaged in (bytes(flipped), whole[: at + 1] if at + 1 < len(whole) else bytes(flipped)):
+            metadata = parse_metadata(damaged)
+            assert metadata is not None
+            if (len(damaged) - LIFE_BYTES) % ENTRY_BYTES or damaged == bytes(flipped):
+                assert b"" in metadata.marks
+
+
+def test_the_epoch_is_read_again_where_nobody_reads_the_log(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """A store whose log is not the one that is followed learns of a new epoch within a second."""
+    store, other = blobs.store(clock), blobs.store(clock)
+    put(store, A, SIZE)
+    assert found(other, A) is not None
+    log_of(store).read(log_of(store).read(0).generation + 1000)
+    clock.advance(1.1)
+    assert found(other, A) is None and put(other, A, SIZE) and found(store, A) is not None
+
+
+def test_a_store_that_others_change_all_the_time_gives_up(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """A put raises after some tries; a log that is lost again and again does, too."""
+    store = blobs.store(clock)
+    store.find([A.key])
+
+    def forget(method: str) -> None:
+        if method == "create":
+            raced = [name for name in blobs.data if name.startswith("metadata/")]
+            blobs.data[store.metadata_name(A.key)] = new_life()
+            assert len(raced) <= 1
+
+    def vanish(method: str) -> None:
+        if method == "read":
+            blobs.data.pop(store.metadata_name(A.key), None)
+
+    blobs.before = lambda method: (forget(method), vanish(method))[0]
+    with pytest.raises(ConnectionError, match="each time"):
+        put(store, A, SIZE)
+    blobs.before = lambda method: blobs.data.clear()
+    with pytest.raises(ConnectionError, match="again and again"):
+        log_of(store).read(0)
