@@ -253,7 +253,7 @@ class FakeApp:
 async def cpu_us(app: Any, path: str, body: dict[str, Any]) -> float:
     """CPU-microseconds of one request."""
     content = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers = [(b"host", b"h"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     scope |= {"headers": headers, "root_path": "", "http_version": "1.1", "scheme": "http", "client": ("::1", 9)}
 
@@ -263,7 +263,9 @@ async def cpu_us(app: Any, path: str, body: dict[str, Any]) -> float:
         async def receive() -> Any:
             return coming.pop() if coming else await asyncio.get_running_loop().create_future()
 
-        async def send(message: Any) -> None: ...
+        async def send(message: Any) -> None:
+            if message.get("status", 200) != 200:
+                raise RuntimeError(f"answered {message['status']}")
 
         await app(dict(scope), receive, send)
 

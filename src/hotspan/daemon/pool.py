@@ -89,7 +89,7 @@ class PoolCounts:
 class Pool:
     """Objects in `memory`, from byte `start` on; both are of whole pages.
 
-    max_lease_s: no lease lasts longer; who asks for more is refused before (plane.py).
+    max_lease_s: no lease lasts longer; who asks for more is refused before (routes.py).
     disk, notes: where copies go, and what has to be known of them after a restart; what is there is taken over.
     """
 

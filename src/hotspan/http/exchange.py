@@ -5,7 +5,6 @@ import contextlib
 import logging
 import random
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any
@@ -40,10 +39,9 @@ class Exchange:
     request_id:  the client's, if it sent a usable one.
     gone:        set once the client closed its connection, or nobody waits for the response any more.
     is_begun:    the response's head is sent, with `status`. is_over: its end is sent, too.
-    waited_s:    the longest time in which the client did not read.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
@@ -51,10 +49,8 @@ class Exchange:
         self.gone = asyncio.Event()
         self.is_begun = self.is_over = False
         self.status = 0
-        self.waited_s = 0.0
         self._receive = receive
         self._send = send
-        self._now = now
 
     def check(self, decisive: frozenset[bytes] = DECISIVE, max_head_bytes: int | None = None) -> None:
         """Raise HttpError 400 for a head that two programs could read differently, 431 for its size."""
@@ -125,9 +121,7 @@ class Exchange:
     async def write(self, content: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body; waits while the client does not read."""
         self.is_over = is_last
-        began_s = self._now()
         await self._send({"type": "http.response.body", "body": content, "more_body": not is_last})
-        self.waited_s = max(self.waited_s, self._now() - began_s)
 
     async def respond(
         self, status: int, content: bytes, kind: str = JSON, headers: Mapping[str, str] | None = None

@@ -192,11 +192,12 @@ async def relay(
     headers: RawHeaders,
     part: bytes,
     on_part: Callable[[bytes], None] = lambda part: None,
+    on_written: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass a response on, byte for byte.
 
     headers: what the client gets of its head. part: the first of its body, which has been read.
-    on_part: called with each before it is sent.
+    on_part: called with each before it is sent. on_written: after it, once the client has room for more.
     Raises:  BrokenError if it breaks off; the caller ends the exchange so that no client takes it for complete.
     """
     left = response.length
@@ -205,6 +206,7 @@ async def relay(
         left -= len(part)
         on_part(part)
         await exchange.write(part, is_last=left == 0)
+        on_written()
         if left == 0:
             return
         part = await response.part()

@@ -100,7 +100,7 @@ class Gateway:
                 await receive()
                 await send({"type": "websocket.close", "code": 1008})
             return
-        exchange = Exchange(scope, receive, send, self._parts.clock.monotonic)
+        exchange = Exchange(scope, receive, send)
         route = route_of(exchange.method, exchange.path)
         self.active += 1
         self._idle.clear()

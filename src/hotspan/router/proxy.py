@@ -213,18 +213,25 @@ class Proxy:
             self._sessions.heard(slot.name, new, answer.header(CLOSED_HEADER))
         parts, since, before, last = self._checks.parts, 0, b"", b""
 
+        began_s = waited_s = 0.0
+
         def came(part: bytes) -> None:
-            nonlocal since, before, last
+            nonlocal since, before, last, began_s
+            began_s = self._clock.monotonic()
             parts[slot.name] = since = parts[slot.name] + 1
             before, last = last, part
 
+        def written() -> None:
+            nonlocal waited_s
+            waited_s = max(waited_s, self._clock.monotonic() - began_s)
+
         try:
-            await relay(exchange, answer, self._head(slot, answer), part, came)
+            await relay(exchange, answer, self._head(slot, answer), part, came, written)
         except BrokenError as error:
             self._counts.broken += 1
             if error.is_overdue:
                 self._checks.was_late(slot.name, since, str(error))
-            elif exchange.waited_s < _SLOW_CLIENT_S:
+            elif waited_s < _SLOW_CLIENT_S:
                 self._checks.failed(slot.name, str(error))
             ticket.end(failed=True)
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, slot.name, error)

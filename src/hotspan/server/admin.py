@@ -40,7 +40,7 @@ Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schema=False)]
-"""Where another replica wrote the same to the log of an L2 that both use; the router says so (router/everybody.py)."""
+"""Where another replica wrote the same to the log of an L2 that both use; the router says so (router/fan_out.py)."""
 
 _LOGGED = re.compile(r"(?P<epoch>[0-9a-f]{2,64}):(?P<generation>[0-9]{1,19}):(?P<namespace>[0-9a-f]{64})")
 

@@ -79,7 +79,7 @@ class AppExchange(Exchange):
                 if not message.get("more_body", False):
                     await self._refuse(HttpError.answered(self._head_status, bytes(self._failure)))
             else:
-                await self._pass(message.get("body", b""), is_last=not message.get("more_body", False))
+                await self._pass(message)
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
         """Begin a response, which is taken as it is, errors included."""
@@ -122,15 +122,18 @@ class AppExchange(Exchange):
     def _head_status(self) -> int:
         return int(self._head["status"]) if self._head is not None else 500
 
-    async def _pass(self, content: bytes, *, is_last: bool) -> None:
+    async def _pass(self, message: Message) -> None:
+        is_last = not message.get("more_body", False)
         if not self.is_begun:
+            content = message.get("body", b"")
             if self._kind == SSE and not content and not is_last:
                 return
             if self._kind == SSE and (error := first_error(content)) is not None:
                 await self._refuse(error)
                 return
             await super().begin(self._head_status, [] if self._head is None else list(self._head.get("headers", [])))
-        await super().write(content, is_last=is_last)
+        self.is_over = is_last
+        await self._send(message)
 
     async def _refuse(self, error: HttpError) -> None:
         """Respond with an error in place of whatever was to come."""

@@ -51,7 +51,7 @@ class _Pipe:
         self._room.set()
 
 
-class Answer:
+class AppResponse:
     """What the app answers."""
 
     def __init__(self, head: Message, pipe: _Pipe) -> None:
@@ -95,7 +95,7 @@ def _headers(exchange: Exchange, dropped: tuple[str, ...], added: dict[str, str]
 
 
 @contextlib.asynccontextmanager
-async def asked(app: ASGIApp, exchange: Exchange, path: str, body: bytes) -> AsyncIterator[Answer]:
+async def asked(app: ASGIApp, exchange: Exchange, path: str, body: bytes) -> AsyncIterator[AppResponse]:
     """The app's answer. Leaving the block ends the generation if it still runs.
 
     Raises: ClientGone if the app gives none, since nobody waits.
@@ -124,7 +124,7 @@ async def asked(app: ASGIApp, exchange: Exchange, path: str, body: bytes) -> Asy
         if head is None:
             await task
             raise ClientGone
-        yield Answer(head, pipe)
+        yield AppResponse(head, pipe)
     finally:
         exchange.gone.set()
         pipe.shut()

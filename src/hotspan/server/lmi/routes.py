@@ -15,7 +15,7 @@ from hotspan.http.exchange import JSON, ClientGone, raw
 from hotspan.http.sse import SSE, event, events
 from hotspan.server.exchange import JSONLINES, AppExchange
 from hotspan.server.lmi.choice import ADAPTER_HEADER, Schema, chosen_schema, session_request, take_adapter
-from hotspan.server.lmi.engine import Answer, asked, forwarded_scope, request_scope
+from hotspan.server.lmi.engine import AppResponse, asked, forwarded_scope, request_scope
 from hotspan.server.lmi.parameters import own_name
 from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
@@ -85,7 +85,7 @@ class Invocations:
         self._is_embedding = is_embedding
 
     async def invoke(self, exchange: AppExchange, body: bytes, model: str | None = None) -> None:
-        """Answer an invocation; `model`: the one that its path names. Raises: HotspanError, ClientGone."""
+        """AppResponse an invocation; `model`: the one that its path names. Raises: HotspanError, ClientGone."""
         if model is not None and model not in self._base_names:
             raise HttpError(404, f"there is no model {model!r:.80}: it is called {' or '.join(self._base_names)}")
         payload = _parsed(exchange, body)
@@ -102,7 +102,7 @@ class Invocations:
             await self._forward(call, schema.value)
 
     async def relay(self, exchange: AppExchange, path: str, body: bytes) -> None:
-        """Answer a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
+        """AppResponse a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
         plugs, is_post = self._plugs, exchange.scope["method"] == "POST"
         is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
         if is_post and path in WORK and path not in OPENAI and exchange.headers.get(ADAPTER_HEADER):
@@ -209,7 +209,7 @@ class Invocations:
         async with asked(self._app, call.exchange, Schema.EMBEDDING.value, body) as answer:
             await self._whole(call, answer, lambda said: embeddings_answer(inputs, said))
 
-    async def _whole(self, call: _Call, answer: Answer, converted: Callable[[Payload], Any]) -> None:
+    async def _whole(self, call: _Call, answer: AppResponse, converted: Callable[[Payload], Any]) -> None:
         content = await answer.whole()
         if call.exchange.gone.is_set():
             raise ClientGone
@@ -224,7 +224,7 @@ class Invocations:
         await call.exchange.respond(200, content, kind)
 
     async def _stream(
-        self, call: _Call, answer: Answer, kind: str, converted: Callable[[Payload], list[Payload]]
+        self, call: _Call, answer: AppResponse, kind: str, converted: Callable[[Payload], list[Payload]]
     ) -> None:
         """A stream in LMI's rows, or in OpenAI's chunks that a formatter changes."""
         exchange = call.exchange
@@ -260,7 +260,7 @@ def _new_session(exchange: AppExchange, sessions: Sessions) -> str:
     return session.id
 
 
-async def _chunks(answer: Answer) -> AsyncIterator[Payload]:
+async def _chunks(answer: AppResponse) -> AsyncIterator[Payload]:
     """The chunks of the engine's stream. Raises: HttpError where it says that it failed."""
     async for chunk in events(answer.parts()):
         if "error" in chunk:
