@@ -80,6 +80,10 @@ figures: install  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
 
+.PHONY: step-cost
+step-cost: install  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
+	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
+
 .PHONY: chart
 chart: install  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.demo_chart

@@ -1,5 +1,6 @@
 """Steps of the engine as the cost model sees them."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 
 from hotspan.engine.steps import StepWatch
 from hotspan.testing.clock import SimulatedClock
+from tests.operations import operations
 
 
-def scheduled(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]) -> Any:
+def scheduled(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], resumed: Iterable[str] = ()) -> Any:
     """A scheduler's output: by request, how many tokens were computed before, and how many are in this step."""
     counts = {name: count for name, (_, count) in (new | cached).items()}
     return SimpleNamespace(
@@ -19,7 +21,9 @@ def scheduled(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]
             SimpleNamespace(req_id=name, num_computed_tokens=start) for name, (start, _) in new.items()
         ],
         scheduled_cached_reqs=SimpleNamespace(
-            req_ids=list(cached), num_computed_tokens=[start for start, _ in cached.values()]
+            req_ids=list(cached),
+            num_computed_tokens=[start for start, _ in cached.values()],
+            resumed_req_ids=set(resumed),
         ),
     )
 
@@ -96,3 +100,29 @@ def test_a_step_that_decodes_is_as_long_as_the_last_one() -> None:
         rig.clock.advance(0.04)
         rig.watch.end()
     assert rig.watch.step_s == pytest.approx(0.04)
+
+
+def test_a_preempted_request_computes_its_prompt_again() -> None:
+    """A request that is resumed after it began to decode counts like one that has just come."""
+    rig = Watched(a=100)
+    rig.watch.begin(scheduled({"a": (0, 100)}, {}))
+    rig.watch.begin(scheduled({}, {"a": (40, 20)}, resumed=["a"]))
+    assert rig.watch.busy_s == pytest.approx(0.4)
+    rig.watch.begin(scheduled({}, {"a": (60, 40)}))
+    assert rig.watch.busy_s == 0.0
+    for _ in range(3):
+        rig.watch.end()
+    assert [tokens for tokens, _, _ in rig.told] == [100, 20, 40]
+
+
+def test_requests_that_decode_cost_a_step_nothing() -> None:
+    """A step costs as many operations with 500 decoding requests as with one."""
+
+    def cost(requests: int) -> int:
+        names = [f"r{n}" for n in range(requests)]
+        rig = Watched(**dict.fromkeys(names, 10))
+        rig.watch.begin(scheduled(dict.fromkeys(names, (0, 10)), {}))
+        step = scheduled({}, dict.fromkeys(names, (10, 1)))
+        return operations(lambda: rig.watch.begin(step))
+
+    assert cost(500) == cost(1)

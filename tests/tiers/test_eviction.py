@@ -13,6 +13,7 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.simulate.mooncake import Request
 from hotspan.testing.chunks import chain, key_of
 from hotspan.tiers.eviction import LeafArc, Share, Shares
+from tests.operations import operations
 from tests.tiers.arc_reference import ReferenceArc
 
 PARENT = {
@@ -168,8 +169,39 @@ def test_the_queues_stay_small() -> None:
         arc.add(KEY["a"], None, n % 50)
     assert all(len(payers) <= 2 * len(arc._tenants) + 65 for payers in arc._payers)
     for held in arc._tenants.values():
-        assert all(len(each.heap) <= 2 * each.chunks + 65 for each in (held.once, held.often))
+        assert all(len(each.entries()) <= 3 * each.chunks + 80 for each in (held.once, held.often))
     arc.check()
+
+
+def test_evicting_a_long_text_costs_the_same_for_each_chunk() -> None:
+    """A text of 2,000 chunks leaves no stale entries behind as it comes: none of its chunks pays for the others."""
+    arc, text = LeafArc(2_001), chain("text", 2_000)
+    for chunk in [*chain("older", 1), *text]:
+        arc.add(chunk.key, chunk.parent)
+
+    def evict() -> None:
+        victim = arc.victim(0, everything)
+        assert victim is not None
+        arc.remove(victim, evicted=True)
+
+    costs = [operations(evict) for _ in text[:200]]
+    assert max(costs) < 15 * sorted(costs)[100]
+    arc.check()
+
+
+def test_no_use_pays_for_the_stale_entries_of_others() -> None:
+    """Among 4,000 chunks that are used again and again, no use costs much more than another: stale entries are dropped
+    a few at a time, and each chunk is evicted in its turn all the same."""
+    arc, text = LeafArc(4_000), [Chunk(ChunkKey(n.to_bytes(32)), None) for n in range(4_000)]
+    for chunk in text:
+        arc.add(chunk.key, None)
+    uses = [operations(lambda chunk=chunk: arc.touch([chunk.key])) for _ in range(4) for chunk in text]  # type: ignore[misc]
+    assert max(uses) < 10 * min(uses)
+    arc.check()
+    for chunk in text[:100]:
+        assert arc.victim(0, everything) == chunk.key
+        arc.remove(chunk.key, evicted=True)
+        arc.check()
 
 
 @given(order=st.permutations(NAMES), tenants=st.lists(st.sampled_from(TENANTS), min_size=12, max_size=12))

@@ -8,14 +8,13 @@ from typing import Protocol
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from hotspan.cache.entry import Reader
 from hotspan.config.settings import CacheSettings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import CLIENT_DIRECTIVES, Directives, governed, parse_directives
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.fingerprint import AdapterDigests
-from hotspan.engine.requests import ChunkGroup, RequestState
+from hotspan.engine.requests import ChunkGroup, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +50,23 @@ class Admission:
         self._clock = clock or SystemClock()
         self.adapters = AdapterDigests()
 
-    def admit(self, request: Request) -> RequestState:
+    def admit(self, request: Request) -> RequestRecord:
         """What is to be known of a request. Blocks: for one pass over an adapter's files when it is first named."""
         directives = self._directives(request)
         if directives is None or self._has_unnamed_media(request):
-            return RequestState(request, None, self.groups, may_store=False)
+            return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
         adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
-        reader = Reader(
+        return RequestRecord(
+            request=request,
+            keyer=self.keyer(directives.tenant, lora),
+            groups=self.groups,
+            may_store=not directives.no_store,
             terms=directives.terms(adapter, now_s),
             bare_terms=replace(directives, tags=()).terms(adapter, now_s),
             tags_from=directives.tags_from // self._chunk_tokens,
             renews=directives.renew,
-        )
-        keyer = self.keyer(directives.tenant, lora)
-        return RequestState(
-            request, keyer, self.groups, reader, may_store=not directives.no_store, tags_from=directives.tags_from
         )
 
     def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:

@@ -44,6 +44,7 @@ from hotspan.engine.compat import (
     fix_hash_seed,
     offer_utility,
     offloaded_groups,
+    skip_unchanged_keys,
     watch_adapters,
 )
 from hotspan.engine.events import ChunkEvents
@@ -95,6 +96,7 @@ class HotspanConnector(OffloadingConnector):
         try:
             check_engine()
             fix_hash_seed()
+            skip_unchanged_keys()
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             super().__init__(vllm_config, role, kv_cache_config)
             if role == KVConnectorRole.SCHEDULER:
@@ -142,7 +144,7 @@ class HotspanConnector(OffloadingConnector):
         if state is None:
             self._prefixes.end(request, lambda index: Terms(), lambda index: None)
             return
-        self._prefixes.end(request, state.reader.terms_at, state.keys_at)
+        self._prefixes.end(request, state.terms_at, state.keys_at)
         if not state.may_store:
             self._prefixes.forget(request, state.kept_tokens // self._hash_tokens)
 
@@ -178,7 +180,7 @@ class HotspanConnector(OffloadingConnector):
         known = partial(self._prefixes.terms, request)
         state = self.manager.begin(request, num_external_tokens, known)
         if state is not None:
-            self._prefixes.keep(request, state.reader.terms_at, state.keys_at)
+            self._prefixes.keep(request, state.terms_at, state.keys_at)
 
     def reset_cache(self) -> bool | None:
         # vLLM forgets its jobs here and lets the workers finish them in the next step: until they say so, their slots

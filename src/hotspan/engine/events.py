@@ -15,7 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.engine.compat import extra_keys
-from hotspan.engine.requests import ChunkGroup, RequestState
+from hotspan.engine.requests import ChunkGroup, RequestRecord
 
 _MEDIA = {Tier.RAM: "CPU", Tier.DISK: "DISK", Tier.L2: "L2"}
 _LOOKED_AT = 16
@@ -37,7 +37,7 @@ class ChunkEvents:
         self._events: list[KVCacheEvent] = []
         cache.ram.gone = deque()
 
-    def tell(self, state: RequestState) -> None:
+    def tell(self, state: RequestRecord) -> None:
         """Tell of the request's chunks that are in a tier and were not told of, up to the first that is in none."""
         chunks = state.chain(self._group.index)
         while state.told < len(chunks) and self._tell(state, chunks[state.told]):
@@ -74,7 +74,7 @@ class ChunkEvents:
         events, self._events = self._events, []
         return events
 
-    def _tell(self, state: RequestState, chunk: Chunk) -> bool:
+    def _tell(self, state: RequestRecord, chunk: Chunk) -> bool:
         """Tell of one chunk; whether it is anywhere."""
         known = self._media.get(chunk.key)
         if known:
@@ -99,7 +99,7 @@ class ChunkEvents:
         for tier in _in_order(before - now):
             self._events.append(BlockRemoved([_name(key)], _MEDIA[tier]))
 
-    def _described(self, state: RequestState, chunk: Chunk, tier: Tier) -> BlockStored:
+    def _described(self, state: RequestRecord, chunk: Chunk, tier: Tier) -> BlockStored:
         """A chunk that readers do not know: with its text, and what else its name depends on."""
         start = chunk.index * self._group.tokens
         stop = start + self._group.tokens

@@ -29,8 +29,8 @@ from hotspan.engine.compat import (
     kept_state,
 )
 from hotspan.engine.events import ChunkEvents
-from hotspan.engine.metrics import CostMetrics, report
-from hotspan.engine.requests import RequestState
+from hotspan.engine.metrics import CacheMetrics
+from hotspan.engine.requests import RequestRecord
 from hotspan.engine.steps import StepWatch
 from hotspan.l2.follower import LogFollower
 from hotspan.tiers.base import Durable
@@ -47,10 +47,9 @@ class HotspanManager(OffloadingManager):
 
     def __init__(self) -> None:
         self._cache: TieredCache | None = None
-        self._arriving: dict[str, RequestState] = {}
-        self._states: dict[str, RequestState] = {}
-        self._ended: list[RequestState] = []
-        self._follower: LogFollower | None = None
+        self._arriving: dict[str, RequestRecord] = {}
+        self._states: dict[str, RequestRecord] = {}
+        self._ended: list[RequestRecord] = []
         self.steps: StepWatch | None = None
         self.events: ChunkEvents | None = None
 
@@ -71,8 +70,7 @@ class HotspanManager(OffloadingManager):
         steps: of a cache that decides what to load. follower: of its L2's log, for the metrics.
         """
         self._cache = cache
-        self._follower = follower
-        self._costs = CostMetrics(cache.cost) if cache.cost is not None else None
+        self._metrics = CacheMetrics(cache, follower)
         self.steps = steps
         self._admission = admission
         self.namespace = admission.namespace
@@ -87,7 +85,7 @@ class HotspanManager(OffloadingManager):
             raise RuntimeError("the manager is not open")
         return self._cache
 
-    def admit(self, request: Request) -> RequestState:
+    def admit(self, request: Request) -> RequestRecord:
         """A request is about to come: learn what its chunks' names and terms depend on."""
         state = self._admission.admit(request)
         self._arriving[request.request_id] = state
@@ -97,9 +95,10 @@ class HotspanManager(OffloadingManager):
         """The engine is about to load an adapter. Blocks: for one pass over its files."""
         self._admission.adapters.load(lora.lora_int_id, lora.lora_path)
 
-    def named(self, request: Request, tenant: str, lora: LoRARequest | None) -> RequestState:
+    def named(self, request: Request, tenant: str, lora: LoRARequest | None) -> RequestRecord:
         """The chunks of a text that is not about to run."""
-        return RequestState(request, self.keyer(tenant, lora), self._admission.groups)
+        keyer = self.keyer(tenant, lora)
+        return RequestRecord(request=request, keyer=keyer, groups=self._admission.groups)
 
     def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
         """What names the chunks of a tenant and an adapter; None if that can't be told now."""
@@ -134,12 +133,12 @@ class HotspanManager(OffloadingManager):
             return False
         if state.is_answered:  # and it is asked again: the engine had no room for it
             state.is_answered = False
-            self.cache.reconsider(state.reader)
-        if state.reader.plan is None and self.steps is not None and state.groups:
+            self.cache.reconsider(state)
+        if state.plan is None and self.steps is not None and state.groups:
             prompt, tokens = state.request.num_prompt_tokens, state.ranked[0].tokens
             text = Text(prompt, tokens, state.kept_tokens, self.steps.step_s, self.steps.busy_s)
-            return not self.cache.choose(state.by_group(), state.reader, text)
-        return self.cache.is_waiting(state.reader)
+            return not self.cache.choose(state.by_group(), state, text)
+        return self.cache.is_waiting(state)
 
     def note_answer(self, request_id: str) -> None:
         """The engine was told what there is of a request."""
@@ -153,7 +152,7 @@ class HotspanManager(OffloadingManager):
         if state is not None:
             state.kept_tokens = tokens
 
-    def begin(self, request: Request, loaded_tokens: int, known: Callable[[int], Terms | None]) -> RequestState | None:
+    def begin(self, request: Request, loaded_tokens: int, known: Callable[[int], Terms | None]) -> RequestRecord | None:
         """A request begins to run: its state, or None if that was said before.
 
         known: the terms of the chunk at an index, in the engine's own cache.
@@ -171,13 +170,13 @@ class HotspanManager(OffloadingManager):
         for chunk in chunks:
             carried = carried if chunk.index else None  # the next group's chunks begin
             carried = state.inherit(chunk.index, (carried, self.cache.terms(chunk.key), known(chunk.index)))
-        if state.reader.terms.labels or state.reader.terms.expires_s or state.reader.inherited:
-            self.cache.join(chunks, state.reader)
+        if state.terms.labels or state.terms.expires_s or state.inherited:
+            self.cache.join(chunks, state)
         if self.events is not None:
             self.events.tell(state)
         return state
 
-    def state(self, request_id: str) -> RequestState | None:
+    def state(self, request_id: str) -> RequestRecord | None:
         """What is known of a request that has not ended."""
         return self._states.get(request_id)
 
@@ -204,30 +203,30 @@ class HotspanManager(OffloadingManager):
         if state is not None:
             keep_state(req_context, state)
             self._states[req_context.req_id] = state
-            self.cache.ask(state.all_chunks(), state.reader)
+            self.cache.ask(state.all_chunks(), state)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        state = kept_state(req_context, RequestState)
+        state = kept_state(req_context, RequestRecord)
         if state is not None:
-            self.cache.release(state.reader)
+            self.cache.release(state)
             self._ended.append(state)
         if self.steps is not None:
             self.steps.forget(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        state = kept_state(req_context, RequestState)
+        state = kept_state(req_context, RequestRecord)
         chunk = state.chunk(key) if state is not None else None
         if state is None or chunk is None:
             return LookupResult.MISS
-        return _RESULTS[self.cache.lookup(chunk, state.reader)]
+        return _RESULTS[self.cache.lookup(chunk, state)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
-        state = kept_state(req_context, RequestState)
+        state = kept_state(req_context, RequestRecord)
         chunk = state.chunk(key) if state is not None else None
         if state is None or chunk is None:
             return CacheHitSource.EXTERNAL_UNSPECIFIED
-        return _SOURCES.get(state.reader.promoted.get(chunk.key, Tier.RAM), CacheHitSource.EXTERNAL_UNSPECIFIED)
+        return _SOURCES.get(state.promoted.get(chunk.key, Tier.RAM), CacheHitSource.EXTERNAL_UNSPECIFIED)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
         state = self._state(req_context)
@@ -236,10 +235,10 @@ class HotspanManager(OffloadingManager):
         hits: Counter[Tier] = Counter()
         for key, chunk in zip(keys, chunks, strict=True):
             if get_offload_group_idx(key) == first:
-                hits[state.reader.promoted.get(chunk.key, Tier.RAM)] += self.chunk_tokens
+                hits[state.promoted.get(chunk.key, Tier.RAM)] += self.chunk_tokens
         self.cache.stats.hit_tokens.update(hits)
         state.load_began_s = self._clock.monotonic()
-        return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state.reader))
+        return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], state))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
@@ -250,11 +249,11 @@ class HotspanManager(OffloadingManager):
             self.cache.cost.observe_copy(size, seconds)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
-        state = kept_state(req_context, RequestState)
+        state = kept_state(req_context, RequestRecord)
         if state is None or not state.may_store:
             return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
         named = {chunk.key: key for key in keys if (chunk := state.chunk(key)) is not None}
-        placements = self.cache.begin_store([state.chunks[key] for key in named.values()], state.reader)
+        placements = self.cache.begin_store([state.chunks[key] for key in named.values()], state)
         return PrepareStoreOutput(
             keys_to_store=[named[placement.chunk.key] for placement in placements],
             store_spec=CPULoadStoreSpec([placement.slot for placement in placements]),
@@ -271,14 +270,14 @@ class HotspanManager(OffloadingManager):
         for request_id in getattr(context, "new_req_ids", ()):
             state = self._states.get(request_id)
             if state is not None:
-                self.cache.release(state.reader)
+                self.cache.release(state)
 
     def reset_cache(self) -> None:
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         token_bytes = self.cache.ram.slab.slot_bytes * len(self._admission.groups) / self.chunk_tokens
-        return report(self.cache, self._costs, self._follower, token_bytes)
+        return self._metrics.report(token_bytes)
 
     def shutdown(self) -> None:
         if self._cache is not None:
@@ -287,8 +286,8 @@ class HotspanManager(OffloadingManager):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _state(self, req_context: ReqContext) -> RequestState:
-        state = kept_state(req_context, RequestState)
+    def _state(self, req_context: ReqContext) -> RequestRecord:
+        state = kept_state(req_context, RequestRecord)
         if state is None:
             raise RuntimeError(f"request {req_context.req_id} was never admitted")
         return state

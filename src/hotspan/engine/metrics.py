@@ -3,8 +3,8 @@
 from prometheus_client import REGISTRY
 
 from hotspan.cache.choice import CostReport
-from hotspan.cache.cost import CostModel
 from hotspan.cache.fit import Accuracy
+from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine.compat import (
     OffloadingConnectorStats,
@@ -88,82 +88,93 @@ def unregister_metrics() -> None:
             REGISTRY.unregister(collector)
 
 
-def report(
-    cache: TieredCache, costs: "CostMetrics | None", follower: LogFollower | None, token_bytes: float
-) -> OffloadingConnectorStats | None:
-    """The counts since the last report, or None if nothing happened."""
-    if cache.stats.is_empty:
-        return None
-    counts, out = cache.take_stats(), OffloadingConnectorStats()
-    if counts.lookup_tokens:
-        out.increase_counter("hotspan_cache_lookup_tokens", counts.lookup_tokens)
-    if counts.cuts:
-        out.increase_counter("hotspan_cache_cuts", counts.cuts)
-    by_tier = {
-        "hotspan_cache_hit_tokens": counts.hit_tokens,
-        "hotspan_cache_load_bytes": counts.load_bytes,
-        "hotspan_cache_store_bytes": counts.store_bytes,
-        "hotspan_cache_evictions": counts.evictions,
-        "hotspan_cache_stores_refused": counts.stores_refused,
-        "hotspan_cache_stores_late": counts.stores_late,
-        "hotspan_cache_invalidated": counts.invalidated,
-        "hotspan_cache_expired": counts.expired,
-    }
-    for name, values in by_tier.items():
-        for tier, value in values.items():
-            out.increase_counter(name, value, (tier.value,))
-    for (tier, fault), value in counts.faults.items():
-        out.increase_counter("hotspan_cache_faults", value, (tier.value, fault))
-    for name, seconds in (
-        ("hotspan_cache_load_seconds", counts.load_seconds),
-        ("hotspan_cache_store_seconds", counts.store_seconds),
-    ):
-        for tier, samples in seconds.items():
-            for sample in samples:
-                out.observe_histogram(name, sample, (tier.value,))
-    for tier, usage in cache.usage().items():
-        out.set_gauge("hotspan_cache_used_bytes", usage.bytes, (tier.value,))
-        out.set_gauge("hotspan_cache_capacity_bytes", usage.capacity_bytes, (tier.value,))
-        out.set_gauge("hotspan_cache_tier_up", float(usage.is_up), (tier.value,))
-    out.set_gauge("hotspan_cache_token_bytes", token_bytes)
-    for tier, chunks in cache.queued().items():
-        out.set_gauge("hotspan_cache_store_queue_chunks", chunks, (tier.value,))
-    if follower is not None:
-        out.set_gauge("hotspan_l2_log_age_seconds", follower.age_s)
-        for what, count in follower.take_faults()._asdict().items():
-            if count:
-                out.increase_counter(f"hotspan_l2_log_{what}", count)
-    if costs is not None:
-        costs.report(out)
-    return out
+class CacheMetrics:
+    """What a cache counted, and which gauges changed, since it was last reported. follower: of its L2's log."""
 
+    def __init__(self, cache: TieredCache, follower: LogFollower | None) -> None:
+        self._cache = cache
+        self._follower = follower
+        self._last = cache.cost.report() if cache.cost is not None else None
+        self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._out = OffloadingConnectorStats()
 
-class CostMetrics:
-    """What the cost model has learnt and chosen since it was last reported."""
+    def report(self, token_bytes: float) -> OffloadingConnectorStats | None:
+        """The metrics since the last report, or None if nothing happened. token_bytes: of KV, over all groups."""
+        if self._cache.stats.is_empty:
+            return None
+        counts = self._cache.take_stats()
+        self._out = OffloadingConnectorStats()
+        self._report_counts(counts)
+        for tier, usage in self._cache.usage().items():
+            self._set("hotspan_cache_used_bytes", usage.bytes, tier.value)
+            self._set("hotspan_cache_capacity_bytes", usage.capacity_bytes, tier.value)
+            self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
+        self._set("hotspan_cache_token_bytes", token_bytes)
+        for tier, chunks in self._cache.queued().items():
+            self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
+        if self._follower is not None:
+            self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
+            for what, count in self._follower.take_faults()._asdict().items():
+                self._add(f"hotspan_l2_log_{what}", count)
+        if self._cache.cost is not None and self._last is not None:
+            now, last = self._cache.cost.report(), self._last
+            self._last = now
+            self._report_cost(now, last)
+        return self._out
 
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-        self._last = cost.report()
+    def _report_counts(self, counts: CacheStats) -> None:
+        self._add("hotspan_cache_lookup_tokens", counts.lookup_tokens)
+        self._add("hotspan_cache_cuts", counts.cuts)
+        by_tier = {
+            "hotspan_cache_hit_tokens": counts.hit_tokens,
+            "hotspan_cache_load_bytes": counts.load_bytes,
+            "hotspan_cache_store_bytes": counts.store_bytes,
+            "hotspan_cache_evictions": counts.evictions,
+            "hotspan_cache_stores_refused": counts.stores_refused,
+            "hotspan_cache_stores_late": counts.stores_late,
+            "hotspan_cache_invalidated": counts.invalidated,
+            "hotspan_cache_expired": counts.expired,
+        }
+        for name, values in by_tier.items():
+            for tier, value in values.items():
+                self._out.increase_counter(name, value, (tier.value,))
+        for (tier, fault), value in counts.faults.items():
+            self._out.increase_counter("hotspan_cache_faults", value, (tier.value, fault))
+        for name, seconds in (
+            ("hotspan_cache_load_seconds", counts.load_seconds),
+            ("hotspan_cache_store_seconds", counts.store_seconds),
+        ):
+            for tier, samples in seconds.items():
+                for sample in samples:
+                    self._out.observe_histogram(name, sample, (tier.value,))
 
-    def report(self, out: OffloadingConnectorStats) -> None:
-        """Add it to `out`."""
-        now, last = self._cost.report(), self._last
-        self._last = now
+    def _report_cost(self, now: CostReport, last: CostReport) -> None:
         for choice in ("asked", "loaded", "refused", "late"):
-            out.increase_counter("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), (choice,))
-        out.increase_counter("hotspan_cost_probes", now.probed - last.probed)
+            self._add("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), choice)
+        self._add("hotspan_cost_probes", now.probed - last.probed)
         for what, (accuracy, before) in _accuracies(now, last).items():
             if accuracy.count == before.count:
                 continue
-            out.increase_counter("hotspan_cost_predicted_seconds", accuracy.predicted_s - before.predicted_s, (what,))
-            out.increase_counter("hotspan_cost_actual_seconds", accuracy.actual_s - before.actual_s, (what,))
-            out.set_gauge("hotspan_cost_error", accuracy.error, (what,))
-        out.set_gauge("hotspan_cost_prefill_tokens_per_second", now.tokens_per_s)
-        out.set_gauge("hotspan_cost_trust", now.trust)
+            self._add("hotspan_cost_predicted_seconds", accuracy.predicted_s - before.predicted_s, what)
+            self._add("hotspan_cost_actual_seconds", accuracy.actual_s - before.actual_s, what)
+            self._set("hotspan_cost_error", accuracy.error, what)
+        self._set("hotspan_cost_prefill_tokens_per_second", now.tokens_per_s)
+        self._set("hotspan_cost_trust", now.trust)
         for tier, estimate in now.tiers.items():
-            out.set_gauge("hotspan_cost_latency_seconds", estimate.latency_s, (tier.value,))
-            out.set_gauge("hotspan_cost_bytes_per_second", estimate.bytes_per_s, (tier.value,))
-            out.set_gauge("hotspan_cost_queued_bytes", estimate.queued_bytes, (tier.value,))
+            self._set("hotspan_cost_latency_seconds", estimate.latency_s, tier.value)
+            self._set("hotspan_cost_bytes_per_second", estimate.bytes_per_s, tier.value)
+            self._set("hotspan_cost_queued_bytes", estimate.queued_bytes, tier.value)
+
+    def _add(self, name: str, value: float, *labels: str) -> None:
+        """Count; 0 is not passed on."""
+        if value:
+            self._out.increase_counter(name, value, labels)
+
+    def _set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, if it has changed."""
+        if self._gauges.get((name, labels)) != value:
+            self._gauges[name, labels] = value
+            self._out.set_gauge(name, value, labels)
 
 
 def _accuracies(now: CostReport, last: CostReport) -> dict[str, tuple[Accuracy, Accuracy]]:

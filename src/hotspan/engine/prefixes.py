@@ -20,7 +20,9 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.engine.spans import Span, Spans
 
-_PRUNE_ABOVE = 1024
+_PRUNE_ABOVE, _PRUNE_SHARE = 1024, 2
+"""With so many spans beyond what fills the pool, each new one has this many others looked up in the pool."""
+
 _HASH_BYTES = 32
 
 KeysAt = Callable[[int], frozenset[ChunkKey] | None]
@@ -29,9 +31,13 @@ KeysAt = Callable[[int], frozenset[ChunkKey] | None]
 
 @dataclass(slots=True)
 class Running:
-    """A request that has not ended. names: of the spans of its text, as far as they are complete."""
+    """A request that has not ended.
+
+    names: of the spans of its text, as far as they are complete. kept: how many spans of it were kept.
+    """
 
     request: Request
+    kept: int = 0
     names: list[bytes] = field(default_factory=list)
     is_renamed: bool = False
 
@@ -69,26 +75,32 @@ class GpuPrefixes:
         return self.spans.terms(request.block_hashes[end - 1]) if end <= len(request.block_hashes) else None
 
     def keep(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
-        """What a request has computed so far, or is about to, may stay in the cache on these terms by chunk index."""
-        parent: bytes | None = None
-        hashes = request.block_hashes
-        for index, start in enumerate(range(0, len(hashes), self._step)):
-            part = list(hashes[start : start + self._step])
+        """What a request has computed so far, or is about to, may stay in the cache on these terms by chunk index.
+
+        Spans of a running request are kept once: the terms stay the same, and whoever drops one renames the request.
+        """
+        hashes, step = request.block_hashes, self._step
+        running = self._running.get(request.request_id)
+        if running is None or running.request is not request:
+            running = Running(request)
+        else:
+            self._note_names(running)
+        first = 0 if running.is_renamed else running.kept
+        parent: bytes | None = hashes[first * step - 1] if first else None
+        for index in range(first, -(-len(hashes) // step)):
+            part = list(hashes[index * step : (index + 1) * step])
             self.spans.keep(Span(part[-1], part, parent, terms_at(index), keys_at(index)))
             parent = part[-1]
-        running = self._running.get(request.request_id)
-        if running is not None and running.request is request:
-            self._note_names(running)
+        if len(self.spans) > _PRUNE_ABOVE + (self._pool.num_gpu_blocks // step if self._pool is not None else 0):
+            self.spans.prune(_PRUNE_SHARE * (len(hashes) // step - first + 1), self._may_be_found)
+        running.kept = len(hashes) // step
 
     def end(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
         """A request ended."""
         running = self._running.get(request.request_id)
         if running is not None and running.request is request:
-            self._leave(request.request_id)
             self.keep(request, terms_at, keys_at)
-            blocks = self._pool.num_gpu_blocks if self._pool is not None else 0
-            if len(self.spans) > max(_PRUNE_ABOVE, 2 * blocks):
-                self.spans.prune(lambda span: any(next(self._blocks(name), None) is not None for name in span.hashes))
+            self._leave(request.request_id)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
@@ -178,6 +190,19 @@ class GpuPrefixes:
             if not users:
                 del self._users[name]
         running.names.clear()
+
+    def _may_be_found(self, span: Span) -> bool:
+        """Whether blocks of a span are in the pool, or a running request may still compute some."""
+        if span.name in self._users:
+            return True
+        if self._pool is None:
+            return False
+        find = self._pool.cached_block_hash_to_block.get_one_block
+        for group in range(self._groups):
+            for name in span.hashes:
+                if find(make_block_hash_with_group_id(BlockHash(name), group)) is not None:
+                    return True
+        return False
 
     def _leave(self, request_id: str) -> None:
         self._forget_names(self._running.pop(request_id))

@@ -1,4 +1,4 @@
-"""One request as the manager sees it: the engine's keys turned into chunks, once."""
+"""The record of one request: its chunks, named once from the engine's hashes, and what it holds in the cache."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -31,25 +31,23 @@ class ChunkGroup(NamedTuple):
     is_chain: bool
 
 
-@dataclass(slots=True)
-class RequestState:
-    """A request's chunks by the engine's keys, and what it holds in the cache.
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestRecord(Reader):
+    """All that is known of one request. The cache writes what `Reader` has, `Admission` the request's identity and
+    terms, the manager the rest.
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
-    may_store: False when nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
-    tags_from: the token from which on it carries its tags.
-    kept_tokens: of its prompt, those that were cached when it came.
-    is_answered: the engine was told what there is, and has not begun with it.
-    told:        how many of its chunks routers were told of.
+    may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
+    kept_tokens: tokens of its prompt that were cached when it came.
+    is_begun:    it runs. is_answered: the engine was told what is cached, and has not begun with it.
+    told:        number of its chunks that routers were told of.
     keys:        of its chunks so far.
     """
 
     request: Request
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
-    reader: Reader = field(default_factory=Reader)
     may_store: bool = True
-    tags_from: int = 0
     kept_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False
@@ -74,19 +72,18 @@ class RequestState:
 
     def taken_from(self, scopes: ScopeSet, namespace: bytes) -> int | None:
         """The first chunk of its text that an invalidation takes, by its index; None if it takes none."""
-        reader = self.reader
-        if scopes.takes(_NO_KEY, namespace, reader.bare_terms):
+        if scopes.takes(_NO_KEY, namespace, self.bare_terms):
             return 0
-        first = [reader.tags_from] if scopes.takes(_NO_KEY, namespace, reader.terms) else []
+        first = [self.tags_from] if scopes.takes(_NO_KEY, namespace, self.terms) else []
         if scopes.keys:
             self.all_chunks()
         if self.keyer is None:  # nobody can say what its chunks would be called: it may be any
-            first += [0] if scopes.may_name(namespace, reader.terms) else []
+            first += [0] if scopes.may_name(namespace, self.terms) else []
         elif not self.keys.isdisjoint(scopes.keys):
             first += [
                 chunk.index
                 for chunk in self.chunks.values()
-                if chunk.key in scopes.keys and scopes.takes(chunk.key, namespace, reader.terms)
+                if chunk.key in scopes.keys and scopes.takes(chunk.key, namespace, self.terms)
             ]
         return min(first, default=None)
 
@@ -121,14 +118,14 @@ class RequestState:
 
         Labels go on to what stands on it, so that an invalidation finds it also where a chunk in between is gone.
         """
-        own = joined = self.reader.terms_at(index)
+        own = joined = self.terms_at(index)
         for terms in known:
             if terms is not None and (terms.labels or terms.expires_s or terms.is_wild):
                 joined = joined.joined(terms)
-        if self.reader.renews:
+        if self.renews:
             joined = replace(joined, expires_s=own.expires_s)
         if joined != own:
-            self.reader.inherited[index] = joined
+            self.inherited[index] = joined
         return joined
 
     def all_chunks(self) -> list[Chunk]:
@@ -139,12 +136,10 @@ class RequestState:
         return list(self.chunks.values())
 
     def by_group(self) -> list[list[Chunk]]:
-        """The same by group, those that are chains first."""
-        self.all_chunks()
-        found: dict[int, list[Chunk]] = {group.index: [] for group in self.ranked}
-        for key, chunk in self.chunks.items():
-            found[get_offload_group_idx(key)].append(chunk)
-        return list(found.values())
+        """The chunks of all its tokens so far by group, those that are chains first; not to be changed."""
+        if self.keyer is not None:
+            self._extend(self.keyer)
+        return [self.chain(group.index) for group in self.ranked]
 
     def chain(self, group: int) -> list[Chunk]:
         """Those of one group that were derived so far, in order; not to be changed."""

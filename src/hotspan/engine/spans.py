@@ -5,7 +5,7 @@ invalidation runs on the scheduler's thread.
 """
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -47,6 +47,7 @@ class Spans:
         self._wild: set[Name] = set()
         self._keyless: defaultdict[int, set[Name]] = defaultdict(set)  # by tenant
         self._expiries: list[tuple[int, Name]] = []
+        self._turns: deque[Span] = deque()  # in which `prune` looks at them; those that are gone since among them
         self.looked_at = 0
 
     def __len__(self) -> int:
@@ -68,6 +69,7 @@ class Spans:
             if span.parent is not None:
                 self._children[span.parent].add(span.name)
             self._by_tenant[span.terms.tenant].add(span.name)
+            self._turns.append(span)
             self._index(span)
         elif span.terms is not known.terms or span.keys != known.keys:
             self._unindex(known)
@@ -119,10 +121,16 @@ class Spans:
             todo.extend(fresh)
         return names
 
-    def prune(self, is_there: Callable[[Span], bool]) -> None:
-        """Know only of what is still there."""
-        for name in [name for name, span in self._spans.items() if not is_there(span)]:
-            self.pop(name)
+    def prune(self, count: int, is_there: Callable[[Span], bool]) -> None:
+        """Look at the next `count` spans, and forget those that are not there."""
+        for _ in range(min(count, len(self._turns))):
+            span = self._turns.popleft()
+            if self._spans.get(span.name) is not span:
+                continue
+            if is_there(span):
+                self._turns.append(span)
+            else:
+                self.pop(span.name)
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
@@ -137,6 +145,7 @@ class Spans:
         everywhere = [self._children, self._by_tenant, self._by_label, self._by_key, self._keyless]
         assert all(names <= self._spans.keys() for index in everywhere for names in index.values())
         assert self._wild <= self._spans.keys()
+        assert {span.name for span in self._turns} >= self._spans.keys()
 
     def _index(self, span: Span) -> None:
         for label in span.terms.labels:

@@ -37,20 +37,21 @@ class StepWatch:
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=_MOST_IN_FLIGHT)
         self._prompts: dict[str, int] = {}
-        self._left: dict[str, int] = {}
+        self._left: dict[str, int] = {}  # of the prompts that are not computed yet
+        self._left_tokens = 0
         self._ended_s = 0.0
         self._last_s = 0.0
         self._is_busy = False
 
     @property
     def busy_s(self) -> float:
-        """Until the prompts are computed that were admitted before, the next one's turn."""
-        return self._cost.prefill_s(0, sum(self._left.values()))
+        """Seconds until the prompts that were admitted are computed."""
+        return self._cost.prefill_s(0, self._left_tokens)
 
     @property
     def step_s(self) -> float:
         """What the next step takes without a further prompt; 0 if there is nothing to compute."""
-        ahead_s = self._cost.prefill_s(0, min(sum(self._left.values()), self._step_tokens))
+        ahead_s = self._cost.prefill_s(0, min(self._left_tokens, self._step_tokens))
         return max(ahead_s, self._last_s) if self._is_busy else ahead_s
 
     def admit(self, request_id: str, prompt_tokens: int, kept_tokens: int) -> None:
@@ -61,13 +62,13 @@ class StepWatch:
     def forget(self, request_id: str) -> None:
         """A request ended."""
         self._prompts.pop(request_id, None)
-        self._left.pop(request_id, None)
+        self._left_tokens -= self._left.pop(request_id, 0)
 
     def begin(self, scheduled: SchedulerOutput) -> None:
-        """A step was scheduled."""
+        """A step was scheduled. Costs nothing per request that only decodes."""
         self._is_busy = scheduled.total_num_scheduled_tokens > 0
         tokens = context = 0
-        for request_id, start in _starts(scheduled):
+        for request_id, start in self._starts(scheduled):
             prompt = self._prompts.get(request_id, 0)
             stop = min(start + scheduled.num_scheduled_tokens.get(request_id, 0), prompt)
             if prompt:
@@ -91,15 +92,16 @@ class StepWatch:
     def _note(self, request_id: str, done: int) -> None:
         """So many of its prompt's tokens are computed, or in a step."""
         left = self._prompts[request_id] - done
+        self._left_tokens += max(0, left) - self._left.pop(request_id, 0)
         if left > 0:
             self._left[request_id] = left
-        else:
-            self._left.pop(request_id, None)
 
-
-def _starts(scheduled: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """The requests of a step, each with how many of its tokens were computed before."""
-    for request in scheduled.scheduled_new_reqs:
-        yield request.req_id, request.num_computed_tokens
-    cached = scheduled.scheduled_cached_reqs
-    yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    def _starts(self, scheduled: SchedulerOutput) -> Iterator[tuple[str, int]]:
+        """The requests of a step that may compute prompt tokens, each with how many tokens were computed before."""
+        for request in scheduled.scheduled_new_reqs:
+            yield request.req_id, request.num_computed_tokens
+        cached = scheduled.scheduled_cached_reqs
+        if self._left or cached.resumed_req_ids:
+            prefilling = self._left.keys() | cached.resumed_req_ids
+            starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            yield from ((name, starts[name]) for name in prefilling if name in starts)

@@ -82,7 +82,7 @@ class LeafArc:
         into.chunks += 1
         self._nodes[key] = _Node(parent, held, into, self._now)
         if key not in self._children:
-            into.push((self._now, key))
+            into.push((self._now, key), parent)
         if parent is not None:
             self._children.put(parent, key)
             above = self._nodes.get(parent)
@@ -216,7 +216,7 @@ class LeafArc:
             (id(each), leaf)
             for held in self._tenants.values()
             for each in (held.once, held.often)
-            for leaf in each.heap
+            for leaf in each.entries()
         }
         if any((id(n.list), (n.used, key)) not in up for key, n in self._nodes.items() if key not in children):
             raise AssertionError("a leaf is not up for eviction")
@@ -278,7 +278,7 @@ class LeafArc:
     ) -> ChunkKey | None:
         if may_go(leaf[1]):
             return leaf[1]
-        heappop(leaves.heap)
+        leaves.pop()
         passed.append((held, leaves, leaf))
         self._post(held)
         return None

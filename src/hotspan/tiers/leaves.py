@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from hotspan.core.types import ChunkKey
 
@@ -12,33 +12,67 @@ Leaf = tuple[int, ChunkKey]
 
 
 class Leaves:
-    """One of a tenant's lists: its leaves, a heap by the time of use, and its ghosts, the oldest first.
+    """The leaves of one of a tenant's lists, least recently used first, and the list's ghosts, oldest first.
 
-    chunks: in the list, leaves or not. Entries of the heap go stale, and are dropped when they come up.
+    chunks: number of chunks in the list, leaves or not.
+
+    `heap` holds (time of use, key). Entries go stale when the chunk is used again, gets a child or goes; they are
+    dropped when they reach the top. Once most of the heap is stale, its leaves move to a new one, a few per push: with
+    a million chunks, doing it at once would stop the engine for a second.
     """
 
-    __slots__ = ("_is_leaf", "chunks", "ghosts", "heap")
+    __slots__ = ("_is_leaf", "_moved", "_old", "chunks", "ghosts", "heap")
 
     def __init__(self, is_leaf: Callable[[Leaf], bool]) -> None:
         self.chunks = 0
         self.ghosts: OrderedDict[ChunkKey, None] = OrderedDict()
         self.heap: list[Leaf] = []
+        self._old: list[Leaf] = []
+        self._moved: set[Leaf] = set()
         self._is_leaf = is_leaf
 
-    def push(self, leaf: Leaf) -> None:
-        """A chunk of the list is a leaf, or was used as one."""
-        heappush(self.heap, leaf)
-        if len(self.heap) > 2 * self.chunks + 64:
-            self.heap = list(filter(self._is_leaf, set(self.heap)))
-            heapify(self.heap)
+    def push(self, leaf: Leaf, parent: ChunkKey | None = None) -> None:
+        """A chunk of the list is a leaf, or was used as one. parent: no leaf from now on."""
+        if parent is not None and self.heap and self.heap[-1][1] == parent:
+            self.heap[-1] = leaf  # it is later than all others, so the heap stays one; a chain leaves one entry
+        else:
+            heappush(self.heap, leaf)
+        if self._old or self._moved:
+            self._move()
+        elif len(self.heap) > 2 * self.chunks + 64:
+            self._old, self.heap = self.heap, []
 
     def first(self) -> Leaf | None:
         """The least recently used leaf."""
-        while self.heap:
-            if self._is_leaf(self.heap[0]):
-                return self.heap[0]
-            heappop(self.heap)
-        return None
+        heap = self._first_heap()
+        return heap[0] if heap else None
+
+    def pop(self) -> None:
+        """Take the least recently used leaf out, until it is pushed again."""
+        heappop(self._first_heap())
+
+    def entries(self) -> list[Leaf]:
+        """All entries, stale ones among them."""
+        return self.heap + self._old
+
+    def _first_heap(self) -> list[Leaf]:
+        """The heap whose top is the least recently used leaf; an empty one if there is no leaf."""
+        for heap in (self.heap, self._old) if self._old else (self.heap,):
+            while heap and not self._is_leaf(heap[0]):
+                heappop(heap)
+        return self._old if self._old and (not self.heap or self._old[0] < self.heap[0]) else self.heap
+
+    def _move(self) -> None:
+        """Move some leaves of the old heap, each once; then forget which were moved."""
+        count = 4 + len(self._old) // (self.chunks + 64)
+        for _ in range(min(count, len(self._old))):
+            leaf = self._old.pop()  # from the end, so that the rest stays a heap
+            if leaf not in self._moved and self._is_leaf(leaf):
+                self._moved.add(leaf)
+                heappush(self.heap, leaf)
+        if not self._old:
+            for _ in range(min(count, len(self._moved))):
+                self._moved.pop()
 
 
 @dataclass(slots=True, eq=False)

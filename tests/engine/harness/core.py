@@ -229,12 +229,14 @@ def core(
     l2: MemoryServer | None = None,
     cache: dict[str, Any] | None = None,
     clock: Clock | None = None,
+    runner: type[KnownBytes] = KnownBytes,
     **engine: Any,
 ) -> Iterator[Core]:
     """A running core over `model`; `cache`: fields of CacheSettings, `engine`: vLLM's arguments.
 
     l2:    shared with other cores, in this process's memory.
     clock: what connector, cache and tiers go by, instead of the machine's.
+    runner: what stands in for the model.
     """
     settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None).settings()
     settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
@@ -254,7 +256,7 @@ def core(
         **(options | engine),
         kv_transfer_config=transfer_config(settings),
         prefix_caching_hash_algo="sha256_cbor",
-        distributed_executor_backend=KnownBytes,
+        distributed_executor_backend=runner,
     )
     with ExitStack() as patches:
         if clock is not None:
@@ -262,7 +264,7 @@ def core(
         if l2 is not None:  # to the end: a tier that was given up opens its store again
             patches.enter_context(patch.object(connector, "open_store", lambda *url: MemoryStore(l2)))
         with patch.object(engine_core, "freeze_gc_heap"):  # it looks at every object of the tests' process, for seconds
-            running = EngineCore(arguments.create_engine_config(), KnownBytes, log_stats=True)
+            running = EngineCore(arguments.create_engine_config(), runner, log_stats=True)
         try:
             yield Core(running)
         finally:
