@@ -1,7 +1,7 @@
 """A client of any OpenAI-compatible server that times what it streams."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -11,6 +11,7 @@ import aiohttp
 from hotspan.bench.records import RequestRecord
 from hotspan.bench.workloads.base import Prompt
 from hotspan.core.errors import ConfigError
+from hotspan.http.sse import events
 
 # Servers drop idle connections (uvicorn after 5 s). Dropping ours first keeps a request from being sent into one.
 _KEEPALIVE_S: Final = 4.0
@@ -109,7 +110,10 @@ class OpenAIClient:
                 if response.status != 200:
                     text = (await response.text(errors="replace"))[:_ERROR_BODY_CHARS]
                     raise StreamError(f"HTTP {response.status}: {text}")
-                async for event in _events(response):
+                # Raw chunks: aiohttp's own line reader refuses long lines.
+                async for event in events(response.content.iter_any()):
+                    if not isinstance(event, dict):
+                        raise StreamError(f"the stream holds something other than JSON objects: {event!r:.80}")
                     answer.take(event, self._clock())
             return answer.record(prompt.request_id, order)
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, AttributeError, StreamError) as error:
@@ -121,26 +125,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, StreamError):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a server-sent event stream, as they arrive, up to [DONE].
-
-    Reads raw chunks: aiohttp's own line reader refuses long lines.
-    """
-    rest = b""
-    async for chunk in response.content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                return
-            event = json.loads(data)
-            if not isinstance(event, dict):
-                raise StreamError(f"the stream holds something other than JSON objects: {data[:80]!r}")
-            yield event
 
 
 @dataclass(slots=True)

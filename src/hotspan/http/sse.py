@@ -10,7 +10,7 @@ SSE = "text/event-stream"
 _DATA, _DONE = b"data:", b"[DONE]"
 
 
-async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     """The JSON of each event of a stream, however its bytes are cut, without comments and the closing [DONE]."""
     rest = b""
     async for part in parts:

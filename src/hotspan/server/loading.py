@@ -1,7 +1,6 @@
 """Answers while the model loads: the port is open from the start, and says that it is too early."""
 
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,8 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hotspan.http.errors import RETRY_S, HttpError
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import Exchange
 
 _STOP_S = 5.0
 _AGAIN_S = 0.5
@@ -21,16 +21,8 @@ _AGAIN_S = 0.5
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
     """The app until there is another: 503 to everything; /ping says that the server is loading."""
     error = HttpError(503, "the model is loading: try again")
-    body = {"status": "Loading"} if scope["path"].endswith("/ping") else error.body()
-    content = json.dumps(body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"retry-after", str(RETRY_S).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    content = b'{"status": "Loading"}' if scope["path"].endswith("/ping") else error.content()
+    await Exchange(scope, receive, send).respond(503, content, headers={**error.headers, "connection": "close"})
 
 
 @contextlib.contextmanager
