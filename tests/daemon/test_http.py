@@ -138,6 +138,22 @@ async def test_a_body_in_pieces_is_one_value(server: Server) -> None:
     await client.close()
 
 
+@pytest.mark.parametrize("begun", [0, 1, 70_000, 3 * MIB - 1])
+async def test_what_follows_a_large_body_is_another_request(server: Server, begun: int) -> None:
+    """A body that goes from the socket into memory ends where its length says; the connection serves on."""
+    client = await server.client()
+    for name in ("a", "b"):
+        value = secrets.token_bytes(3 * MIB)
+        await client.send(put(name, len(value)) + value[:begun])
+        await until(lambda: server.pool.pinned_bytes > 0)
+        await client.send(value[begun:] + HEALTH + put(name, 3) + b"new" + HEALTH)
+        assert [(await client.receive())[0] for _ in range(4)] == [200, 200, 409, 200]
+        stored = server.pool.find([object_key("b", name)])[0]
+        assert stored is not None
+        assert b"".join(bytes(server.pool.memory[at : at + size]) for at, size in stored.extents) == value
+    await client.close()
+
+
 async def test_requests_that_come_at_once_are_answered_in_order(server: Server) -> None:
     """Pipelined requests, bodies among them and a held one, are each answered, one after the other."""
     client, writer = await server.client(), await server.client()

@@ -102,7 +102,7 @@ class EventFeed:
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
         self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
-        self._follower = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
+        self._sync = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
         self._rng = rng or random.Random()
         self._replay_wait_s = replay_wait_s
         self._garbled = self._failures = 0
@@ -120,7 +120,7 @@ class EventFeed:
                 except Exception as error:  # one replica's oddities must not end the router
                     logger.exception("kv_events_failed replica=%s error=%s", self._events, type(error).__name__)
                 self._failures += 1
-                self._follower.disconnected()
+                self._sync.disconnected()
                 await asyncio.sleep(self._pause_s * (0.5 + self._rng.random()))
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         finally:
@@ -128,15 +128,15 @@ class EventFeed:
 
     def report(self) -> FeedReport:
         """What it has seen so far."""
-        follower, blocks = self._follower, self._follower.blocks
+        sync, blocks = self._sync, self._sync.blocks
         return FeedReport(
-            is_exact=follower.is_exact,
-            reason=follower.reason,
-            messages=follower.messages,
-            gaps=follower.gaps,
-            losses=follower.losses,
-            restarts=follower.restarts,
-            duplicates=follower.duplicates,
+            is_exact=sync.is_exact,
+            reason=sync.reason,
+            messages=sync.messages,
+            gaps=sync.gaps,
+            losses=sync.losses,
+            restarts=sync.restarts,
+            duplicates=sync.duplicates,
             garbled=self._garbled,
             failures=self._failures,
             blocks=len(blocks),
@@ -154,7 +154,7 @@ class EventFeed:
                 if told in _REFUSED:
                     raise zmq.ZMQError(msg="it hung up in the handshake: give replica and router one --kv-events-key")
             self._pause_s = _FIRST_PAUSE_S
-            await self._catch_up(context, self._follower.connected())
+            await self._catch_up(context, self._sync.connected())
             while await self._listen(context, subscriber, monitor):
                 await asyncio.sleep(0)
 
@@ -167,7 +167,7 @@ class EventFeed:
         poller.register(monitor, zmq.POLLIN)
         if not await poller.poll(round(1000 * _QUIET_S)):
             if self._replay_at:
-                await self._catch_up(context, self._follower.connected())
+                await self._catch_up(context, self._sync.connected())
             return True
         waiting: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber)
         ended: zmq.Socket[bytes] = zmq.Socket.shadow(monitor)
@@ -184,7 +184,7 @@ class EventFeed:
             if len(frames) != 3 or len(frames[1]) != _NUMBER_BYTES:
                 self._garbled += 1
                 continue
-            start = self._follower.live(int.from_bytes(frames[1], "big"), frames[2])
+            start = self._sync.live(int.from_bytes(frames[1], "big"), frames[2])
             if start is not None:
                 await self._catch_up(context, start)
         return True
@@ -193,8 +193,8 @@ class EventFeed:
         """Replay until nothing is missing, or it is clear that it stays so."""
         while start is not None:
             is_whole = bool(self._replay_at) and await self._replay(context, start)
-            start = self._follower.replay_ended(is_whole=is_whole)
-        while self._follower.fill():
+            start = self._sync.replay_ended(is_whole=is_whole)
+        while self._sync.fill():
             await asyncio.sleep(0)
 
     async def _replay(self, context: zmq.asyncio.Context, start: int) -> bool:
@@ -220,7 +220,7 @@ class EventFeed:
                         return False
                     if frames[-2] == _END:
                         return True
-                    self._follower.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+                    self._sync.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
                 await asyncio.sleep(0)
             return False
         finally:
