@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.bench.prose import prose
+from hotspan.l2.log import checked
 
 from .conftest import KEYS, Asked, House
 
@@ -89,9 +90,10 @@ def test_broken_entries_of_the_log_stop_no_replica(well: House) -> None:
     text = prose(9600, WORDS)
     assert well.call("POST", "/hotspan/cache/invalidate", KEYS["acme"], {"tags": ["first"]}).status_code == 200
     (epoch,) = (well.shared / "log").iterdir()
-    newest = max(int(path.name) for path in epoch.iterdir())
-    for number, entry in enumerate(BROKEN_ENTRIES, newest + 1):
-        (epoch / f"{number:020d}").write_bytes(entry)
+    newest = max(int(path.name, 16) for path in epoch.iterdir())
+    in_form = [b"E" + checked(entry) for entry in BROKEN_ENTRIES]
+    for number, entry in enumerate([*in_form, *BROKEN_ENTRIES], newest + 1):
+        (epoch / f"{number:016x}").write_bytes(entry)
     first = well.ask("acme", text)
     assert well.ask("acme", text).text == first.text
     for _ in range(2):
