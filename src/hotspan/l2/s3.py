@@ -26,7 +26,7 @@ _MAX_TRIES = 32
 class S3Blobs:
     """Blobs in a bucket; every method takes the bucket's timeout at most."""
 
-    batch = 16
+    batch = 4
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
