@@ -75,13 +75,13 @@ def compare(engine: Rig, alone: Alone, texts: list[list[int]], requests: int) ->
         "no_cache_p99_s": percentile(theirs, 0.99),
         "bound_s": 1.05 * percentile(theirs, 0.99) + BOUND_S,
         "is_met": all(percentile(ours, q) <= 1.05 * percentile(theirs, q) + BOUND_S for q in (0.5, 0.99)),
-        "trips": engine.cache._below.tiers[0].trips,
+        "trips": engine.cache._lower.tiers[0].trips,
     }
 
 
 def recovery(engine: Rig, text: list[int]) -> dict[str, float]:
     """Seconds until the tier takes part again, and until a chunk comes from it, while requests go on."""
-    tier, cost = engine.cache._below.tiers[0], engine.cache.cost
+    tier, cost = engine.cache._lower.tiers[0], engine.cache.cost
     assert cost is not None
     speed = cost._tiers[tier.tier].fit
     landed, started = speed.count, time.monotonic()

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.cost import CostModel
+from hotspan.cache.cost import Text as Prompt
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, Choice, Run, Text
-from hotspan.cache.cost import CostModel
+from hotspan.cache.cost import BOUND_S, BOUND_SHARE, Choice, CostModel, Run, Text
 from hotspan.core.types import MIB, Tier
 from hotspan.testing.clock import SimulatedClock
 

@@ -6,8 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.cache.fit import Accuracy, Fit
-from hotspan.cache.prefill import Prefill
+from hotspan.cache.rates import Accuracy, Fit, Prefill
 
 from .cost_rig import CPU, GPU, Engine, attended
 

@@ -67,11 +67,11 @@ def test_what_is_taken_is_what_a_search_finds(
     expected = {name for name, span in before.items() if is_taken(span)}
     while more := {name for name, span in before.items() if span.parent in expected} - expected:
         expected |= more
-    assert spans.taken(scopes, NAMESPACE) == expected
+    assert spans.matched(scopes, NAMESPACE) == expected
     for name in expected:
         spans.pop(name)
     spans.check()
-    assert not spans.taken(scopes, NAMESPACE)
+    assert not spans.matched(scopes, NAMESPACE)
 
 
 @given(USES, SCOPES)
@@ -105,7 +105,7 @@ def test_what_is_looked_at_is_what_may_be_meant() -> None:
         (Scope(tenant=500), 0),
     ):
         looked_at = spans.looked_at
-        spans.taken([scope], NAMESPACE)
+        spans.matched([scope], NAMESPACE)
         assert spans.looked_at - looked_at == count
 
 

@@ -16,7 +16,7 @@ from hotspan.tiers import guard as guard_module
 from hotspan.tiers.base import Durable, Fault, Transfer
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
-from hotspan.tiers.guard import MOST_FAULTS, STALL_S, GuardedTier
+from hotspan.tiers.guard import MAX_FAULTS, STALL_S, GuardedTier
 from proofs.simulated.faults import FaultyFiles, SlowFiles, VanishedFiles
 from proofs.simulated.inline import InlineQueues
 
@@ -66,7 +66,7 @@ class Bench:
 
     def trip(self) -> None:
         """Let it be given up by loads that fail."""
-        for chunk in CHUNKS[:MOST_FAULTS]:
+        for chunk in CHUNKS[:MAX_FAULTS]:
             load(self.guard, chunk.key, SIZE)
         assert not self.guard.is_up
 
@@ -92,7 +92,7 @@ def bench(path: Path) -> Iterator[Bench]:
 def test_faults_in_a_row_trip_it(bench: Bench) -> None:
     """After three I/O faults in a row it is given up; then nothing is found, taken or counted."""
     bench.files.go_away()
-    for number, chunk in enumerate(CHUNKS[:MOST_FAULTS]):
+    for number, chunk in enumerate(CHUNKS[:MAX_FAULTS]):
         assert bench.guard.is_up and bench.guard.trips == 0, number
         result = load(bench.guard, chunk.key, SIZE)
         assert result is not None and result[0].fault is Fault.IO
@@ -109,8 +109,8 @@ def test_faults_apart_do_not_trip_it(path: Path) -> None:
     files = FaultyFiles()
     bench = Bench(path, files)
     bench.fill()
-    for n in range(3 * MOST_FAULTS):
-        if n % MOST_FAULTS:
+    for n in range(3 * MAX_FAULTS):
+        if n % MAX_FAULTS:
             files.arm(1, kinds=["preadv"])
         load(bench.guard, CHUNKS[0].key, SIZE)
         files.disarm()
@@ -121,7 +121,7 @@ def test_faults_apart_do_not_trip_it(path: Path) -> None:
 def test_corruption_is_no_fault_of_the_tier(path: Path) -> None:
     """Frames that are not what they should be are quarantined one by one, and the tier stays."""
     bench = Bench(path, Files())
-    roots = [chain(f"root {n}", 1)[0] for n in range(2 * MOST_FAULTS)]
+    roots = [chain(f"root {n}", 1)[0] for n in range(2 * MAX_FAULTS)]
     for chunk in roots:
         assert store(bench.guard, chunk, SIZE) is not None
     with (path / "slab").open("r+b") as slab:
@@ -231,13 +231,13 @@ def test_a_hung_read_never_lands_in_a_buffer_that_was_given_back(path: Path) -> 
 
 def test_late_loads_trip_it(bench: Bench) -> None:
     """Three requests in a row that gave up waiting give it up; a load that was in time begins the count anew."""
-    for _ in range(MOST_FAULTS - 1):
+    for _ in range(MAX_FAULTS - 1):
         bench.guard.late()
     load(bench.guard, CHUNKS[0].key, SIZE)
     bench.guard.late()
     bench.guard.finished()
     assert bench.guard.is_up
-    for _ in range(MOST_FAULTS - 1):
+    for _ in range(MAX_FAULTS - 1):
         bench.guard.late()
     bench.guard.finished()
     assert not bench.guard.is_up
@@ -357,7 +357,7 @@ def test_what_a_few_invalidations_do_not_take_stays(bench: Bench) -> None:
     """As many as can be done one by one are: the rest is found again when the tier is back."""
     bench.files.go_away()
     bench.trip()
-    for number in range(guard_module._MOST_UNTOLD[bench.guard.tier]):
+    for number in range(guard_module._MAX_UNTOLD[bench.guard.tier]):
         bench.guard.invalidate([Scope(labels=frozenset([number + 1]))], lambda done: None)
     bench.files.come_back()
     bench.until(lambda: bench.guard.is_up)
@@ -429,7 +429,7 @@ def test_too_many_joins_while_it_is_away_forget_their_tenant(bench: Bench, monke
     """Too many to be remembered: nothing is found of who has most of them, and others' joins count."""
     (other,) = chain("other", 1)
     assert store(bench.guard, other, SIZE, terms=Terms(tenant=1)) is not None
-    monkeypatch.setattr(guard_module, "_MOST_JOINS", 3)
+    monkeypatch.setattr(guard_module, "_MAX_JOINS", 3)
     bench.files.go_away()
     bench.trip()
     bench.guard.join(other.key, Terms(tenant=1, labels=TAG))

@@ -1,4 +1,4 @@
-"""The store controller: which chunks of RAM go to a tier below, in the background, and in which order."""
+"""The store controller: which chunks of RAM go to a lower tier, in the background, and in which order."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ class StoreController:
     stands on them, which no tier takes before.
     """
 
-    def __init__(self, ram: RamTier, below: StorageTier, stats: CacheStats) -> None:
+    def __init__(self, ram: RamTier, tier: StorageTier, stats: CacheStats) -> None:
         self._ram = ram
-        self._below = below
+        self._tier = tier
         self._stats = stats
         self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
         self._held: dict[ChunkKey, list[ChunkKey]] = {}  # set aside, with those that wait for them
@@ -33,7 +33,7 @@ class StoreController:
     def holds(self, key: ChunkKey) -> bool:
         """Whether the tier has the chunk, or is being given it."""
         writing = self._writing.get(key)
-        return self._below.lookup(key) or (writing is not None and not writing.doomed)
+        return self._tier.lookup(key) or (writing is not None and not writing.deleted)
 
     def offer(self, key: ChunkKey) -> None:
         """A chunk came to RAM, or was used there a second time."""
@@ -48,7 +48,7 @@ class StoreController:
         """A chunk went from RAM for room."""
         if self.waits(key):
             self.forget(key)
-            self._stats.stores_late[self._below.tier] += 1
+            self._stats.stores_late[self._tier.tier] += 1
 
     def forget(self, key: ChunkKey) -> None:
         """A chunk is not to be written any more."""
@@ -57,23 +57,23 @@ class StoreController:
 
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
-        self._release(self._below.released())
-        while self._offered and self._below.can_store():
+        self._release(self._tier.released())
+        while self._offered and self._tier.can_store():
             key, _ = self._offered.popitem(last=False)
             entry = self._ram.entries.get(key)
-            if entry is None or entry.state is not State.READY or key in self._writing or self._below.lookup(key):
+            if entry is None or entry.state is not State.READY or key in self._writing or self._tier.lookup(key):
                 continue
-            if self._below.holds_back(key, entry.terms):
+            if self._tier.holds_back(key, entry.terms):
                 self._held[key] = []
             elif entry.chunk.parent in self._held:
                 self._held[entry.chunk.parent].append(key)
                 self._held[key] = []
-            elif self._below.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
+            elif self._tier.submit_store(entry.chunk, entry.terms, self._ram.slab.slot(entry.slot)):
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
             else:
-                self._stats.stores_refused[self._below.tier] += 1
+                self._stats.stores_refused[self._tier.tier] += 1
 
     def _release(self, keys: Iterable[ChunkKey]) -> None:
         """Offer what was set aside, before all else, and what waits for it behind it."""
@@ -92,7 +92,7 @@ class StoreController:
         entry = self._writing.pop(transfer.key)
         entry.pins -= 1
         entry.moving -= 1
-        if entry.doomed and transfer.key in self._ram.entries:
+        if entry.deleted and transfer.key in self._ram.entries:
             self._offered[transfer.key] = None  # stored anew while the old write still ran
         return entry
 

@@ -1,4 +1,4 @@
-"""Load or compute? For one request, before it computes anything: how much of its prefix to load from below RAM.
+"""Load or compute? For one request, before it computes anything: how much of its prefix to load from lower tiers.
 
     first token, with k chunks loaded = max(loads of the tiers) + copies to the engine + computing the rest
 
@@ -19,12 +19,19 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, CostReport, Run, Seconds, Text, TierEstimate
-from hotspan.cache.fit import Accuracy, Fit
-from hotspan.cache.prefill import Prefill
-from hotspan.cache.speed import TierSpeed
+from hotspan.cache.rates import Accuracy, Fit, Prefill, TierSpeed
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import MIB, Tier
+
+Seconds = npt.NDArray[np.float64]
+"""One figure for each number of chunks from 0."""
+
+BOUND_SHARE, BOUND_S = 0.05, 0.050
+"""What a request may lose by waiting: this share of the time it takes without loads, and this much besides."""
+
+RESERVE = 0.8
+"""How much of that is used: the scheduler sees late that a wait is over."""
+
 
 _MARGIN = 0.1
 """The least share of a request's computing that a load has to save."""
@@ -32,11 +39,113 @@ _MARGIN = 0.1
 _RISK_MARGIN = 0.3
 """The same for a load that risks the first bound."""
 
-_TRUST_EARNED, _MOST_TRUST = 0.005, 10.0
+_TRUST_EARNED, _MAX_TRUST = 0.005, 10.0
 _UNKNOWN_TOKENS_PER_S = 10_000
 """While the engine's speed is unknown, a tier that brings less is not waited for."""
 
 _COPY_PRIOR = (1.0, 1 / (64 * MIB))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A request's prompt, and the engine when it comes to it.
+
+    gpu_tokens: from the front that the engine has already.
+    step_s:     what the step takes that would run without this request; a load ends no sooner. 0 if it idles.
+    busy_s:     until the engine could begin with this request, were nothing to be loaded.
+    """
+
+    total_tokens: int
+    chunk_tokens: int
+    gpu_tokens: int = 0
+    step_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chunks of a chain, one behind the other, on one tier."""
+
+    tier: Tier
+    chunks: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What one request is to load, what was predicted for it, and how long it should wait.
+
+    chunks:      from the front of the chain, those in RAM included; the rest is to be computed.
+    probe:       chunks behind them to promote although the request does not wait for them: they show the tier's speed.
+    tier:        the one that it waits for longest; None if it waits for none.
+    load_s:      until all its chunks are in RAM. rest_s: from then to the first token.
+    recompute_s: to the first token if all is computed. Both are 0 while the engine's speed is unknown.
+    is_risky:    it may wait longer than the first bound allows.
+    saved_s:     what k landed chunks save. patiences_s: how long to wait with k landed.
+    """
+
+    chunks: int
+    probe: int
+    tier: Tier | None
+    load_s: float
+    rest_s: float
+    recompute_s: float
+    is_risky: bool
+    saved_s: Seconds
+    patiences_s: Seconds
+
+    def patience_s(self, landed: int, landed_s: float) -> float:
+        """Seconds after the choice at which it is to be cut, with `landed` chunks from the front of the chain in RAM.
+
+        landed_s: when the last of them landed, in seconds after the choice. It counts only while the engine's speed is
+        unknown: then no request waits for more than 40 ms without progress.
+        """
+        patience_s = float(self.patiences_s[self._at(landed)])
+        return patience_s if self.recompute_s else min(patience_s, landed_s + RESERVE * BOUND_S)
+
+    def lost_s(self, waited_s: float, landed: int) -> float:
+        """How much later its first token comes for having waited, negative if sooner."""
+        return waited_s - float(self.saved_s[self._at(landed)])
+
+    def _at(self, landed: int) -> int:
+        return min(max(landed, 0), len(self.saved_s) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TierEstimate:
+    """What is believed of a tier: a transfer's latency, the bandwidth of all together (0 while unknown), its queue.
+
+    factor: how many times longer than predicted a load is to be expected at worst.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    factor: float
+    queued_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What the model knows and how well it predicts.
+
+    asked:        requests. `loaded`: had to load from lower tiers. `refused`: to compute some of what lies there.
+    probed:       chunks promoted for a look at a tier's speed.
+    late:         requests whose patience was over before all was loaded.
+    prefill:      the engine's steps. loads: those of requests, by the tier that they waited for longest.
+    tokens_per_s: of the engine, with little context; 0 while unknown.
+    trust:        how many requests at a time may risk the first bound.
+    """
+
+    asked: int
+    loaded: int
+    refused: int
+    probed: int
+    late: int
+    prefill: Accuracy
+    loads: Mapping[Tier, Accuracy]
+    tiers: Mapping[Tier, TierEstimate]
+    tokens_per_s: float
+    trust: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +167,7 @@ class CostModel:
     """One engine's. All calls come from the scheduler's thread and return at once.
 
     step_tokens: the most tokens that the engine computes in one step.
-    lanes:       the tiers below RAM, and how many chunks each moves at a time.
+    lanes:       the lower tiers, and how many chunks each moves at a time.
     """
 
     def __init__(self, step_tokens: int, lanes: Mapping[Tier, int], clock: Clock | None = None) -> None:
@@ -110,7 +219,7 @@ class CostModel:
             if choice.recompute_s:
                 self._tiers[choice.tier].judge(lost_s < 0)
         if lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
-            self._trust = min(self._trust + choice.is_risky + risked, _MOST_TRUST)
+            self._trust = min(self._trust + choice.is_risky + risked, _MAX_TRUST)
 
     # -- ask -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +250,7 @@ class CostModel:
         chain: where its chunks lie, from the first that the engine has not whole.
         """
         self._asked += 1
-        self._trust = min(self._trust + _TRUST_EARNED, _MOST_TRUST)
+        self._trust = min(self._trust + _TRUST_EARNED, _MAX_TRUST)
         chain = [run for run in chain if run.chunks > 0]
         chunks = sum(run.chunks for run in chain)
         ram = sum(run.chunks for run in takewhile(lambda run: run.tier is Tier.RAM, chain))
@@ -174,7 +283,7 @@ class CostModel:
 
     def check(self) -> None:
         """Raise AssertionError if what it knows can't be."""
-        if not 0 <= self._trust <= _MOST_TRUST:
+        if not 0 <= self._trust <= _MAX_TRUST:
             raise AssertionError(f"trust is {self._trust}")
         rates = [self._prefill.fit.rates, self._copies.rates, *(speed.fit.rates for speed in self._tiers.values())]
         if not all(0 <= rate < float("inf") for each in rates for rate in each):
@@ -257,7 +366,7 @@ class CostModel:
 
 
 def _whole(chunks: int, ram: int, waits: Mapping[Tier, Seconds], chunk_s: float) -> Choice:
-    """All of it: nothing lies below RAM, or nobody knows what computing costs, which is taken for `chunk_s` a chunk."""
+    """Take all: lower tiers have nothing, or computing has no known cost; it is assumed to take `chunk_s` per chunk."""
     tier = _slowest(waits, chunks)
     load_s = float(waits[tier][chunks]) if tier else 0.0
     saved_s = np.maximum(np.arange(chunks + 1) - ram, 0) * chunk_s

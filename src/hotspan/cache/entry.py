@@ -1,9 +1,10 @@
 """A chunk in RAM, and one request as the cache sees it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hotspan.cache.choice import Plan
+from hotspan.cache.cost import Choice
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 
@@ -12,7 +13,7 @@ class State(Enum):
     """What happens to a slot."""
 
     STORING = "storing"  # the engine copies into it
-    PROMOTING = "promoting"  # the tier below reads into it
+    PROMOTING = "promoting"  # the lower tier reads into it
     READY = "ready"
 
 
@@ -23,9 +24,9 @@ class Entry:
     terms:   whose it is, and until when.
     pins:    who needs it to stay: readers told HIT, loads and writes in flight. It may go when READY and unpinned.
     loads:   those of them in which the engine copies from its slot.
-    moving:  transfers of the tier below that use its slot.
+    moving:  transfers of the lower tier that use its slot.
     held:    the engine uses its slot and will not say when that ends (after `clear`).
-    doomed:  forgotten while its slot was in use; the slot comes free when that ends.
+    deleted: forgotten while its slot was in use; the slot comes free when that ends.
     readers: requests that wait for it.
     """
 
@@ -37,7 +38,7 @@ class Entry:
     loads: int = 0
     moving: int = 0
     held: bool = False
-    doomed: bool = False
+    deleted: bool = False
     readers: "list[Reader]" = field(default_factory=list)
 
     @property
@@ -52,22 +53,52 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
-    """What a request holds and waits for between its first look-up and its load.
+class Plan:
+    """What was chosen for one request, and how far that has come.
 
-    terms:      on which it stores and hits: its tenant, adapter, tags and expiry.
-    bare_terms: the same without tags, for the chunks before `tags_from`, an index.
-    inherited:  the terms of chunks, by index, that others had used under more than this request's own.
-    renews:     a hit begins its time to live anew.
-    pins:       entries that may not go, because this request was told HIT or waits for them.
-    waiting:    chunks on their way to RAM that it waits for.
-    since_s:    when its wait began or a chunk of its own last landed (monotonic); None while it waits for nothing.
-    is_asking:  it waits for a tier to say what it has. awaited: a chunk that it was told nothing of yet.
-    asks_s:     how long it waits to be told; None before it began to.
-    risk_s:     the same, beyond what the bound allows; None if that was not asked, 0 if it may not.
-    plan:       what the cost model chose for it, while that goes on.
-    cut:        it has waited enough: from here on it is told MISS for what is not in RAM.
-    promoted:   where chunks that it waited for came from.
+    chain:    its chunks, from the first that the engine has not whole. refused: those that it does not wait for.
+    began_s:  when it began to wait, for answers included. chosen_s: when all answers were there. Monotonic.
+    risked:   it waited for answers longer than the bound allows. answered: all came.
+    landed:   how many chunks from the front of the chain are in RAM. landed_s: since when.
+    ended_s:  when its wait was over; None while it goes on.
+    is_crowded: RAM had no room for some of it: nothing that a tier could be blamed for.
+    """
+
+    choice: Choice
+    chain: Sequence[Chunk]
+    refused: frozenset[ChunkKey]
+    began_s: float
+    chosen_s: float
+    risked: bool
+    answered: bool
+    landed: int = 0
+    landed_s: float = 0.0
+    ended_s: float | None = None
+    is_crowded: bool = False
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether it has waited as long as it may."""
+        since_s = self.chosen_s if self.risked else self.began_s
+        return now_s - since_s > self.choice.patience_s(self.landed, max(0.0, self.landed_s - since_s))
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """The cache's part of a request, from its first look-up to its load. `TieredCache` and `Waits` write it.
+
+    terms:      under which it stores and hits: tenant, adapter, tags and expiry.
+    bare_terms: the same without tags, for chunks before index `tags_from`.
+    inherited:  terms by chunk index, for chunks that earlier requests used under more terms than this one's.
+    renews:     a hit restarts the chunk's time to live.
+    pins:       entries that must not be evicted: the request was told HIT, or waits for them.
+    waiting:    chunks being promoted that it waits for.
+    since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
+    is_asking:  it waits for a tier's answer about what the tier has. awaited: a chunk without an answer yet.
+    asks_s:     how long it may wait for answers; None before the first wait.
+    risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
+    plan:       the cost model's choice, until it is settled.
+    cut:        the wait is over: what is not in RAM is a MISS.
+    promoted:   by chunk, the tier that it was promoted from.
     """
 
     terms: Terms = field(default_factory=Terms)

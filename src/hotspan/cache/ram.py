@@ -14,11 +14,11 @@ from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
 _PASSED_OVER = 16
-"""Leaves at most that stay, though their turn has come, because they wait for a tier below."""
+"""Leaves at most that stay, though their turn has come, because they wait for a lower tier."""
 
 
-class KeptBelow(Protocol):
-    """What RAM has to know of the tiers below before a chunk goes."""
+class LowerCopies(Protocol):
+    """What RAM has to know of the lower tiers before a chunk goes."""
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether a tier has a chunk, or is being given it."""
@@ -47,20 +47,20 @@ class RamTier:
         self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
 
-    def add(self, chunk: Chunk, terms: Terms, state: State, below: KeptBelow) -> Entry | None:
+    def add(self, chunk: Chunk, terms: Terms, state: State, lower: LowerCopies) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
 
-        A chunk's own parent makes room for it only if it is kept below.
+        A chunk's own parent makes room for it only if a lower tier has it.
         """
         if self._free and self._lru.may_add(terms.tenant):
             slot = self._free.pop()
         else:
-            victim = self._victim(chunk, terms.tenant, below)
+            victim = self._victim(chunk, terms.tenant, lower)
             if victim is None:
                 return None
             slot = self._take(self.entries[victim], evicted=True)
             self.evictions += 1
-            below.left(victim)
+            lower.left(victim)
         entry = Entry(chunk, slot, state, terms)
         self.entries[chunk.key] = entry
         self._lru.add(chunk.key, chunk.parent, terms.tenant)
@@ -78,7 +78,7 @@ class RamTier:
         """These chunks were used, leaf first."""
         self._lru.touch(keys)
 
-    def taken(self, scopes: ScopeSet, namespace: bytes) -> list[Entry]:
+    def matched(self, scopes: ScopeSet, namespace: bytes) -> list[Entry]:
         """The chunks that an invalidation takes, with what stands on them. Costs about 0.2 us a chunk."""
         if scopes.is_everything:
             return list(self.entries.values())
@@ -111,15 +111,15 @@ class RamTier:
         if any(entry.pins < 0 for entry in self.entries.values()):
             raise AssertionError("a chunk was unpinned more often than pinned")
 
-    def _victim(self, chunk: Chunk, tenant: int, below: KeptBelow) -> ChunkKey | None:
-        """The leaf whose turn has come; one that waits for a tier below only if those next in turn do so, too."""
+    def _victim(self, chunk: Chunk, tenant: int, lower: LowerCopies) -> ChunkKey | None:
+        """The leaf whose turn has come; one that waits for a lower tier only if those next in turn do so, too."""
         passed_over = 0
 
         def may_go(key: ChunkKey) -> bool:
             nonlocal passed_over
-            if not self._may_go(key) or (key == chunk.parent and not below.holds(key)):
+            if not self._may_go(key) or (key == chunk.parent and not lower.holds(key)):
                 return False
-            if passed_over < _PASSED_OVER and below.waits(key):
+            if passed_over < _PASSED_OVER and lower.waits(key):
                 passed_over += 1
                 return False
             return True

@@ -3,9 +3,9 @@
     engine --begin_store/end_store--> RAM slot --submit_store (background)--> disk, L2
     engine <--begin_load/end_load---- RAM slot <--submit_load (promotion)---- disk, else L2
 
-HIT is said only of what is in RAM. What lies below is promoted while the request waits (RETRY), as far as the cost
-model finds that faster than computing it. A promotion that fails, or finds no room in RAM, or is late is a MISS, and
-the request's prefix is cut there. So is what a tier that must ask elsewhere has not answered in time.
+HIT is said only of what is in RAM. What lies in a lower tier is promoted while the request waits (RETRY), as far as the
+cost model finds that faster than computing it. A promotion that fails, or finds no room in RAM, or is late is a MISS,
+and the request's prefix is cut there. So is what a tier that must ask elsewhere has not answered in time.
 This file is the one place where a tier's fault becomes a miss.
 """
 
@@ -13,10 +13,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hotspan.cache.below import Below
-from hotspan.cache.choice import Text
-from hotspan.cache.cost import CostModel
+from hotspan.cache.cost import CostModel, Text
 from hotspan.cache.entry import Entry, Reader, State
+from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.waits import Waits
@@ -49,21 +48,21 @@ class Promotion:
 
 
 class TieredCache:
-    """RAM over the tiers below it.
+    """RAM over the lower tiers.
 
     slab:       the RAM tier's memory; slot i is a chunk's bytes.
-    below:      the tiers below, fastest first; each gets every chunk, and the first that has one gives it back.
+    lower:      the lower tiers, fastest first; each gets every chunk, and the first that has one gives it back.
     namespace:  of all its chunks.
     shares:     of RAM, by tenant.
     patience_s: how long a request waits while nothing lands, without a cost model.
-    cost:       decides what is loaded from below RAM; without one it is all that is there.
+    cost:       decides what is loaded from lower tiers; without one it is all that is there.
     stats:      counts since they were taken; the engine adds what only it knows.
     """
 
     def __init__(
         self,
         slab: SharedSlab,
-        *below: StorageTier,
+        *lower: StorageTier,
         namespace: bytes = bytes(32),
         shares: Shares | None = None,
         patience_s: float = PATIENCE_S,
@@ -75,10 +74,10 @@ class TieredCache:
         self._namespace = namespace
         self.cost = cost
         self._clock = clock or SystemClock()
-        self._below = Below(below, self.ram, self.stats, self._clock)
-        self._waits = Waits(self.ram, self._below, self._clock, patience_s, cost)
+        self._lower = LowerTiers(lower, self.ram, self.stats, self._clock)
+        self._waits = Waits(self.ram, self._lower, self._clock, patience_s, cost)
         self._promoting: dict[ChunkKey, Promotion] = {}
-        self._doomed: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
+        self._deleted: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
         self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
         self._expiries: list[tuple[int, ChunkKey]] = []
         self._loading = 0
@@ -90,8 +89,8 @@ class TieredCache:
 
         chunks: one KV cache group after the other, each in its order.
         """
-        if any(chunk.key not in self.ram.entries and self._below.find(chunk.key) is None for chunk in chunks):
-            self._below.ask(chunks, reader.terms.tenant)
+        if any(chunk.key not in self.ram.entries and self._lower.find(chunk.key) is None for chunk in chunks):
+            self._lower.ask(chunks, reader.terms.tenant)
 
     def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> bool:
         """Decide, once and before its look-up, how much of a text is loaded; False while that has to wait for answers.
@@ -105,7 +104,7 @@ class TieredCache:
         return probes is not None
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
-        """Where one chunk of the reader's chain stands; starts its promotion if it lies below RAM.
+        """Where one chunk of the reader's chain stands; starts its promotion if it lies in a lower tier.
 
         HIT pins it for the reader until `release`. Ask in the chain's order, and no further than the first MISS.
         """
@@ -122,8 +121,8 @@ class TieredCache:
         if entry is None:
             entry = self._promote(chunk)
             if entry is None:
-                is_below = self._below.find(chunk.key) is not None
-                return self._await_room(reader) if is_below else self._await_answer(chunk, reader)
+                is_lower = self._lower.find(chunk.key) is not None
+                return self._await_room(reader) if is_lower else self._await_answer(chunk, reader)
             if reader.is_asking:
                 reader.is_asking, reader.since_s = False, None  # the answer came: this is another wait
         if chunk.key not in reader.waiting:
@@ -160,18 +159,18 @@ class TieredCache:
             if entry is not None:
                 self._join(entry, terms, renew=reader.renews)
             else:
-                self._below.join(chunk.key, terms)
+                self._lower.join(chunk.key, terms)
 
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, wherever it lies; None if it is nowhere."""
         entry = self.ram.entries.get(key)
-        return entry.terms if entry is not None else self._below.terms(key)
+        return entry.terms if entry is not None else self._lower.terms(key)
 
     def where(self, key: ChunkKey) -> frozenset[Tier]:
         """The tiers that are known to have a chunk whole."""
         entry = self.ram.entries.get(key)
         ram = [Tier.RAM] if entry is not None and entry.state is State.READY else []
-        return frozenset([*ram, *self._below.where(key)])
+        return frozenset([*ram, *self._lower.where(key)])
 
     # -- load ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +193,7 @@ class TieredCache:
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
         """The engine has its copies."""
         for key in keys:
-            entry = self._doomed.get(key) or self.ram.entries.get(key)
+            entry = self._deleted.get(key) or self.ram.entries.get(key)
             if entry is not None and entry.loads > 0:
                 entry.pins -= 1
                 entry.loads -= 1
@@ -217,12 +216,12 @@ class TieredCache:
                 self._join(known, terms, renew=False)
                 continue
             entry = None
-            if chunk.key not in self._doomed and self._has_parent(chunk):
-                was_nowhere = not self._below.holds(chunk.key)
-                entry = self._add(chunk, self._joined_below(chunk.key, terms), State.STORING)
+            if chunk.key not in self._deleted and self._has_parent(chunk):
+                was_nowhere = not self._lower.holds(chunk.key)
+                entry = self._add(chunk, self._joined_lower(chunk.key, terms), State.STORING)
                 if entry is not None and was_nowhere:  # what stood on it stood behind a gap
-                    for fallen in self.ram.above(entry):
-                        self._forget_one(fallen)
+                    for descendant in self.ram.above(entry):
+                        self._forget_one(descendant)
             if entry is None:
                 self.stats.stores_refused[Tier.RAM] += 1
             else:
@@ -230,21 +229,21 @@ class TieredCache:
         return placements
 
     def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
-        """The engine's copies are complete: from now on the chunks are hits, and go on to the tier below."""
+        """The engine's copies are complete: from now on the chunks are hits, and go on to the lower tier."""
         for chunk in chunks:
-            entry = self._doomed.get(chunk.key) or self.ram.entries.get(chunk.key)
+            entry = self._deleted.get(chunk.key) or self.ram.entries.get(chunk.key)
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
             entry.state = State.READY
-            if entry.doomed:
+            if entry.deleted:
                 self._let_go(entry)
             elif not success:
                 self._forget(entry)
             else:
                 self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
                 self._wake(entry, Tier.RAM)
-                self._below.offer([chunk.key])
-        self._below.step()
+                self._lower.offer([chunk.key])
+        self._lower.step()
 
     # -- forget ----------------------------------------------------------------------------------------------------
 
@@ -255,15 +254,15 @@ class TieredCache:
 
         is_foreign: another replica asked for it, so that the log of the L2 has it already.
 
-        `durable` is called when not even a crash can bring them back (at once where nothing is below RAM), or with
+        `durable` is called when not even a crash can bring them back (at once where there is no lower tier), or with
         False when that can't be had on every tier.
         """
         removed = {Tier.RAM: 0}
-        for entry in self.ram.taken(ScopeSet(scopes), self._namespace):
+        for entry in self.ram.matched(ScopeSet(scopes), self._namespace):
             self._forget_one(entry)
             removed[Tier.RAM] += 1
-        removed |= self._below.invalidate(scopes, durable, is_foreign=is_foreign)
-        removed[Tier.RAM] += self._forget_fallen()
+        removed |= self._lower.invalidate(scopes, durable, is_foreign=is_foreign)
+        removed[Tier.RAM] += self._forget_orphans()
         self.stats.invalidated.update(removed)
         return removed
 
@@ -273,10 +272,10 @@ class TieredCache:
         The slots of those copies are held back until `end_clear`.
         """
         removed = self.invalidate([Scope()], lambda done: None)
-        for entry in self._doomed.values():
+        for entry in self._deleted.values():
             entry.state, entry.loads, entry.held = State.READY, 0, True
             self._held.append(entry)
-        self._doomed.clear()
+        self._deleted.clear()
         self._loading = 0
         return sum(removed.values())
 
@@ -292,24 +291,24 @@ class TieredCache:
     @property
     def is_moving(self) -> bool:
         """Whether promotions, or answers of what could be promoted, are on their way."""
-        return bool(self._promoting) or self._below.is_asking
+        return bool(self._promoting) or self._lower.is_asking
 
     @property
     def is_persisting(self) -> bool:
-        """Whether chunks wait for a tier below, or are on their way to it."""
-        return self._below.is_storing
+        """Whether chunks wait for a lower tier, or are on their way to it."""
+        return self._lower.is_storing
 
     def step(self) -> None:
-        """Take note of what the tiers below finished and of what expired, and give them more to write."""
+        """Take note of what the lower tiers finished and of what expired, and give them more to write."""
         self._expire()
-        for tier, transfer in self._below.finished(self._let_go):
+        for tier, transfer in self._lower.finished(self._let_go):
             self._settle(tier, transfer)
             if transfer.is_load:
                 self._end_promotion(tier, transfer)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a tier below finishes something, at most `timeout_s`."""
-        self._below.wait({promotion.source for promotion in self._promoting.values()}, timeout_s)
+        """Sleep until a lower tier finishes something, at most `timeout_s`."""
+        self._lower.wait({promotion.source for promotion in self._promoting.values()}, timeout_s)
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
@@ -319,11 +318,11 @@ class TieredCache:
 
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
-        return {Tier.RAM: self.ram.usage()} | self._below.usage()
+        return {Tier.RAM: self.ram.usage()} | self._lower.usage()
 
     def queued(self) -> dict[Tier, int]:
-        """How many chunks wait to be written to each tier below, or are being written."""
-        return self._below.queued()
+        """How many chunks wait to be written to each lower tier, or are being written."""
+        return self._lower.queued()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
@@ -334,21 +333,21 @@ class TieredCache:
                 break
             self.wait(min(left, 0.05))
             self.step()
-        self._below.close(max(0.0, deadline - self._clock.monotonic()))
+        self._lower.close(max(0.0, deadline - self._clock.monotonic()))
         self.ram.slab.close()
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
         promoting = [promotion.entry for promotion in self._promoting.values()]
-        lent = [*promoting, *self._below.in_flight(), *self._doomed.values(), *self._held]
-        self.ram.check({entry.slot for entry in lent if entry.doomed})
-        if any(not entry.doomed or not entry.engine_copies for entry in self._doomed.values()):
+        lent = [*promoting, *self._lower.in_flight(), *self._deleted.values(), *self._held]
+        self.ram.check({entry.slot for entry in lent if entry.deleted})
+        if any(not entry.deleted or not entry.engine_copies for entry in self._deleted.values()):
             raise AssertionError("a forgotten chunk that nobody copies is kept")
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
-        entry = self.ram.add(chunk, terms, state, self._below)
+        entry = self.ram.add(chunk, terms, state, self._lower)
         if entry is not None:
             self._note_expiry(entry)
         return entry
@@ -364,13 +363,13 @@ class TieredCache:
             heapq.heapify(self._expiries)
 
     def _has_parent(self, chunk: Chunk) -> bool:
-        """Whether the chunk stands on something, in RAM or below."""
-        return chunk.parent is None or chunk.parent in self.ram.entries or self._below.holds(chunk.parent)
+        """Whether the chunk stands on something, in RAM or a lower tier."""
+        return chunk.parent is None or chunk.parent in self.ram.entries or self._lower.holds(chunk.parent)
 
-    def _joined_below(self, key: ChunkKey, terms: Terms) -> Terms:
-        """The terms of a chunk that was computed again although a tier below has it: one set for all copies."""
-        self._below.join(key, terms)
-        return self._below.terms(key) or terms
+    def _joined_lower(self, key: ChunkKey, terms: Terms) -> Terms:
+        """The terms of a chunk that was computed again although a lower tier has it: one set for all copies."""
+        self._lower.join(key, terms)
+        return self._lower.terms(key) or terms
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
         held = reader.pins.get(entry.chunk.key)
@@ -384,8 +383,8 @@ class TieredCache:
     def _touch(self, keys: Sequence[ChunkKey]) -> None:
         leaf_first = list(reversed(keys))
         self.ram.touch(leaf_first)
-        self._below.touch(leaf_first)
-        self._below.offer(keys)  # refused before, or evicted there: a second touch
+        self._lower.touch(leaf_first)
+        self._lower.offer(keys)  # refused before, or evicted there: a second touch
 
     def _join(self, entry: Entry, terms: Terms, *, renew: bool) -> None:
         joined = entry.terms.joined(terms)
@@ -397,13 +396,13 @@ class TieredCache:
             return
         entry.terms = joined
         self._note_expiry(entry)
-        self._below.join(entry.chunk.key, joined)
+        self._lower.join(entry.chunk.key, joined)
 
     def _write_anew(self, entry: Entry) -> None:
-        """Its frames below say the old expiry: drop them, and write it again with what stood on it."""
-        self._below.discard(entry.chunk.key)
+        """Its frames in lower tiers have the old expiry: drop them, and write it again with what stood on it."""
+        self._lower.discard(entry.chunk.key)
         again = sorted([entry, *self.ram.above(entry)], key=lambda each: each.chunk.index)
-        self._below.offer(each.chunk.key for each in again if each.state is State.READY)
+        self._lower.offer(each.chunk.key for each in again if each.state is State.READY)
 
     def _expire(self) -> None:
         """Forget what is in RAM past its time."""
@@ -418,13 +417,13 @@ class TieredCache:
                 self.stats.expired[Tier.RAM] += 1
 
     def _promote(self, chunk: Chunk) -> Entry | None:
-        """Start to read a chunk from below into RAM; None if it is not there or RAM has no room."""
-        source = self._below.find(chunk.key)
+        """Start to read a chunk from a lower tier into RAM; None if it is not there or RAM has no room."""
+        source = self._lower.find(chunk.key)
         if source is None:
             return None
-        if chunk.key in self._promoting or chunk.key in self._doomed:
+        if chunk.key in self._promoting or chunk.key in self._deleted:
             return None  # forgotten, and its slot is still in use: two of one name could not be told apart
-        entry = self._add(chunk, self._below.terms(chunk.key) or Terms(), State.PROMOTING)
+        entry = self._add(chunk, self._lower.terms(chunk.key) or Terms(), State.PROMOTING)
         if entry is None:
             return None
         if not source.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
@@ -447,7 +446,7 @@ class TieredCache:
 
     def _await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
         """A chunk that no tier is known to have: wait a little for those that ask elsewhere, else miss."""
-        asked = self._below.asked(chunk.key)
+        asked = self._lower.asked(chunk.key)
         if not asked or reader.plan is not None:  # a plan is made when the answers are there, or late
             return Lookup.MISS
         reader.is_asking = True
@@ -474,7 +473,7 @@ class TieredCache:
             seconds = transfer.seconds if transfer.fault is None else None
             self.cost.end_load(tier, self.ram.slab.slot_bytes, seconds)
         entry.moving -= 1
-        if entry.doomed:
+        if entry.deleted:
             self._let_go(entry)
         elif transfer.fault is None:
             entry.state = State.READY
@@ -495,34 +494,34 @@ class TieredCache:
 
     def _forget(self, entry: Entry) -> None:
         """Make a chunk unfindable, and what stands on it: behind a gap no invalidation would reach it."""
-        for fallen in self.ram.above(entry):
-            self._forget_one(fallen)
+        for descendant in self.ram.above(entry):
+            self._forget_one(descendant)
         self._forget_one(entry)
 
     def _forget_one(self, entry: Entry) -> None:
         """Make one chunk unfindable; its slot comes free when nothing uses it any more."""
         self._wake(entry, None)
         self.ram.forget(entry)
-        self._below.forget(entry.chunk.key)
-        entry.doomed = True
+        self._lower.forget(entry.chunk.key)
+        entry.deleted = True
         if entry.engine_copies:
-            self._doomed[entry.chunk.key] = entry
+            self._deleted[entry.chunk.key] = entry
         self._let_go(entry)
 
-    def _forget_fallen(self) -> int:
-        """Forget what stood on chunks that a tier below alone had, and has no more; returns how many."""
+    def _forget_orphans(self) -> int:
+        """Forget the descendants of chunks that only a lower tier had and now are gone; returns how many."""
         before = len(self.ram.entries)
         for entry in [entry for entry in self.ram.entries.values() if not self._has_parent(entry.chunk)]:
-            if not entry.doomed:
+            if not entry.deleted:
                 self._forget(entry)
         return before - len(self.ram.entries)
 
     def _let_go(self, entry: Entry) -> None:
         """Free the slot of a forgotten chunk, unless it is still used."""
-        if not entry.doomed:
+        if not entry.deleted:
             return
-        if not entry.engine_copies and self._doomed.get(entry.chunk.key) is entry:
-            del self._doomed[entry.chunk.key]
+        if not entry.engine_copies and self._deleted.get(entry.chunk.key) is entry:
+            del self._deleted[entry.chunk.key]
         if not entry.is_used:
             self.ram.free(entry.slot)
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from hotspan.cache.below import Below
-from hotspan.cache.choice import Plan, Run, Text
-from hotspan.cache.cost import CostModel
-from hotspan.cache.entry import Reader, State
+from hotspan.cache.cost import CostModel, Run, Text
+from hotspan.cache.entry import Plan, Reader, State
+from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
 from hotspan.core.clock import Clock
 from hotspan.core.types import Chunk, ChunkKey, Tier
@@ -21,10 +20,12 @@ class Waits:
     patience_s: how long one waits while nothing lands, where no cost model says so.
     """
 
-    def __init__(self, ram: RamTier, below: Below, clock: Clock, patience_s: float, cost: CostModel | None) -> None:
+    def __init__(
+        self, ram: RamTier, lower: LowerTiers, clock: Clock, patience_s: float, cost: CostModel | None
+    ) -> None:
         self.cost = cost
         self._ram = ram
-        self._below = below
+        self._lower = lower
         self._clock = clock
         self._patience_s = patience_s
         self._landed_s = 0.0
@@ -44,7 +45,7 @@ class Waits:
         reader.is_asking = awaited is not None and self._may_ask(self.cost, reader, text, now_s - began_s)
         if reader.is_asking:
             return None
-        for tier in self._below.asked(awaited) if awaited is not None else []:
+        for tier in self._lower.asked(awaited) if awaited is not None else []:
             tier.late()
         chain = groups[0][first:] if groups else []
         choice = self.cost.cut(text, self._runs(chain, len(groups)))
@@ -136,14 +137,14 @@ class Waits:
         return reader.awaited
 
     def _is_unknown(self, key: ChunkKey) -> bool:
-        return key not in self._ram.entries and self._below.find(key) is None and bool(self._below.asked(key))
+        return key not in self._ram.entries and self._lower.find(key) is None and bool(self._lower.asked(key))
 
     def _runs(self, chain: Sequence[Chunk], groups: int) -> list[Run]:
         """Where the chunks of a chain lie, up to the first that is nowhere; each stands for those of all groups."""
         tiers: list[Tier] = []
         for chunk in chain:
             entry = self._ram.entries.get(chunk.key)
-            source = None if entry is not None and entry.state is not State.PROMOTING else self._below.find(chunk.key)
+            source = None if entry is not None and entry.state is not State.PROMOTING else self._lower.find(chunk.key)
             if entry is None and source is None:
                 break
             tiers.append(source.tier if source is not None else Tier.RAM)

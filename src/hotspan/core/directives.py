@@ -11,7 +11,7 @@ from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-_MOST_TAGS, _MOST_TAG_LENGTH = 64, 512
+_MAX_TAGS, _MAX_TAG_LENGTH = 64, 512
 MOST_TTL_S = 100 * 365 * 86400
 
 CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew")
@@ -143,11 +143,11 @@ def _names(field: str, values: object) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{field} is {values!r}: give a list of texts")
     names = tuple(values)
-    if len(names) > _MOST_TAGS:
-        raise ValueError(f"{field} has {len(names)} entries: give at most {_MOST_TAGS}")
+    if len(names) > _MAX_TAGS:
+        raise ValueError(f"{field} has {len(names)} entries: give at most {_MAX_TAGS}")
     for name in names:
-        if not isinstance(name, str) or not 0 < len(name) <= _MOST_TAG_LENGTH:
-            raise ValueError(f"{field} holds {name!r}: give texts of 1 to {_MOST_TAG_LENGTH} characters")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_TAG_LENGTH:
+            raise ValueError(f"{field} holds {name!r}: give texts of 1 to {_MAX_TAG_LENGTH} characters")
         if any("\ud800" <= letter <= "\udfff" for letter in name):  # JSON can spell it, and UTF-8 can't
             raise ValueError(f"{field} holds {name!r}: give texts of whole characters, without lone surrogates")
     return names

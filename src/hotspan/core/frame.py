@@ -32,7 +32,7 @@ ALGORITHM_AES_256_GCM = 1
 _FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8sQ")
 _FIELDS_BYTES = 256
 _CHECK_AT = HEADER_BYTES - 16
-_MOST_SEGMENTS = (_CHECK_AT - _FIELDS_BYTES) // TAG_BYTES
+_MAX_SEGMENTS = (_CHECK_AT - _FIELDS_BYTES) // TAG_BYTES
 _UNSEALED = (bytes(16), bytes(16), bytes(8))
 
 
@@ -111,7 +111,7 @@ class _Fields(NamedTuple):
 
 def segment_bytes_for(payload_bytes: int) -> int:
     """Bytes under one tag: 1 MiB, more only where the header could not hold all tags (payloads over 239 MiB)."""
-    return max(MIB, round_up(-(-payload_bytes // _MOST_SEGMENTS), MIB))
+    return max(MIB, round_up(-(-payload_bytes // _MAX_SEGMENTS), MIB))
 
 
 def segments(payload_bytes: int, start: int = 0, size: int | None = None) -> Iterator[Segment]:

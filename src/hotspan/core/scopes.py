@@ -170,7 +170,7 @@ class Backlog:
     """
 
     def __init__(self, scopes: int, keys: int = 1 << 14, total: int = 1 << 17) -> None:
-        self._most_scopes, self._most_keys, self._most = scopes, keys, total
+        self._max_scopes, self._max_keys, self._max_total = scopes, keys, total
         self._of: dict[int | None, dict[Scope, None]] = {}
         self._weights: dict[int | None, int] = {}
         self._weight = 0
@@ -193,11 +193,11 @@ class Backlog:
             self._weights[scope.tenant] = self._weights.get(scope.tenant, 0) + weight
             self._weight += weight
             keys = self._weights[scope.tenant] - len(waiting)
-            if scope == whole or len(waiting) > self._most_scopes or keys > self._most_keys:
+            if scope == whole or len(waiting) > self._max_scopes or keys > self._max_keys:
                 self._widen(scope.tenant)
-            while self._weight > self._most and max(self._weights.values()) > 1:
+            while self._weight > self._max_total and max(self._weights.values()) > 1:
                 self._widen(max(self._weights, key=self._weights.__getitem__))
-        if self._weight > self._most:  # more tenants than that
+        if self._weight > self._max_total:  # more tenants than that
             self._widen(None)
 
     def take(self) -> list[Scope]:

@@ -222,7 +222,7 @@ class Administrator:
         self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool = False
     ) -> tuple[dict[str, int], int]:
         """Forget here what these scopes take: how much was removed, and how many requests keep nothing any more."""
-        hit = self._manager.taken(ScopeSet(scopes))
+        hit = self._manager.matched(ScopeSet(scopes))
         blocks, stale = self._prefixes.invalidate(scopes, self._manager.namespace, hit)
         self._manager.disown(stale)
         tiers = self._manager.forget(scopes, durable, is_foreign=is_foreign)

@@ -26,7 +26,7 @@ _NOT_KV: Final = frozenset(
 )
 _SAMPLES: Final = 8
 _SAMPLE_BYTES: Final = 1 << 16
-_MOST_HEADER_BYTES: Final = 1 << 26
+_MAX_HEADER_BYTES: Final = 1 << 26
 _PART_BYTES: Final = 1 << 24
 _READ_BYTES: Final = 1 << 20
 _REMEMBERED_BYTES: Final = 1 << 26
@@ -144,7 +144,7 @@ def _sampled(path: Path) -> bytes:
     with path.open("rb") as file:
         if path.suffix == ".safetensors":
             length = int.from_bytes(file.read(8), "little")
-            digest.update(file.read(min(length, _MOST_HEADER_BYTES)))
+            digest.update(file.read(min(length, _MAX_HEADER_BYTES)))
         for n in range(_SAMPLES):
             file.seek(max(0, size - _SAMPLE_BYTES) * n // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))

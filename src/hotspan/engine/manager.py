@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from hotspan.cache.choice import Text
+from hotspan.cache.cost import Text
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
@@ -104,7 +104,7 @@ class HotspanManager(OffloadingManager):
         """What names the chunks of a tenant and an adapter; None if that can't be told now."""
         return self._admission.keyer(tenant, lora)
 
-    def taken(self, scopes: ScopeSet) -> dict[str, int]:
+    def matched(self, scopes: ScopeSet) -> dict[str, int]:
         """The requests that an invalidation takes, and from which chunk of their text on."""
         found: dict[str, int] = {}
         for state in (*self._ended, *self._arriving.values(), *self._states.values()):

@@ -2,8 +2,8 @@
 
 from prometheus_client import REGISTRY
 
-from hotspan.cache.choice import CostReport
-from hotspan.cache.fit import Accuracy
+from hotspan.cache.cost import CostReport
+from hotspan.cache.rates import Accuracy
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine.compat import (

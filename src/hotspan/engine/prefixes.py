@@ -112,7 +112,7 @@ class GpuPrefixes:
 
         They go on under names that nobody can ask for: what they still compute is never found.
         """
-        return self._drop(self.spans.taken(scopes, namespace), hit)
+        return self._drop(self.spans.matched(scopes, namespace), hit)
 
     def expire(self, now_s: float) -> int:
         """Drop the texts whose time is over; returns how many blocks."""

@@ -15,7 +15,7 @@ from hotspan.core.types import ChunkKey
 Name = bytes
 """The last of a span's block hashes, which names all tokens up to there."""
 
-_MOST_EXPIRIES = 1024
+_MAX_EXPIRIES = 1024
 """Times that are remembered besides two of each span; what a span no longer expires at is dropped then."""
 
 
@@ -79,7 +79,7 @@ class Spans:
             self._index(known)
         if span.terms.expires_s:
             heapq.heappush(self._expiries, (known.terms.expires_s, span.name))
-            if len(self._expiries) > _MOST_EXPIRIES + 2 * len(self._spans):
+            if len(self._expiries) > _MAX_EXPIRIES + 2 * len(self._spans):
                 self._expiries = [(at, name) for name, each in self._spans.items() if (at := each.terms.expires_s)]
                 heapq.heapify(self._expiries)
 
@@ -92,7 +92,7 @@ class Spans:
         self._unindex(span)
         return span
 
-    def taken(self, scopes: Iterable[Scope], namespace: bytes) -> set[Name]:
+    def matched(self, scopes: Iterable[Scope], namespace: bytes) -> set[Name]:
         """The spans that any of these scopes takes, and what stands on them."""
         found: set[Name] = set()
         for scope in scopes:

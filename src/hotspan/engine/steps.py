@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from hotspan.cache.cost import CostModel
 from hotspan.core.clock import Clock
 
-_MOST_IN_FLIGHT = 64
+_MAX_IN_FLIGHT = 64
 """Steps that are remembered at most: the engine schedules one or two ahead, one for each stage of a pipeline."""
 
 
@@ -35,7 +35,7 @@ class StepWatch:
         self._cost = cost
         self._step_tokens = step_tokens
         self._clock = clock
-        self._steps: deque[Step] = deque(maxlen=_MOST_IN_FLIGHT)
+        self._steps: deque[Step] = deque(maxlen=_MAX_IN_FLIGHT)
         self._prompts: dict[str, int] = {}
         self._left: dict[str, int] = {}  # of the prompts that are not computed yet
         self._left_tokens = 0

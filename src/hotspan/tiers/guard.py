@@ -25,7 +25,7 @@ from hotspan.tiers.check import FrameCheck
 
 logger = logging.getLogger(__name__)
 
-MOST_FAULTS = 3
+MAX_FAULTS = 3
 """I/O faults in a row, or requests in a row that gave up waiting, after which a tier is given up."""
 
 STALL_S = 1.0
@@ -37,8 +37,8 @@ _LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
 _TIMELY_S = 0.050
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
-_MOST_JOINS = 1 << 16
-_MOST_UNTOLD = {Tier.DISK: 16, Tier.L2: 1 << 10}
+_MAX_JOINS = 1 << 16
+_MAX_UNTOLD = {Tier.DISK: 16, Tier.L2: 1 << 10}
 """Scopes of one tenant that are remembered while a tier is given up; with more, all of the tenant is invalidated. On a
 disk each looks at all that the tenant has."""
 
@@ -82,7 +82,7 @@ class GuardedTier:
         self._changed_s = self._clock.monotonic()
         self._opening: threading.Thread | None = None
         self._opened: OpenTier | None = None
-        self._missed = Backlog(_MOST_UNTOLD[self.tier])  # what was invalidated while it was given up
+        self._missed = Backlog(_MAX_UNTOLD[self.tier])  # what was invalidated while it was given up
         self._untold: deque[Scope] | None = None  # of that, while it is told
         self._unlogged: dict[int, Sequence[Scope]] = {}  # what it was told, and is not durable yet
         self._logged_s = 0.0  # when one of those was last durable, or the first was told
@@ -144,9 +144,9 @@ class GuardedTier:
                 self._judge(transfer)
         if not self._is_up:
             self._heal(now)
-        elif self._faults >= MOST_FAULTS:
+        elif self._faults >= MAX_FAULTS:
             self._trip("faults")
-        elif self._lates >= MOST_FAULTS:
+        elif self._lates >= MAX_FAULTS:
             self._trip("late")
         elif self._log_failed:
             self._trip("log")
@@ -170,7 +170,7 @@ class GuardedTier:
             self._current.join(key, terms)
         elif not (terms.labels or terms.expires_s or terms.is_wild):
             return  # they add nothing to any other
-        elif len(self._joins) < _MOST_JOINS or key in self._joins:
+        elif len(self._joins) < _MAX_JOINS or key in self._joins:
             self._joins[key] = self._joins[key].joined(terms) if key in self._joins else terms
         else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
             ((tenant, _),) = Counter(each.tenant for each in [*self._joins.values(), terms]).most_common(1)

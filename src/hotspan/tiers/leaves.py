@@ -1,4 +1,4 @@
-"""What one tenant holds of a tier, in ARC's lists, and who stands on whom."""
+"""The chunks of each tenant in ARC's lists, and the children of each chunk."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -77,10 +77,10 @@ class Leaves:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """What one tenant holds.
+    """The chunks of one tenant.
 
-    target:     the part of its chunks that `once` should be.
-    rank, used: where it stands among those who may have to pay (`LeafArc`); used 0: nowhere.
+    target:     the share of its chunks that `once` should have.
+    rank, used: its place in the order in which tenants give up chunks (`LeafArc`); used is 0 if it has none.
     """
 
     tenant: int
@@ -100,7 +100,7 @@ class Held:
         return self.once.chunks > self.target * self.chunks
 
     def first(self) -> tuple[Leaves, Leaf] | None:
-        """The leaf that goes first, and its list: of the list that is too long, if it has one, else of the other."""
+        """The leaf to evict first, and its list: the list that exceeds its target, or the other if that has no leaf."""
         for each in (self.once, self.often) if self.is_once_long else (self.often, self.once):
             leaf = each.first()
             if leaf is not None:
@@ -108,7 +108,7 @@ class Held:
         return None
 
     def list_for(self, key: ChunkKey) -> Leaves:
-        """Where a chunk goes that comes; one that comes back as a ghost moves the target."""
+        """The list for a new chunk. If the chunk is a ghost, the target moves towards the ghost's list."""
         once, often, whole = self.once.ghosts, self.often.ghosts, max(1, self.chunks)
         if key in once:
             self.target = min(1.0, self.target + max(1.0, len(often) / len(once)) / whole)
@@ -121,7 +121,7 @@ class Held:
         return self.often
 
     def forget_ghosts(self) -> None:
-        """Remember, of each list, half as many chunks as the tenant holds."""
+        """Drop the oldest ghosts: each list has at most half as many as the tenant has chunks."""
         for each in (self.once, self.often):
             while len(each.ghosts) > self.chunks // 2:
                 each.ghosts.popitem(last=False)

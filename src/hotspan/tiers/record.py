@@ -16,7 +16,7 @@ LIVE = 0x4B565348
 CHECK_AT = RECORD_BYTES - 8
 _RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
 HAS_PARENT, IS_WILD = 1, 2
-_MOST_INDEX = 0xFFFF
+_MAX_INDEX = 0xFFFF
 
 
 class Record(NamedTuple):
@@ -43,7 +43,7 @@ def pack(record: Record) -> bytes:
     labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
     flags = (HAS_PARENT if record.parent is not None else 0) | (IS_WILD if is_wild else 0)
     body = _RECORD.pack(
-        *(LIVE, flags, min(record.place, _MOST_INDEX), record.key, record.parent or bytes(32), record.namespace),
+        *(LIVE, flags, min(record.place, _MAX_INDEX), record.key, record.parent or bytes(32), record.namespace),
         *(record.payload_bytes, terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
     )[:CHECK_AT]
     return body + xxhash.xxh3_64_digest(body)

@@ -232,7 +232,7 @@ class SimulatedCore(Core):
     def __init__(self, running: Core, clock: WorldClock, disk: Medium, l2: Medium) -> None:
         super().__init__(running.core)
         self.clock, self.disk, self.l2 = clock, disk, l2
-        self.tiers: tuple[GuardedTier, ...] = self.cache._below.tiers  # type: ignore[assignment]
+        self.tiers: tuple[GuardedTier, ...] = self.cache._lower.tiers  # type: ignore[assignment]
         self._read_s = clock.monotonic()
         parts = [self.cache, self.cache.cost, self.manager, self.manager.steps, self.manager._admission]
         parts += [self.follower, self.administrator, *self.tiers, *(tier._current for tier in self.tiers)]

@@ -1,4 +1,4 @@
-"""The tiers below RAM as one: each is given every chunk, and the fastest that has one gives it back."""
+"""The lower tiers as one: each is given every chunk, and the fastest that has one gives it back."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from hotspan.tiers.base import AllDurable, Durable, StorageTier, TierUsage, Tran
 _SLICE_S = 0.001
 
 
-class Below:
+class LowerTiers:
     """Tiers, fastest first, and what is on its way to them. The cache's one thread calls it."""
 
     def __init__(self, tiers: Sequence[StorageTier], ram: RamTier, stats: CacheStats, clock: Clock) -> None:
