@@ -1,7 +1,8 @@
 """Requests to other servers: connections that stay open, heads without what belongs to one hop, bodies as they come."""
 
+import contextlib
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -163,6 +164,22 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachedError(_said(error)) from error
         return UpstreamResponse(response)
+
+    async def fetch(
+        self,
+        server: str,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Sequence[tuple[str, str]] = (),
+        body: bytes = b"",
+        within_s: float | None = None,
+        max_bytes: int = 4 << 20,
+    ) -> tuple[int, bytes]:
+        """Status and body of a response. Raises: as `ask`, and BrokenError."""
+        response = await self.ask(server, method, target, list(headers), body, within_s=within_s)
+        with contextlib.closing(response):
+            return response.status, await response.whole(max_bytes)
 
     def _url(self, server: str, target: str) -> URL:
         """Raises: HttpError 400 for a target that would lead elsewhere than to the server's path."""

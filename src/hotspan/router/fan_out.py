@@ -13,7 +13,6 @@ import orjson
 from hotspan.http.exchange import Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded
 
-_MAX_BYTES = 4 << 20
 _SHOWN = 4096
 _INVALIDATIONS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear")
 _LOGGED = "x-hotspan-logged"
@@ -67,16 +66,13 @@ async def _ask(
     within_s: float | None = None,
 ) -> dict[str, Any]:
     """What one said; status 503 if it said nothing."""
-    answer = None
     try:
-        answer = await upstream.ask(name, exchange.method, exchange.target, headers, body, within_s=within_s)
-        content = await answer.whole(_MAX_BYTES)
-        return {"replica": name, "status": answer.status, "body": _shown(content)}
+        status, content = await upstream.fetch(
+            name, exchange.target, method=exchange.method, headers=headers, body=body, within_s=within_s
+        )
     except (UnreachedError, BrokenError) as error:
         return {"replica": name, "status": 503, "body": {"error": f"no answer: {error}"}}
-    finally:
-        if answer is not None:
-            answer.close()
+    return {"replica": name, "status": status, "body": _shown(content)}
 
 
 def _shown(content: bytes) -> Any:

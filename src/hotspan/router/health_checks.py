@@ -151,20 +151,12 @@ class HealthChecks:
 
     async def _ask(self, name: str) -> tuple[bool, bool, str]:
         """Whether it is well, whether it is draining, and what it said."""
-        settings = self._settings
-        answer = None
+        path, within_s = self._settings.path, self._settings.answer_s
         try:
-            answer = await self._upstream.ask(name, "GET", settings.path, [], within_s=settings.answer_s)
-            if answer.status == HTTPStatus.OK:
-                await answer.whole(_MAX_BYTES)
-                return True, False, "200"
-            said = await answer.whole(_MAX_BYTES)
-            return False, _says_draining(said), str(answer.status)
+            status, said = await self._upstream.fetch(name, path, within_s=within_s, max_bytes=_MAX_BYTES)
         except (UnreachedError, BrokenError) as error:
             return False, False, str(error)
-        finally:
-            if answer is not None:
-                answer.close()
+        return status == HTTPStatus.OK, status != HTTPStatus.OK and _says_draining(said), str(status)
 
 
 def _says_draining(said: bytes) -> bool:

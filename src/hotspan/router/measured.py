@@ -15,7 +15,6 @@ from hotspan.router.types import Medium
 
 _PATH = "/metrics"
 _TIMEOUT_S = 2.0
-_MAX_BYTES = 4 << 20
 _LINE = re.compile(
     r"^(hotspan_cost_prefill_tokens_per_second|hotspan_cost_latency_seconds|hotspan_cost_bytes_per_second"
     r"|hotspan_cache_capacity_bytes|hotspan_cache_token_bytes|vllm:cache_config_info)(?:\{(.*)\})? (\S+)$",
@@ -55,18 +54,14 @@ class Measured:
             await asyncio.sleep(self._interval_s)
 
     async def _ask(self, name: str) -> None:
-        answer = None
         try:
-            answer = await self._upstream.ask(name, "GET", _PATH, [], within_s=_TIMEOUT_S)
-            if answer.status == 200:
-                told = told_by(await answer.whole(_MAX_BYTES))
+            status, page = await self._upstream.fetch(name, _PATH, within_s=_TIMEOUT_S)
+            if status == 200:
+                told = told_by(page)
                 speeds = told.over(self._fleet.replicas[name].speeds)
                 self._fleet.tell(name, speeds, is_measured=told.tokens_per_s is not None)
         except (UnreachedError, BrokenError, ConfigError):
             pass  # what was learnt so far stays
-        finally:
-            if answer is not None:
-                answer.close()
 
 
 @dataclass(frozen=True, slots=True)

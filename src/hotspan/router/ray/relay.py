@@ -81,11 +81,10 @@ class Relay:
         if self._upstream is None:
             return True  # not asked for anything yet
         try:
-            answer = await self._upstream.ask(self._url, "GET", "/health", [], within_s=seconds)
-        except UnreachedError:
+            status, _ = await self._upstream.fetch(self._url, "/health", within_s=seconds)
+        except (UnreachedError, BrokenError):
             return False
-        answer.close()
-        return answer.status == 200
+        return status == 200
 
     async def _live(self, receive: Receive, send: Send) -> None:
         async with Upstream(connect_timeout_s=_CONNECT_S, read_timeout_s=_READ_S) as self._upstream:

@@ -12,7 +12,7 @@ from ray import serve
 
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
-from hotspan.http.upstream import UnreachedError, Upstream
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.ray.exposure import checked_words
 from hotspan.router.ray.relay import Relay
 from hotspan.router.ray.reports import Reporter
@@ -63,10 +63,9 @@ class Replica:
                 status = self._process.poll()
                 if status is not None:
                     raise EngineError(f"hotspan serve ended with status {status}: its log says why")
-                with contextlib.suppress(UnreachedError):
-                    answer = await upstream.ask(self._url, "GET", "/ping", [], within_s=5.0)
-                    answer.close()
-                    if answer.status == 200:
+                with contextlib.suppress(UnreachedError, BrokenError):
+                    status, _ = await upstream.fetch(self._url, "/ping", within_s=5.0)
+                    if status == 200:
                         return
                 if asyncio.get_running_loop().time() > deadline:
                     self._process.terminate()
