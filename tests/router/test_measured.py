@@ -71,7 +71,7 @@ def test_no_page_is_an_error(page: bytes, line: bytes) -> None:
 def test_what_an_engine_reports_is_understood() -> None:
     """The engine's gauges, as they are, tell the router the engine's speed, its tiers' and how much they keep."""
     pytest.importorskip("vllm")
-    from hotspan.engine.metrics import CostMetrics, report
+    from hotspan.engine.metrics import CacheMetrics
 
     cost = CostModel(2048, {Tier.DISK: 2}, clock=SimulatedClock())
     for tokens in (512, 1024, 2048) * 20:
@@ -81,7 +81,8 @@ def test_what_an_engine_reports_is_understood() -> None:
         cost.end_load(Tier.DISK, size, 0.001 + size / 1e9)
     with Rig(ram=8, disk=32) as rig:
         rig.store(chain("text", 2))
-        stats = report(rig.cache, CostMetrics(cost), None, token_bytes=SIZE / 256)
+        rig.cache.cost = cost
+        stats = CacheMetrics(rig.cache, None).report(SIZE / 256)
         assert stats is not None
         told = told_by(_page(stats.data))
     assert told.tokens_per_s == pytest.approx(20_000, rel=0.1)
