@@ -11,7 +11,7 @@ PYTHON ?= python3
 ENGINE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 # Seconds after which the whole test run hangs, on a slow machine too (one test: see `timeout` in pyproject.toml).
 TEST_SECONDS ?= 3600
-# Tests without an engine that run at a time.
+# Tests that run at a time.
 WORKERS ?= 2
 
 TORCH := 2.13.0
@@ -166,11 +166,11 @@ helm: install
 	@$(BIN)/python tests/deploy/install_helm.py
 
 test: lint servers helm  ## Everything that a change must pass
-# Engines take all cores, so they come one after the other; what needs none runs side by side.
+# tests/groups.py has what shares a server, and so a worker.
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) bash -c 'failed=0; \
 	  $(BIN)/python -m pytest -m "not slow and not timing and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
-	  $(BIN)/python -m pytest -m "not slow and not timing and engine" --durations=15 || failed=1; exit $$failed'
+	  $(BIN)/python -m pytest -m "not slow and not timing and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
 
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15

@@ -5,6 +5,7 @@ import logging
 import pytest
 from hypothesis import settings
 
+from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.leftovers import (  # noqa: F401
     pytest_configure,
     pytest_runtest_protocol,

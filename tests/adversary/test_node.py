@@ -1,11 +1,13 @@
 """Another user of the same machine: no file, socket or segment of the house opens for them."""
 
 import os
+import re
 import socket
 import stat
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .conftest import House
@@ -52,10 +54,11 @@ def test_another_user_opens_nothing(house: House) -> None:
 
 def test_the_servers_memory_has_no_name(house: House) -> None:
     """Once the server is ready its slab is in no directory: who lists /dev/shm finds nothing to open."""
-    own = {house.daemon.segment, house.daemon.door}
-    found = {path for path in Path("/dev/shm").glob("hotspan*") if not path.is_dir()}
-    others = {path for path in found - own if path.name.startswith("hotspan-test-")}  # daemons of other runs
-    assert found - others <= own
+    server = psutil.Process(house.server.process.pid)
+    maps = [Path(f"/proc/{each.pid}/maps").read_text() for each in (server, *server.children(recursive=True))]
+    slabs = {name for text in maps for name in re.findall(r" (/dev/shm/hotspan-slab-.*)$", text, re.MULTILINE)}
+    assert slabs and all(name.endswith(" (deleted)") for name in slabs)
+    assert not any(Path(name.removesuffix(" (deleted)")).exists() for name in slabs)
 
 
 def test_no_port_listens_beyond_loopback(house: House) -> None:

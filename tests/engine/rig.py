@@ -254,8 +254,10 @@ def recorded() -> Iterator[Digests]:
 
 
 def prepare_environment() -> None:
-    """Before vLLM is imported: one process, no network, the same threads for every engine."""
+    """Before vLLM is imported: one process, no network, one thread, nothing compiled (as tests/server/conftest.py)."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0-1")
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"

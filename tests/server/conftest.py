@@ -1,6 +1,7 @@
 """A real server: `hotspan serve` as users start it, over a tiny model."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -8,21 +9,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.demo.model import make_demo_model
 from hotspan.server.options import ServeOptions
 
+IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The engine core computes by itself, as with one GPU. On CPU vLLM starts a worker otherwise: one more import of torch.
+
+tests/server/test_serve.py has the worker."""
+
 ENGINE = (
     *("--dtype", "float32", "--block-size", "128", "--max-model-len", "4096", "--num-gpu-blocks-override", "64"),
     *("--max-num-batched-tokens", "1024", "--gpu-memory-utilization", "0.2", "--enforce-eager"),
+    *("--distributed-executor-backend", IN_CORE),
 )
+
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+"""One thread computes a tiny model sooner than two that wait for each other, most of all beside other tests."""
+
+UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+"""The sampler's few functions are else compiled at a server's start, which takes longer than all that tests ask for."""
 
 
 @dataclass
@@ -52,6 +66,18 @@ class Server:
         self.process.send_signal(number)
         return self.process.wait(120)
 
+    def stop_in_a_stream(self, stop: Callable[[], object], key: str = "none") -> None:
+        """Stop it while it streams an answer: that comes to its end, and then the server does."""
+        body = {"model": self.model, "prompt": "once", "max_tokens": 400, "stream": True, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {key}"}
+        with httpx.stream("POST", self.url + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+            first = next(lines)
+            stop()
+            parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in (first, *lines)]
+        assert len(parts) >= 100 and parts[-1]["finish_reason"] == "length"
+        assert self.process.wait(60) == 0
+
 
 def free_port() -> int:
     """A port that nobody else will be given by chance: it is below those that the kernel gives out."""
@@ -77,7 +103,7 @@ def serving(
     """
     port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
-    environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1"} | dict(variables or {})
+    environment |= ENVIRONMENT | UNCOMPILED | dict(variables or {})
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*within, sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options],

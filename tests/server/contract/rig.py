@@ -20,7 +20,7 @@ import httpx
 import openai
 
 from tests.demo_adapter import make_demo_adapter
-from tests.server.conftest import Server, free_port
+from tests.server.conftest import ENVIRONMENT, IN_CORE, UNCOMPILED, Server, free_port
 
 ADMIN_TOKEN = "the-token-of-who-runs-this"
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -178,6 +178,17 @@ class Container:
         page = self.admin.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in page if line.startswith((f"{name} ", f"{name}{{")))
 
+    def wait_until_idle(self, seconds: float = 60) -> None:
+        """Until the engine has no request; it counts at its steps, so it is asked for one more each time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            is_taken = self.invoke({"inputs": "Hello", "parameters": {"max_new_tokens": 1}}).status_code == 200
+            left = self.gauge("vllm:num_requests_running") + self.gauge("vllm:num_requests_waiting")
+            if is_taken and not left:
+                return
+            assert time.monotonic() < deadline, f"{left:g} requests run on"
+            time.sleep(0.05)
+
     @contextlib.contextmanager
     def adapter(self, name: str, *, like: str, files: Mapping[str, str] | None = None) -> Iterator[Path]:
         """An adapter with the weights of another one and with files of its own, registered for the block."""
@@ -209,13 +220,15 @@ def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str]
     """
     port, log = free_port(), scratch / "log"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
-    own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1", "HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN}
+    own = (
+        ENVIRONMENT | UNCOMPILED | {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
+    )
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*within, sys.executable, "-m", "hotspan", "serve"],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=kept | own | {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables),
+            env=kept | ENVIRONMENT | UNCOMPILED | own | {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables),
             start_new_session=True,
             preexec_fn=_begin_with_few_files,
         )
