@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +21,7 @@ import psutil
 import pytest
 
 from hotspan.demo.model import make_demo_model
-from tests.server.conftest import ENGINE, free_port
+from tests.server.conftest import ENGINE, ENVIRONMENT, UNCOMPILED, free_port
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
 
@@ -66,12 +65,16 @@ class Cluster:
 
     def counts(self) -> dict[int, float]:
         """How many requests each server has answered."""
-        counts = {}
-        for port in self.servers():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                text = answer.read().decode()
-            counts[port] = sum(float(n) for n in re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", text, re.M))
-        return counts
+        return {port: self._sum(port, "vllm:request_success_total") for port in self.servers()}
+
+    def running(self, port: int) -> float:
+        """How many requests a server works on."""
+        return self._sum(port, "vllm:num_requests_running")
+
+    def _sum(self, port: int, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        return sum(float(n) for n in re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.M))
 
     def actor_of(self, port: int) -> psutil.Process:
         """The actor whose server listens there: its parent's parent."""
@@ -90,20 +93,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = Path(f"/tmp/hotspan-ray-{os.getpid()}")
     place.mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_", "RAY_"))}
-    environment |= {
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{place}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{place}/admin.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(place),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{place}/server-state",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # For load balancers that learn slowly; a test has none.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-    }
+    environment |= (
+        ENVIRONMENT
+        | UNCOMPILED
+        | {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(place),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{place}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{place}/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(place),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{place}/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+            # For load balancers that learn slowly; a test has none.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+        }
+    )
     options = ["--replicas", "2", "--gpus", "0", "--cpus", "1", "--port", str(port)]
     command = [sys.executable, "-m", "hotspan", "deploy", "ray", str(model), *options]
     with log.open("wb") as output:
@@ -206,19 +212,26 @@ def test_a_replica_dies(cluster: Cluster) -> None:
     cluster.chat("victim", text_of(200, 2))
     [port] = [each for each, count in cluster.counts().items() if count > before[each]]
     actor, server = cluster.actor_of(port), cluster.servers()[port]
-    answers: list[dict[str, Any]] = []
 
-    def ask(number: int) -> None:
-        answers.append(cluster.chat("victim", text_of(200, 2), max_tokens=200, ignore_eos=True))
+    def ask(_: int) -> int:
+        answer = cluster.chat("victim", text_of(200, 2), max_tokens=TOKENS, ignore_eos=True)
+        return int(answer["usage"]["completion_tokens"])
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.3)
-    actor.kill()
-    for thread in threads:
-        thread.join(90)
-    assert [answer["usage"]["completion_tokens"] for answer in answers] == [200] * 4
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, number) for number in range(4)]
+        deadline = time.monotonic() + 60
+        while not cluster.running(port):
+            assert time.monotonic() < deadline, "none is sent there"
+            time.sleep(0.01)
+        stopped = [server, *server.children(recursive=True)]
+        for process in stopped:
+            process.suspend()  # so that it answers none of what it is asked from here on
+        assert not any(answer.done() for answer in asked)
+        actor.kill()
+        assert [answer.result() for answer in asked] == [TOKENS] * 4
+    for process in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
     for _ in range(3):
         cluster.chat("victim", text_of(200, 2))
     assert cluster.chat("victim", text_of(200, 2))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -1,7 +1,6 @@
 """model.py on a real server: the base model's functions, an adapter's in their place, and their failures."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -175,17 +174,14 @@ def test_sagemakers_own_functions(container: Container) -> None:
             assert reply.json() == {"said": expected, "asked": [kind] * turn, "accept": kind}
 
 
-@pytest.mark.timing
 def test_a_formatter_that_hangs(container: Container) -> None:
     """It is a 504 that names it once its time is over, and meanwhile others are answered, of the same adapter too."""
     with container.adapter("slow", like="poet", files={"model.py": _SLOW}), ThreadPoolExecutor() as threads:
-        began = time.monotonic()
         hung = threads.submit(container.invoke, {"inputs": "Say", "hang": True}, **{ADAPTER: "slow"})
         beside = container.invoke({"inputs": "Say", "parameters": GREEDY}, **{ADAPTER: "slow"})
         assert beside.status_code == 200 and container.generate("Say")
         message = the_error(hung.result(60), 504)["message"]
         assert "input formatter slow/model.py:slow" in message and f"{LIMIT_S} s" in message
-        assert LIMIT_S - 0.1 < time.monotonic() - began < 30
 
 
 def test_equal_names_share_nothing(container: Container) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
 from tests.server.conftest import free_port
-from tests.timing import TRIES, quickest_s
+from tests.timing import TRIES
 
 from .rig import GREEDY, Container, rows, the_error
 from .rig import container as serving
@@ -103,26 +103,18 @@ def test_sessions_can_be_switched_off(strict: Container) -> None:
     assert strict.invoke({"inputs": "Say"}, x_amzn_sagemaker_session_id="any").status_code == 200
 
 
-@pytest.mark.timing
 def test_an_answer_that_takes_too_long(strict: Container) -> None:
     """After SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS: a 504, or in a stream the same error as its last row."""
-
-    def overdue() -> None:
-        assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
-
-    assert LIMIT_S - 0.1 < quickest_s(overdue, LIMIT_S + 2) < LIMIT_S + 2
-    for _ in range(TRIES):  # should the engine stand still for nearly all of its time
-        told = rows(strict.invoke(LONG | {"stream": True}))
-        if len(told) > 2:
-            break
-    assert len(told) > 2 and all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
+    assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
+    told = rows(strict.invoke(LONG | {"stream": True}))
+    assert all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
     assert strict.generate("Say")
 
 
-@pytest.mark.timing
 def test_lmis_status_of_a_full_queue(strict: Container) -> None:
     """503 and not 429, with a time to come back; /ping is not refused."""
-    for _ in range(5):  # should the first be over before the second has begun
+    deadline = time.monotonic() + 60
+    while True:  # the first may be over before the second has begun
         with (
             strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as one,
             strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as other,
@@ -132,6 +124,7 @@ def test_lmis_status_of_a_full_queue(strict: Container) -> None:
             refused, ping = strict.invoke(SHORT), strict.http.get("/ping")
         if (one.status_code, other.status_code, refused.status_code) == (200, 200, 503):
             break
+        assert time.monotonic() < deadline
     the_error(refused, 503)
     assert int(refused.headers["retry-after"]) > 0
     assert ping.json() == {"status": "Healthy"}
