@@ -80,13 +80,17 @@ class _TimedSocket:
         self._begin()
         data = self._sock.recv(size)
         _call.deadline.moved(len(data))
-        _call.room -= len(data)
-        if _call.room < 0:
-            raise ConnectionError(f"the replies to one call have more than {MAX_REPLY_BYTES} bytes")
+        self._take_room(len(data))
         return data
 
     def recv_into(self, into: memoryview) -> int:
         """As of a socket."""
+        count = self.receive(into)
+        self._take_room(count)
+        return count
+
+    def receive(self, into: memoryview) -> int:
+        """As `recv_into`, of bytes whose number is bounded by whoever asks for them."""
         self._begin()
         count = self._sock.recv_into(into)
         _call.deadline.moved(count)
@@ -102,6 +106,11 @@ class _TimedSocket:
         """From any thread: end the connection under whoever uses it."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # not TLS's own, which changes it under its user
+
+    def _take_room(self, count: int) -> None:
+        _call.room -= count
+        if _call.room < 0:
+            raise ConnectionError(f"the replies to one call have more than {MAX_REPLY_BYTES} bytes")
 
     def _begin(self) -> None:
         self._sock.settimeout(0 if self._is_polling else _call.deadline.left_s())
@@ -357,7 +366,7 @@ class Values:
             view[:got] = self._left[:got]
             self._left = self._left[got:]
             while got < len(view):
-                count = self._sock.recv_into(view[got:])
+                count = self._sock.receive(view[got:])
                 if not count:
                     raise ConnectionResetError("the server closed the connection")
                 got += count

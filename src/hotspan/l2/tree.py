@@ -81,14 +81,6 @@ class Tree:
         with self.entered(path.parent) as parent:
             return os.stat(path.name, dir_fd=parent, follow_symlinks=False)
 
-    def is_there(self, path: Path) -> bool:
-        """Raises: OSError if nobody can tell, where `os.path.lexists` would say no."""
-        try:
-            self.facts(path)
-        except FileNotFoundError:
-            return False
-        return True
-
     def unlink(self, path: Path) -> None:
         """Delete a file, or a link itself, if it is there."""
         with contextlib.suppress(FileNotFoundError), self.entered(path.parent) as parent:
