@@ -1,16 +1,16 @@
-import inspect
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from hotspan.bench import cpu
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
-from hotspan.cli.demo import demo as demo_command
+from hotspan.cli.main import app
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo import run as demo_run
@@ -161,12 +161,25 @@ def test_no_repetition_is_refused(tmp_path: Path) -> None:
         DemoRequest(output=tmp_path, sizes=SMALL, threads=1, repetitions=0)
 
 
-def test_the_flags_have_the_sizes_defaults() -> None:
-    """What `hotspan demo` takes where no size is given is what `DemoSizes` takes, or what fits this machine."""
-    flags = inspect.signature(demo_command).parameters
-    fitted = {"documents": None, "document_tokens": None}
-    expected = {f.name: f.default for f in fields(DemoSizes)} | fitted
-    assert {f.name: flags[f.name].default for f in fields(DemoSizes)} == expected
+def test_sizes_fit_the_machine_unless_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hotspan demo` takes the defaults of `DemoSizes` and fits the documents to the machine; those given are kept."""
+    asked: list[DemoRequest] = []
+
+    def run(request: DemoRequest, console: object) -> SimpleNamespace:
+        asked.append(request)
+        return SimpleNamespace(runs=[])
+
+    monkeypatch.setattr("hotspan.demo.run.run_demo", run)
+    for flags in ([], ["--documents", "4"], ["--document-tokens", "4096"], ["--in-flight", "1"]):
+        result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path), "--dtype", "float32", *flags])
+        assert result.exit_code == 0, result.output
+    assert [request.is_fitted for request in asked] == [True, False, False, True]
+    assert [request.sizes for request in asked] == [
+        DemoSizes(),
+        DemoSizes(documents=4),
+        DemoSizes(document_tokens=4096),
+        DemoSizes(in_flight=1),
+    ]
 
 
 def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:

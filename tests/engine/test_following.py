@@ -141,8 +141,8 @@ def test_a_burst_is_one_pass_and_stays_with_its_tenant(
     for tenant, text in texts.items():
         engine.stored(text, **as_(tenant, "own"))
     kept = engine.stored(engine.text(30, LENGTH), **as_("quiet", "kept"))
-    passes, taken = [], engine.cache.ram.taken
-    monkeypatch.setattr(engine.cache.ram, "taken", lambda *scopes: passes.append(scopes) or taken(*scopes))
+    passes, matched = [], engine.cache.ram.matched
+    monkeypatch.setattr(engine.cache.ram, "matched", lambda *scopes: passes.append(scopes) or matched(*scopes))
     looked_at = engine.prefixes.spans.looked_at
     another.invalidates(*(of("noisy", f"doc-{n}") for n in range(10_000)), of("quiet", "own"))
     assert len(engine.follower._queued) < 2000

@@ -161,6 +161,19 @@ def test_two_groups_that_wrote_apart_end_in_one_epoch(blobs: MemoryBlobs, clock:
     assert page.floor > newest and log_of(a).read(0).epoch == page.epoch
 
 
+def test_no_entry_is_acknowledged_in_a_log_that_is_lost(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """After the medium lost everything, an entry begins the next epoch, and is there however late it is read."""
+    log = log_of(blobs.store(clock))
+    before = log.append([Scope(tenant=4)], "me")
+    lost = log.epoch()
+    blobs.data.clear()
+    generation = log.append([Scope(tenant=5)], "me")
+    clock.advance(10)
+    page = log.read(generation - 1)
+    assert [entry.scopes for entry in page.entries] == [(Scope(tenant=5),)]
+    assert page.epoch != lost and page.floor > before
+
+
 def test_an_object_lives_as_long_as_its_metadata(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
     """Metadata that is gone, begun anew, of another chunk, damaged or too long: the object is a miss till it is put."""
     store = blobs.store(clock)

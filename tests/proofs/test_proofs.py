@@ -39,7 +39,7 @@ def forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_in_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invalidations leave RAM alone."""
-    monkeypatch.setattr(RamTier, "taken", lambda self, scope, namespace: [])
+    monkeypatch.setattr(RamTier, "matched", lambda self, scope, namespace: [])
 
 
 def passed(proof: Proof) -> dict[str, Any]:

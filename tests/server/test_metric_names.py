@@ -23,6 +23,6 @@ def test_the_engines_metrics() -> None:
 def test_the_daemons_metrics() -> None:
     """They have no labels at all: figures of the node, not of those who share it."""
     gauges = DaemonGauges(**{field.name: 0 for field in fields(DaemonGauges)})  # type: ignore[arg-type]
-    page = Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: gauges, lambda: 0)).page().body
-    lines = [line for line in bytes(page).decode().splitlines() if not line.startswith("#")]
+    page = Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: gauges, lambda: 0)).page()
+    lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
     assert len(lines) > 30 and all(re.fullmatch(r"hotspan_daemon_\w+ [0-9.e+-]+", line) for line in lines)

@@ -67,8 +67,9 @@ class BlobLog:
             return False
         if not self._blobs.create_durable(_name(entry.epoch, entry.number), b"E" + entry.body):
             return False
-        if self._blobs.read([Part(_epoch_name(end.number + 1), 1)]) != [None]:
-            return False  # nobody reads it there any more
+        holds = [Part(_epoch_name(end.number), _EPOCH_BYTES), Part(_epoch_name(end.number + 1), 1)]
+        if self._blobs.read(holds) != [entry.epoch, None]:
+            return False  # nobody reads it there: the epoch is over, or the medium lost it
         oldest = max(end.oldest.number, entry.number - keep + 1)
         self._blobs.delete([_name(entry.epoch, number) for number in range(end.oldest.number, oldest)])
         self._end = replace(end, oldest=end.oldest if oldest == end.oldest.number else Entry(oldest, entry.epoch, b"?"))
