@@ -19,7 +19,7 @@ from hotspan.http.serving import listen
 from hotspan.testing.clock import SimulatedClock
 from tests.bench.simulated import in_simulated_time, in_stepped_time, pass_time
 
-LIMITS = HttpLimits(stall_s=0.5, least_rate=1e5, idle_s=1.0, deaf_s=1.0, head_bytes=16384)
+LIMITS = HttpLimits(stall_s=0.5, least_rate=1e5, idle_s=300.0, deaf_s=1.0, head_bytes=16384)
 SIZE = 8 * MIB
 PATIENCE_S = 60.0
 """What the machine may need for anything."""
@@ -302,6 +302,19 @@ async def test_a_monstrous_body_is_answered_before_it_comes() -> None:
         await client.send(put("k", MAX_UNWANTED_BYTES + 1), bytes(MIB))
         assert (await client.receive())[0] == 413 and server.pool.pinned_bytes == 0
         await pass_time(1.1 * LIMITS.stall_s)
+        assert await client.ended()
+        await client.close()
+
+
+@in_stepped_time
+async def test_an_idle_connection_is_kept_and_closed_in_time() -> None:
+    """Clients keep connections for later: one is closed after `idle_s`, and no earlier."""
+    async with serving() as server:
+        client = await server.client()
+        assert await client.ask(HEALTH) == 200
+        await pass_time(0.9 * LIMITS.idle_s)
+        assert await client.ask(HEALTH) == 200
+        await pass_time(1.1 * LIMITS.idle_s)
         assert await client.ended()
         await client.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -24,7 +25,12 @@ CUT_S = 3
 def uvicorn_config(app: Any, limits: HttpLimits, **options: Any) -> uvicorn.Config:
     """How uvicorn serves an app within limits. options: further ones of uvicorn's."""
     return uvicorn.Config(
-        app, http=connection_class(limits), proxy_headers=False, timeout_graceful_shutdown=CUT_S, **options
+        app,
+        http=connection_class(limits),
+        proxy_headers=False,
+        timeout_keep_alive=math.ceil(limits.idle_s),
+        timeout_graceful_shutdown=CUT_S,
+        **options,
     )
 
 
