@@ -1,5 +1,6 @@
 """What several owners share: nobody takes another's part, and nothing is used twice or lost."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,15 @@ def test_everybody_has_something_of_an_amount_that_is_too_small() -> None:
     """With more owners than units each still has one."""
     budget = Budget(2, owners=10)
     assert all(budget.take(owner, 1) for owner in range(10))
+
+
+@pytest.mark.parametrize("owners", [1, 10, 60, 1000, 5000])
+def test_half_is_there_for_one_owner_however_many_there_could_be(owners: int) -> None:
+    """Owners that use nothing take away no more than their half."""
+    budget = Budget(1000, owners)
+    taken = sum(budget.take("alone", 1) for _ in range(1100))
+    assert 500 < taken <= 1000
+    assert budget.take("another", 1) or owners == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-300, 300)), max_size=60))

@@ -101,7 +101,8 @@ async def read_into(exchange: Exchange, limits: HttpLimits, size: int, target: T
 class Budget:
     """One half of `amount` is divided equally between the owners; the other half goes to whoever asks first.
 
-    Each owner has at least 1 of its own. Not for several threads at once.
+    Each owner has at least 1 of its own. With more owners than that half has units, all together may therefore use
+    more than `amount`: the caller limits the sum where that matters. Not for several threads at once.
 
     owners: how many there can be.
     used:   by all owners together.
@@ -109,7 +110,7 @@ class Budget:
 
     def __init__(self, amount: int, owners: int) -> None:
         self.own = max(1, amount // 2 // max(1, owners))
-        self._shared = max(0, amount - self.own * owners)
+        self._shared = amount - min(self.own * owners, amount // 2)
         self._shared_used = 0
         self._used: dict[Hashable, int] = {}
 

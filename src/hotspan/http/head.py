@@ -57,19 +57,6 @@ def check_head(target: bytes, headers: RawHeaders, decisive: frozenset[bytes] = 
         raise HeadError("both content-length and transfer-encoding came: send one of them")
 
 
-def origin_form(target: bytes) -> bytes:
-    """The path and query of a target that may be a whole http URL; what is neither comes back as it is.
-
-    A server takes whole URLs too (RFC 9112, 3.2.2). Their host chooses nothing here.
-    """
-    if not target.lower().startswith((b"http://", b"https://")):
-        return target
-    after = target.partition(b"://")[2]
-    ends = [at for at in map(after.find, (b"/", b"?", b"#")) if at >= 0]
-    path = after[min(ends, default=len(after)) :].partition(b"#")[0]
-    return path if path.startswith(b"/") else b"/" + path
-
-
 def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """The headers that go further than one connection: none of its own, and none that a `Connection` names."""
     listed = list(headers)
