@@ -6,8 +6,10 @@ from itertools import count
 import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.core.types import ChunkKey
 from hotspan.l2.base import marks_of
-from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.log import MAX_ENTRY_BYTES, SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_MARKS, new_life, pack_marks, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
@@ -132,6 +134,37 @@ def test_an_older_copy_is_noticed_by_who_knows_more(
     assert page.floor > last and not page.entries
     assert log_of(fresh).read(0).epoch == page.epoch
     assert found(fresh, A) is None and found(store, A) is None
+
+
+@pytest.mark.parametrize("entries_since", [0, 1])
+def test_an_older_copy_is_noticed_by_who_knew_more_before_it_restarted(
+    blobs: MemoryBlobs, clock: SimulatedClock, entries_since: int
+) -> None:
+    """Store and replica both restart, the store from an older copy: what was invalidated since is no hit."""
+    store = blobs.store(clock)
+    put(store, A, SIZE)
+    before = LogFollower(log_of(store), "a", clock)
+    assert before.poll()
+    copy = dict(blobs.data)
+    for tenant in (TENANT, 2):
+        before.append([Scope(tenant=tenant)])
+    before.foreign()
+    blobs.data = copy
+    store = blobs.store(clock)
+    for n in range(entries_since):
+        log_of(store).append([Scope(tenant=10 + n)], "b")
+    after = LogFollower(log_of(store), "a", clock, since=before.position)
+    assert after.poll() and after.foreign() == [Scope()]
+    assert after.generation > before.generation and found(store, A) is None
+
+
+def test_an_entry_that_is_too_long_takes_its_tenants(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """An invalidation of more keys than others could read at once is wider, and no longer."""
+    store = blobs.store(clock)
+    keys = frozenset(ChunkKey(n.to_bytes(32)) for n in range(MAX_ENTRY_BYTES // 64))
+    log_of(store).append([Scope(tenant=1, keys=keys), Scope(tenant=1), Scope(tenant=2)], "me")
+    log_of(store).append([Scope(keys=keys)], "me")
+    assert [entry.scopes for entry in log_of(store).read(0).entries] == [(Scope(tenant=1), Scope(tenant=2)), (Scope(),)]
 
 
 def test_a_copy_of_an_epoch_before_is_no_log(blobs: MemoryBlobs, clock: SimulatedClock) -> None:

@@ -12,11 +12,13 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
+from hotspan.l2 import redis_servers
 from hotspan.l2.base import Found, SharedInvalidation, marks_of
 from hotspan.l2.blobs import Entry
 from hotspan.l2.log import checked
+from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.redis import RedisLog, RedisStore
-from hotspan.testing.chunks import aligned, chain
+from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import (
     TERMS,
@@ -421,6 +423,43 @@ def add_entry(server: RedisServer, store: RedisStore, body: bytes) -> int:
     log = RedisLog(store.servers, "hotspan:2")
     assert log.append(Entry(number, page.epoch, body), 100)
     return number
+
+
+def test_a_log_larger_than_a_reply_is_read(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its entries are, a replica that begins reads all of them, and may add to them."""
+    monkeypatch.setattr(redis_servers, "MAX_REPLY_BYTES", 64 << 10)
+    keys = frozenset(key_of(f"invalidated {n}") for n in range(100))
+    last = [store.log.append([Scope(tenant=1, keys=keys)], "me") for _ in range(30)][-1]
+    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+    page = fresh.log.read(0)
+    assert [entry.scopes for entry in page.entries] == [(Scope(tenant=1, keys=keys),)] * 30
+    assert page.generation == last and fresh.log.append([Scope(tenant=2)], "fresh") == last + 1
+    fresh.close()
+
+
+def test_a_text_with_more_metadata_than_a_reply_holds_is_found(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What many requests have hit is read in several calls."""
+    monkeypatch.setattr(redis_servers, "MAX_REPLY_BYTES", 64 << 10)
+    chunks = chain("a", 12)
+    marks = marks_of(Terms(is_wild=True), 1) * 1000
+    for chunk in chunks:
+        put(store, chunk, 4096)
+    for chunk in chunks:
+        store.mark({chunk.key: marks})
+    assert [one.record.key for one in store.find([chunk.key for chunk in chunks]) if one] == [c.key for c in chunks]
+
+
+def test_metadata_does_not_grow_for_ever(server: RedisServer, store: RedisStore) -> None:
+    """Marks are added until there are too many for the chunk to be found; a put begins anew with none."""
+    for _ in range(5):
+        store.mark({A.key: marks_of(Terms(is_wild=True), 1) * (MAX_MARKS // 2)})
+    (name,) = keys_of(server, "*metadata*")
+    assert MAX_BYTES < int(server.ask("STRLEN", name)[1:]) <= 2 * MAX_BYTES
+    assert put(store, A, 4096) and found(store, A) is not None
 
 
 @pytest.mark.parametrize("body", [b"junk", b"{}", checked(b"junk"), checked(b"{}"), checked(b"[" * 100_000)])

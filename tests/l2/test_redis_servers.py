@@ -22,6 +22,7 @@ from hotspan.l2 import redis_servers
 from hotspan.l2.redis import RedisStore
 from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
+from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, free_port, redis_server
@@ -131,6 +132,33 @@ def test_a_reply_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             servers.ask([Command("key", ("GET", "key"), bytes)])
         servers.close()
         thread.join(PATIENCE_S)
+
+
+def test_what_is_sent_extends_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large value may take as long as its size allows, on a link that is slower than one step's timeout."""
+    clock = SimulatedClock()
+    monkeypatch.setattr("hotspan.core.deadline.time.monotonic", clock.monotonic)
+    sent: list[bytes] = []
+
+    class Slow:
+        """Takes 16 MiB a second."""
+
+        timeout_s = 0.0
+
+        def settimeout(self, timeout_s: float) -> None:
+            self.timeout_s = timeout_s
+
+        def sendall(self, data: bytes) -> None:
+            clock.advance(len(data) / (16 * MIB))
+            if len(data) > self.timeout_s * 16 * MIB:
+                raise TimeoutError("timed out")
+            sent.append(bytes(data))
+
+    servers = RedisServers("redis://127.0.0.1:1", 1.0)
+    value = bytes(range(256)) * (32 * MIB // 256)
+    with servers.call():
+        redis_servers._TimedSocket(Slow()).sendall(memoryview(value))  # type: ignore[arg-type]
+    assert b"".join(sent) == value
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------

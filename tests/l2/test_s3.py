@@ -2,9 +2,16 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
+from hotspan.core.terms import Terms
+from hotspan.l2.base import marks_of
+from hotspan.l2.blobs import Part
+from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
+from hotspan.l2.s3 import S3Store
+from hotspan.testing.chunks import chain
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, StoreOutageTests, TrimmedLogTests
 from tests.l2.s3_rig import BUCKET, Place
@@ -28,6 +35,16 @@ class _Fixtures:
 
 class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """One server for all: each test has a prefix of its own."""
+
+    def test_metadata_does_not_grow_for_ever(self, make_store: MakeStore) -> None:
+        """Marks are added until there are too many for the chunk to be found."""
+        (chunk,) = chain("a", 1)
+        with closing(make_store(100)) as store:
+            assert isinstance(store, S3Store)
+            for _ in range(5):
+                store.mark({chunk.key: marks_of(Terms(is_wild=True), 1) * (MAX_MARKS // 2)})
+            (data,) = store.blobs.read([Part(store.metadata_name(chunk.key), 10 * MAX_BYTES)])
+            assert data is not None and MAX_BYTES < len(data) <= 2 * MAX_BYTES
 
 
 class TestS3Outage(_Fixtures, StoreOutageTests):

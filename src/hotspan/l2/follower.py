@@ -270,7 +270,10 @@ class LogFollower:
             page = self._log.read(self.generation)
             if page.epoch == self._epoch:
                 return page
-        return self._log.read(0)
+        page = self._log.read(0)
+        if page.epoch == self._epoch and page.generation < self.generation:
+            return self._log.read(self.generation)  # an older copy than a former process read: the log begins anew
+        return page
 
     def _take(self, page: LogPage) -> None:
         is_lost = page.epoch != self._epoch or page.floor > self.generation

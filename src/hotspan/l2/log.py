@@ -31,6 +31,9 @@ _EPOCH_READ_S = 1.0
 _FORGOTTEN_S = 3600.0
 """After which the report of a replica that is not alive is deleted."""
 
+MAX_ENTRY_BYTES = 4 << 20
+"""Of an entry's body: about 60,000 keys."""
+
 _MAX_TRIES = 8
 _NOTHING = Entry(0, b"", b"")
 
@@ -130,9 +133,14 @@ class SharedInvalidationLog:
 
 
 def pack_entry(scopes: Sequence[Scope], by: str) -> bytes:
-    """The body of an entry, which no other entry has."""
-    said = {"by": by, "scope": scopes_to_json(scopes), "nonce": secrets.token_hex(8)}
-    return checked(json.dumps(said, separators=(",", ":")).encode())
+    """The body of an entry, which no other entry has. What would be too long for others to read takes whole tenants."""
+    tenants = tuple(Scope(tenant=tenant) for tenant in dict.fromkeys(scope.tenant for scope in scopes))
+    for some in (scopes, tenants, (Scope(),)):
+        said = {"by": by, "scope": scopes_to_json(some), "nonce": secrets.token_hex(8)}
+        body = checked(json.dumps(said, separators=(",", ":")).encode())
+        if len(body) <= MAX_ENTRY_BYTES:
+            break
+    return body
 
 
 def checked(data: bytes) -> bytes:

@@ -19,26 +19,29 @@ from hotspan.core.types import MIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blobs import Addition, Entry, Part, Stretch
 from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import MAX_BYTES
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.parts import parts_of
-from hotspan.l2.redis_servers import Command, RedisServers, Values
+from hotspan.l2.redis_servers import Command, RedisServers, ReplyTooLargeError, Values
 
 PIECE_BYTES = MIB
 _AHEAD = 4
 """Pieces asked for before they are read. What a full server holds for a client to read, it evicts other things for."""
 
 _PAGE = 1024
-"""Entries of the log that are asked for at once."""
+"""Entries of the log that are asked for at once; fewer where these are too large for one reply."""
 
 _FORMAT = 2
 _MEMORY = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
-# KEYS: a blob. ARGV: what it begins with if it is not there; what is appended; its life in ms, 0 for ever.
+# KEYS: a blob. ARGV: what it begins with if it is not there; what is appended; its life in ms, 0 for ever; the size
+# above which it counts as gone, and grows no more.
 _APPEND = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1])
   if ARGV[3] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 end
+if redis.call('STRLEN', KEYS[1]) > tonumber(ARGV[4]) then return 0 end
 return redis.call('APPEND', KEYS[1], ARGV[2])
 """
 
@@ -74,9 +77,15 @@ class RedisBlobs:
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         asked = [(self._key(part.name), part.limit - 1) for part in parts]
-        with self._servers.call():
-            said = self._servers.ask([Command(key, ("GETRANGE", key, 0, end), _value) for key, end in asked])
-            return [value or None for value in said]
+        try:
+            with self._servers.call():
+                said = self._servers.ask([Command(key, ("GETRANGE", key, 0, end), _value) for key, end in asked])
+        except ReplyTooLargeError:
+            if len(parts) == 1:
+                raise
+            half = len(parts) // 2
+            return self.read(parts[:half]) + self.read(parts[half:])
+        return [value or None for value in said]
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
         key, pieces = self._key(name), list(parts_of(into, PIECE_BYTES))
@@ -110,13 +119,9 @@ class RedisBlobs:
 
     def append(self, additions: Sequence[Addition]) -> None:
         named = [(self._key(addition.name), addition) for addition in additions]
+        asked = [("EVAL", _APPEND, 1, key, one.first, one.data, self._life_ms, MAX_BYTES) for key, one in named]
         with self._servers.call():
-            self._servers.ask(
-                [
-                    Command(key, ("EVAL", _APPEND, 1, key, addition.first, addition.data, self._life_ms), _number)
-                    for key, addition in named
-                ]
-            )
+            self._servers.ask([Command(key, each, _number) for (key, _), each in zip(named, asked, strict=True)])
 
     def delete(self, names: Sequence[str]) -> None:
         keys = map(self._key, names)
@@ -152,14 +157,21 @@ class RedisLog:
         # server runs none.
         entries: list[Entry] = []
         count = _PAGE
-        while count == _PAGE:
-            some = ("XRANGE", self.key, f"{first}-0", "+", "COUNT", _PAGE)
+        while True:
+            some = ("XRANGE", self.key, f"{first}-0", "+", "COUNT", count)
             asked = [some, ("XRANGE", self.key, "-", "+", "COUNT", 1)]
-            with self._servers.call():
-                page, oldest = self._servers.ask([Command(self.key, each, _entries) for each in asked])
+            try:
+                with self._servers.call():
+                    page, oldest = self._servers.ask([Command(self.key, each, _entries) for each in asked])
+            except ReplyTooLargeError:
+                if count == 1:
+                    raise
+                count = max(1, count // 8)
+                continue
             entries += page
-            count, first = len(page), page[-1].number + 1 if page else first
-        return Stretch(oldest[0], entries) if oldest else None
+            if len(page) < count:
+                return Stretch(oldest[0], entries) if oldest else None
+            first = page[-1].number + 1
 
     def append(self, entry: Entry, keep: int) -> bool:
         added = ("EVAL", _ADD, 1, self.key, keep, f"{entry.number}-0", entry.epoch.hex(), entry.body)

@@ -33,7 +33,12 @@ MAX_REPLY_BYTES = 32 * MIB
 """Of the replies to one call, but for values read into place. Parts of 4 bytes take 16 times as much memory."""
 
 _MAX_SEEDS = 2
+_SENT_BYTES = MIB  # in one step: what has moved extends the deadline
 _HEAD_BYTES = 64  # received at once while the line before a value is awaited; more of the value would be copied
+
+
+class ReplyTooLargeError(ConnectionError):
+    """The replies to one call have more than MAX_REPLY_BYTES: ask for less at once."""
 
 
 class Command(NamedTuple):
@@ -98,9 +103,12 @@ class _TimedSocket:
 
     def sendall(self, data: bytes | memoryview) -> None:
         """As of a socket."""
-        self._begin()
-        self._sock.sendall(data)
-        _call.deadline.moved(len(data))
+        view = memoryview(data)
+        for at in range(0, len(view), _SENT_BYTES):
+            piece = view[at : at + _SENT_BYTES]
+            self._begin()
+            self._sock.sendall(piece)
+            _call.deadline.moved(len(piece))
 
     def shut(self) -> None:
         """From any thread: end the connection under whoever uses it."""
@@ -199,7 +207,8 @@ class RedisServers:
             raise OSError(errno.ENOSPC, f"{self._name} has no room: {error}") from error
         except _FAULTS as error:
             self._check_open()
-            raise ConnectionError(f"{self._name}: {error}") from error
+            kind = ReplyTooLargeError if _call.room < 0 else ConnectionError
+            raise kind(f"{self._name}: {error}") from error
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
         """What was read of the replies, in the order of the commands, in one round trip to each server."""

@@ -15,6 +15,7 @@ from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import MAX_BYTES
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.s3_bucket import Bucket
 from hotspan.l2.s3_settings import S3Settings
@@ -80,6 +81,8 @@ class S3Blobs:
         """S3 can't append: the blob is replaced on condition that it is still the one that was read."""
         for _ in range(_MAX_TRIES):
             blob = self._bucket.read(addition.name)
+            if blob is not None and blob.size > MAX_BYTES:
+                return  # it counts as gone, and grows no more
             before, over = (addition.first, None) if blob is None else (bytes(blob.data), blob.e_tag)
             if self._bucket.write(addition.name, before + addition.data, over=over) is not None:
                 return
