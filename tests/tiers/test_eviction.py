@@ -169,7 +169,7 @@ def test_the_queues_stay_small() -> None:
         arc.add(KEY["a"], None, n % 50)
     assert all(len(payers) <= 2 * len(arc._tenants) + 65 for payers in arc._payers)
     for held in arc._tenants.values():
-        assert all(len(each.entries()) <= 3 * each.chunks + 80 for each in (held.once, held.often))
+        assert all(len(each.entries()) <= 2 * each.chunks + 65 for each in (held.once, held.often))
     arc.check()
 
 

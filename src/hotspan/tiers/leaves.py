@@ -17,8 +17,9 @@ class Leaves:
     chunks: number of chunks in the list, leaves or not.
 
     `heap` holds (time of use, key). Entries go stale when the chunk is used again, gets a child or goes; they are
-    dropped when they reach the top. Once most of the heap is stale, its leaves move to a new one, a few per push: with
-    a million chunks, doing it at once would stop the engine for a second.
+    dropped when they reach the top. Once a third of the heap is stale, its leaves move to a new one, a few per push:
+    with a million chunks, doing it at once would stop the engine for a second. Both together stay below two entries a
+    chunk.
     """
 
     __slots__ = ("_is_leaf", "_moved", "_old", "chunks", "ghosts", "heap")
@@ -39,7 +40,7 @@ class Leaves:
             heappush(self.heap, leaf)
         if self._old or self._moved:
             self._move()
-        elif len(self.heap) > 2 * self.chunks + 64:
+        elif len(self.heap) > 3 * self.chunks // 2 + 32:
             self._old, self.heap = self.heap, []
 
     def first(self) -> Leaf | None:
