@@ -9,14 +9,15 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.keyring.rig import Gate, make_kek, make_store
+from tests.keyring.rig import make_kek, make_store
+from tests.relay import Relay
 
 
 @dataclass(frozen=True)
 class Kms:
     """A KMS with one key, behind a line that can be cut."""
 
-    gate: Gate
+    gate: Relay
     key: str
     other_key: str
 
@@ -61,7 +62,7 @@ def kms(moto_address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Itera
     host, port = moto_address
     client = boto3.client("kms", region_name="eu-central-1", endpoint_url=f"http://{host}:{port}")
     keys = [client.create_key()["KeyMetadata"]["Arn"] for _ in range(2)]
-    gate = Gate(moto_address)
+    gate = Relay(port, "http")
     yield Kms(gate, *keys)
     gate.close()
 

@@ -1,12 +1,10 @@
-"""What the keyring's tests share: a key store on the disk, and a KMS whose line can be cut."""
+"""What the keyring's tests share: a key store on the disk, and keyrings over it."""
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hotspan.core.clock import Clock
 from hotspan.keyring.fetcher import Ticket
@@ -78,57 +76,3 @@ def eventually(happens: Callable[[], bool], timeout_s: float = PATIENCE_S) -> No
     while not happens():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
-
-
-class Gate:
-    """A TCP relay to the KMS that can be cut: `refuse` closes every connection at once, `hang` never answers."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._mode: Literal["open", "refuse", "hang"] = "open"
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def set(self, mode: Literal["open", "refuse", "hang"]) -> None:
-        """From now on, for connections that exist too."""
-        self._mode = mode
-        self._cut()
-
-    def close(self) -> None:
-        self._listener.close()
-        self._cut()
-
-    def _cut(self) -> None:
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self.connections += 1
-                if self._mode == "refuse":
-                    client.close()
-                    continue
-                self._sockets.append(client)
-                if self._mode == "open":
-                    server = socket.create_connection(self._target)
-                    self._sockets.append(server)
-                    for source, sink in ((client, server), (server, client)):
-                        threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
-
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)

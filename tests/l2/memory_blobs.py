@@ -20,9 +20,9 @@ class MemoryBlobs:
     after: Callable[[str], None] = lambda method: None
     batch: int = 4
 
-    def store(self, clock: Clock, log_entries: int = 100) -> BlobStore:
+    def store(self, clock: Clock, log_entries: int = 100, *, evicts: bool = True) -> BlobStore:
         """Another replica's store."""
-        return BlobStore(self, SharedInvalidationLog(BlobLog(self, clock), log_entries, clock))
+        return BlobStore(self, SharedInvalidationLog(BlobLog(self, clock), log_entries, clock), evicts=evicts)
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         self.before("read")

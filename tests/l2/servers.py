@@ -7,9 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,56 +119,3 @@ def redis_server(directory: Path, *arguments: str) -> Iterator[RedisServer]:
         yield server
     finally:
         server.stop()
-
-
-class Relay:
-    """A line to a server on which a test may change what is said.
-
-    request, reply: from what came from one side to what goes on to the other, a piece a time; they may wait. An empty
-                    piece ends the connection.
-    """
-
-    def __init__(self, port: int) -> None:
-        self.request: Callable[[bytes], Iterable[bytes]] = lambda data: [data]
-        self.reply: Callable[[bytes], Iterable[bytes]] = lambda data: [data]
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = []
-        self.port = int(self._listener.getsockname()[1])
-        self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
-
-    def cut(self) -> None:
-        """End all connections."""
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self.connections += 1
-                self._sockets += [client, server]
-                threading.Thread(target=self._copy, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._copy, args=(server, client, True), daemon=True).start()
-
-    def _copy(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                for piece in (self.reply if is_reply else self.request)(data):
-                    if not piece:
-                        return self.cut()
-                    sink.sendall(piece)
-            sink.shutdown(socket.SHUT_RDWR)

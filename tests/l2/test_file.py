@@ -136,9 +136,8 @@ def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStor
     name = A.key.hex()
     assert path.relative_to(root).parts[2:] == (name[0], name[1], name, "object")
     data = path.read_bytes()
-    life, padding = data[256:272], data[272:PREAMBLE_BYTES]
-    assert len(data) == STORED and not any(padding) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
-    assert sorted(os.listdir(path.parent)) == sorted([life.hex(), pack_marks([mark]).hex(), "object"])
+    assert len(data) == STORED and not any(data[272:PREAMBLE_BYTES]) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
+    assert sorted(os.listdir(path.parent)) == [pack_marks([mark]).hex(), "object"]
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
 
 

@@ -38,10 +38,12 @@ TAG = Terms(labels=tag_labels(["z"]))
 class TestMemory(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
     """The kit."""
 
+    EVICTS = True
+
     @pytest.fixture
     def make_store(self) -> MakeStore:
         blobs, clock = MemoryBlobs(), SimulatedClock()
-        return lambda entries: BlobStore(blobs, blobs.store(clock, entries).log)
+        return lambda entries: blobs.store(clock, entries, evicts=self.EVICTS)
 
     test_a_new_log_has_no_entries = None  # judges the floor by the real time
     test_a_replica_that_says_nothing_is_not_alive = None  # waits in real time
@@ -51,6 +53,12 @@ class TestMemory(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTes
     test_generations_increase_whoever_appends = None
     test_a_loss_that_several_notice_is_one = None
     test_threads_do_not_disturb_each_other = None
+
+
+class TestMemoryThatNeverEvicts(TestMemory):
+    """The kit, where metadata begins with the first mark."""
+
+    EVICTS = False
 
 
 @pytest.fixture
@@ -78,14 +86,15 @@ def insisting(call: Callable[[], object]) -> object:
     raise AssertionError("it failed again and again")
 
 
+@pytest.mark.parametrize("evicts", [True, False])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_every_call_may_fail_or_lose_its_reply(moment: str, clock: SimulatedClock) -> None:
+def test_every_call_may_fail_or_lose_its_reply(moment: str, evicts: bool, clock: SimulatedClock) -> None:
     """Whichever call of the medium fails, or is done and nobody hears of it: asked again, all is there, and once."""
-    calls = next(nth for nth in count(1) if calls_with_fault(moment, nth, clock) < nth)
+    calls = next(nth for nth in count(1) if calls_with_fault(moment, nth, clock, evicts=evicts) < nth)
     assert calls > 10
 
 
-def calls_with_fault(moment: str, nth: int, clock: SimulatedClock) -> int:
+def calls_with_fault(moment: str, nth: int, clock: SimulatedClock, *, evicts: bool) -> int:
     """How many calls it takes to write all kinds of things while the n-th call fails; all must be there then."""
     blobs, calls = MemoryBlobs(), 0
 
@@ -95,7 +104,7 @@ def calls_with_fault(moment: str, nth: int, clock: SimulatedClock) -> int:
         if calls == nth:
             raise ConnectionError(f"{method} failed")
 
-    store, other = blobs.store(clock), blobs.store(clock)
+    store, other = (blobs.store(clock, evicts=evicts) for _ in range(2))
     setattr(blobs, moment, fail)
     insisting(lambda: put(store, A, SIZE))
     insisting(lambda: store.mark({A.key: marks_of(TAG, 9)}))
@@ -207,6 +216,35 @@ def test_no_entry_is_acknowledged_in_a_log_that_is_lost(blobs: MemoryBlobs, cloc
     assert page.epoch != lost and page.floor > before
 
 
+@pytest.mark.parametrize("call", ["find", "get", "put", "mark", "delete"])
+def test_a_put_after_an_outage_goes_to_the_epoch_that_holds(
+    blobs: MemoryBlobs, clock: SimulatedClock, call: str
+) -> None:
+    """Where a call failed and the medium comes back empty, what is put at once is not put into the epoch before."""
+    store = blobs.store(clock)
+    assert put(store, A, SIZE)
+    one = found(store, A)
+    calls: dict[str, Callable[[], object]] = {
+        "find": lambda: found(store, A),
+        "get": lambda: read(store, one),
+        "put": lambda: put(store, A, SIZE),
+        "mark": lambda: store.mark({A.key: marks_of(TAG, 9)}),
+        "delete": lambda: store.delete([A.key], TENANT),
+    }
+
+    def fail(method: str) -> None:
+        raise ConnectionError("the medium is away")
+
+    blobs.before = fail
+    with pytest.raises(ConnectionError):
+        calls[call]()
+    blobs.before = lambda method: None
+    blobs.data.clear()
+    assert put(store, A, SIZE, version=1)
+    log_of(store).append([Scope(tenant=5)], "me")
+    assert read(store, found(store, A)) == frame_of(A.key, SIZE, version=1)
+
+
 def test_an_object_lives_as_long_as_its_metadata(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
     """Metadata that is gone, begun anew, of another chunk, damaged or too long: the object is a miss till it is put."""
     store = blobs.store(clock)
@@ -224,6 +262,33 @@ def test_an_object_lives_as_long_as_its_metadata(blobs: MemoryBlobs, clock: Simu
         assert found(store, A) is None and put(store, A, SIZE, version=1)
         one = found(store, A)
         assert one is not None and one.terms == TERMS and read(store, one) == frame_of(A.key, SIZE, version=1)
+
+
+def test_without_eviction_metadata_begins_with_the_first_mark(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """A put writes its object alone; marks that were there before it are written again, so that they are younger."""
+    store = blobs.store(clock, evicts=False)
+    appended: list[str] = []
+    blobs.before = lambda method: appended.append(method) if method in ("create", "append") else None
+    assert put(store, A, SIZE)
+    assert [name for name in blobs.data if A.key.hex() in name and "metadata" in name] == []
+    assert appended.count("append") == 0
+    store.mark({A.key: marks_of(TAG, 9)})
+    del blobs.data[next(name for name in blobs.data if name.startswith("objects/"))]
+    assert found(store, A) is None and put(store, A, SIZE, version=1)
+    one = found(store, A)
+    assert one is not None and one.terms.labels == TERMS.labels | TAG.labels and appended.count("append") == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"short", new_life(), b"x" * 40])
+def test_without_eviction_metadata_of_something_else_is_a_miss(
+    blobs: MemoryBlobs, clock: SimulatedClock, data: bytes
+) -> None:
+    """What is no metadata might have been some that forbids the chunk; it is a miss until it is put again."""
+    store = blobs.store(clock, evicts=False)
+    assert put(store, A, SIZE)
+    blobs.data[store.metadata_name(A.key)] = data
+    assert found(store, A) is None and put(store, A, SIZE, version=1)
+    assert read(store, found(store, A)) == frame_of(A.key, SIZE, version=1)
 
 
 def test_a_mark_that_can_not_be_read_makes_it_wild() -> None:

@@ -32,7 +32,8 @@ from hotspan.testing.stores import (
     put,
     read,
 )
-from tests.l2.servers import PATIENCE_S, RedisServer, Relay, at_last, redis_server
+from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
+from tests.relay import Relay
 
 SIZE = 2 * MIB + 4096
 (A,) = chain("a", 1)
@@ -263,9 +264,11 @@ def test_a_call_whose_reply_is_lost_can_be_made_again(
 
 
 def test_what_was_put_expires(server: RedisServer) -> None:
-    """With `ttl_s` object and metadata go after that time, marked or hit or not; the log stays."""
+    """With `ttl_s` object and metadata go after that time, marked or hit or not, put or not; the log stays."""
     store = RedisStore(server.url, ttl_s=60, timeout_s=PATIENCE_S)
-    store.mark({A.key: marks_of(TERMS, 9)})
+    store.mark({A.key: marks_of(TERMS, 9), B.key: marks_of(TERMS, 9)})
+    (alone,) = keys_of(server, f"*{B.key.hex()}}}")
+    assert 30_000 < life_of(server, alone) <= 60_000, "marks of a chunk that nobody puts stay for ever"
     put(store, A, SIZE)
     keys = keys_of(server, f"*{A.key.hex()}}}")
     for key in keys:
@@ -361,14 +364,17 @@ def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: 
 
 
 def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> None:
-    """Where a server is full and evicts nothing, a put raises OSError and leaves nothing to be found; reads go on."""
-    with redis_server(tmp_path, "--maxmemory", "24mb", "--maxmemory-policy", "noeviction") as server:
+    """Where a server is full and evicts nothing, a put raises OSError and leaves nothing to be found; reads go on.
+
+    A put needs its value's size twice: the server keeps a buffer of that size for the connection's next command.
+    """
+    with redis_server(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
         store = RedisStore(server.url, timeout_s=PATIENCE_S)
-        put(store, A, 4 * MIB)
+        put(store, A, 2 * MIB)
         with pytest.raises(OSError) as said:
-            put(store, B, 24 * MIB)
+            put(store, B, 8 * MIB)
         assert said.value.errno == errno.ENOSPC and found(store, B) is None
-        assert read(store, found(store, A)) == frame_of(A.key, 4 * MIB)
+        assert read(store, found(store, A)) == frame_of(A.key, 2 * MIB)
         store.close()
 
 

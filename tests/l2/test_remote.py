@@ -252,25 +252,18 @@ def test_a_store_in_flight_brings_nothing_back(make: Callable[..., Replica]) -> 
     assert b.load(chunk.key) == content(chunk.key, SIZE, 1)
 
 
-def test_what_stood_on_an_invalidated_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
-    """A text's chunk is invalidated and stored anew: what others had stored behind it stays gone."""
+@pytest.mark.parametrize("is_tagged", [False, True], ids=["by key", "by the tag of a hit"])
+def test_what_stood_on_an_invalidated_chunk_does_not_come_back_with_it(
+    make: Callable[..., Replica], is_tagged: bool
+) -> None:
+    """A text's chunk is invalidated, and stored anew without the tag: what others had stored behind it stays gone."""
     a, b = make("a"), make("b")
     chunks = chain("text", 3)
     a.store(chunks)
-    assert b.invalidate(keys=frozenset({chunks[0].key}))
-    assert b.ask(chunks[:1]) == [False]
-    assert b.store(chunks[:1]) == [None]
-    assert make("c").ask(chunks) == [True, False, False]
-
-
-def test_what_stood_on_a_tagged_chunk_does_not_come_back_with_it(make: Callable[..., Replica]) -> None:
-    """The same where the chunk alone had the tag, which the chunk that was stored anew has not."""
-    a, b = make("a"), make("b")
-    chunks = chain("text", 3)
-    a.store(chunks)
-    a.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
-    a.turn()
-    assert b.invalidate(labels=frozenset({9}))
+    if is_tagged:
+        a.tier.join(chunks[0].key, Terms(labels=frozenset({9})))
+        a.turn()
+    assert b.invalidate(**{"labels": frozenset({9})} if is_tagged else {"keys": frozenset({chunks[0].key})})
     assert b.ask(chunks[:1]) == [False]
     assert b.store(chunks[:1]) == [None]
     assert make("c").ask(chunks) == [True, False, False]

@@ -4,12 +4,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import obstore
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.terms import Scope
+from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.l2.base import marks_of
 from hotspan.l2.log import checked
 from hotspan.l2.s3 import S3Store
 from hotspan.l2.s3_bucket import Bucket
@@ -28,6 +30,8 @@ from tests.l2.s3_rig import (
     read,
 )
 from tests.l2.s3_server import CLIENT, S3Server
+
+TAG = Terms(labels=tag_labels(["z"]))
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +59,48 @@ def replica(place: Place) -> Iterator[Replicas]:
     replicas.close()
 
 
-def test_a_chunk_is_one_object_and_its_metadata(replica: Replicas, place: Place) -> None:
-    """Under the names that s3.py gives, per tenant; a lifecycle rule may go by them."""
-    text = chain("a", 2)
-    put_all(replica(), text)
+def test_a_chunk_is_one_object_until_it_is_marked(
+    replica: Replicas, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One PUT per chunk, under the names that s3.py gives, per tenant; metadata is there from the first mark on."""
+    store, text, put = replica(), chain("a", 16), obstore.put
+    store.log.read(0)
+    written: list[str] = []
+    monkeypatch.setattr(
+        obstore, "put", lambda to, path, *args, **options: (written.append(path), put(to, path, *args, **options))[1]
+    )
+    put_all(store, text)
+    assert len(written) == len(text)
     names = {chunk.key.hex() for chunk in text}
-    objects, metadata = place.paths("objects"), place.paths("metadata")
-    assert {path.split("/")[-1] for path in objects} == {path.split("/")[-1] for path in metadata} == names
+    objects = place.paths("objects")
+    assert {path.split("/")[-1] for path in objects} == names and place.paths("metadata") == []
     assert all(path.split("/")[2] == f"{TENANT:x}" for path in objects)
     assert places(find(replica(), text, tenant=TENANT + 1)) == []
+    store.mark({text[0].key: marks_of(TAG, 9)})
+    (path,) = place.paths("metadata")
+    assert path.split("/")[-1] == text[0].key.hex() and len(written) == len(text) + 1
+
+
+def test_a_mark_during_a_delete_is_not_lost(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that is put anew and hit while somebody still deletes the former one keeps the tag of that hit."""
+    store, other, (chunk,), delete = replica(), replica(), chain("a", 1), Bucket.delete
+    put_all(store, [chunk])
+    store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"])), 9)})
+
+    def overtaken(bucket: Bucket, paths: Sequence[str]) -> None:
+        delete(bucket, paths)
+        monkeypatch.setattr(Bucket, "delete", delete)
+        put_all(other, [chunk], stamp=2)
+        other.mark({chunk.key: marks_of(TAG, 9)})
+
+    monkeypatch.setattr(Bucket, "delete", overtaken)
+    store.delete([chunk.key], TENANT)
+    (found,) = find(store, [chunk])
+    assert found is not None and TAG.labels <= found.terms.labels
+    store.delete([chunk.key], TENANT)
+    put_all(store, [chunk], stamp=3)
+    (found,) = find(other, [chunk])
+    assert found is not None and not found.terms.labels
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "cut", "longer", "record", "other"])
@@ -97,7 +134,8 @@ def test_metadata_that_can_not_be_read_makes_its_object_a_miss(replica: Replicas
     store = replica()
     text = chain("a", 2)
     put_all(store, text)
-    (path,) = [path for path in place.paths("metadata") if text[1].key.hex() in path]
+    store.mark({text[1].key: marks_of(TAG, 9)})
+    (path,) = place.paths("metadata")
     place.write(path, data)
     assert places(find(store, text)) == [0]
     assert put_all(store, text, stamp=2) == [False, True]
@@ -148,9 +186,10 @@ def test_entries_before_a_gap_count_as_trimmed(replica: Replicas, place: Place) 
 
 
 def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk whose put raised, before or after its metadata, is not there, and can be put."""
+    """A chunk whose put raised, where it writes its marks again or its object, is not there, and can be put."""
     store = replica()
     (chunk,) = chain("a", 1)
+    store.mark({chunk.key: marks_of(TAG, 9)})
     write = Bucket.write
     for fails_at in ("metadata", "objects"):
 

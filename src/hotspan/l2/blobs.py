@@ -51,7 +51,10 @@ class Blobs(Protocol):
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete blobs in this order, or at once; those that are not there are no error."""
+        """Delete blobs in this order, or at once; those that are not there are no error.
+
+        Metadata that somebody appends to meanwhile may stay; on a medium that does not evict, it has to.
+        """
         ...
 
     def usage(self) -> StoreUsage:

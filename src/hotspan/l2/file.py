@@ -1,13 +1,13 @@
 """An L2 in a directory that all replicas mount: NFS, a parallel file system, or one machine's own disk.
 
     objects/EPOCH/K/E/KEY/object    an object: record, life and zeros up to 4096; then the frame
-    objects/EPOCH/K/E/KEY/HEX       its metadata: an empty file per part, whose name is the part: the life, then marks
+    objects/EPOCH/K/E/KEY/HEX       its metadata: an empty file per mark, whose name is the mark
     epochs/, log/, replicas/        blob_log.py
     tmp/RANDOM                      what is being written, or deleted
 
 Metadata is names because creating one is atomic on every file system, and may be repeated; appending over NFS is not.
-Its directory appears with the life in it, and is renamed away to delete the chunk. Nothing below the root is reached by
-a link (tree.py).
+To delete a chunk its directory is renamed away: object and metadata go at once. Nothing below the root is reached by a
+link (tree.py).
 
 On NFS, what another machine wrote is seen as late as the mount caches names and attributes (`actimeo`): mount with
 `actimeo=1` or less, or an invalidation takes that long to be read.
@@ -27,9 +27,9 @@ from hotspan.core.types import GIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
-from hotspan.l2.file_room import OBJECT, FileRoom
+from hotspan.l2.file_room import OBJECT, OBJECTS, FileRoom
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES
+from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.parts import parts_of
 from hotspan.l2.shared_files import Calls, SharedFiles, Turn
@@ -38,8 +38,6 @@ from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
 logger = logging.getLogger(__name__)
-
-_MAX_TRIES = 8
 
 
 class FileBlobs:
@@ -81,11 +79,8 @@ class FileBlobs:
         return self.calls.run(read)
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
-        path = _path(name)
-        if name.startswith("metadata/"):
-            return self.calls.run(lambda turn: self._begin_metadata(path, [bytes(part) for part in data], turn))
         try:
-            return self.calls.run(lambda turn: self._create_object(path, data, turn))
+            return self.calls.run(lambda turn: self._create_object(_path(name), data, turn))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self.sweep_soon(is_full=True)
@@ -102,15 +97,16 @@ class FileBlobs:
         self.calls.run(append)
 
     def delete(self, names: Sequence[str]) -> None:
-        chunks = [_path(name) for name in names if name.startswith("metadata/")]
-        others = [path for path in map(_path, names) if path not in chunks and path.parent not in chunks]
+        paths = {name: _path(name) for name in names}
+        chunks = {path.parent if path.name == OBJECT else path for path in paths.values() if path.parts[0] == OBJECTS}
 
         def delete(turn: Turn) -> None:
             for path in chunks:
                 self.files.remove(path, turn)
-            for path in others:
-                turn.step()
-                self.files.unlink(path)
+            for path in paths.values():
+                if path.parts[0] != OBJECTS:
+                    turn.step()
+                    self.files.unlink(path)
 
         self.calls.run(delete)
 
@@ -169,23 +165,16 @@ class FileBlobs:
                 raise
             return None
 
-    def _begin_metadata(self, directory: Path, names: Sequence[bytes], turn: Turn) -> bool:
-        try:
-            return self.files.publish_directory(directory, [name.hex() for name in names], turn)
-        except NotADirectoryError:  # a link in its place, unless one above it is none, which is a fault
-            self.files.remove(directory, turn)
-            return self.files.publish_directory(directory, [name.hex() for name in names], turn)
-
     def _create_object(self, path: Path, data: Sequence[memoryview | bytes], turn: Turn) -> bool:
         is_ours = False
         self.room.begin(path.parent)
         try:
-            is_ours = self.files.publish(path, data, turn, make=False)
+            is_ours = self.files.publish(path, data, turn)
             if is_ours:  # before a sweep sees it: as old as its last use
                 with contextlib.suppress(FileNotFoundError), self.files.opened(path) as fd:
                     self.room.touch(fd, _place_in_text(bytes(data[0][:RECORD_BYTES])), is_new=True)
         except FileNotFoundError:
-            return True  # deleted with its metadata while it was written
+            return True  # deleted each time that it was written
         finally:
             if self.room.end(path.parent, sum(map(len, data)) if is_ours else 0):
                 self.sweep_soon()
@@ -193,15 +182,8 @@ class FileBlobs:
 
     def _append(self, addition: Addition, turn: Turn) -> None:
         directory, data = _path(addition.name), addition.data
-        entries = [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(FileNotFoundError):
-                for entry in entries:
-                    self.files.create(directory / entry.hex(), turn)
-                return
-            if self._begin_metadata(directory, [addition.first, *entries], turn):
-                return
-        raise OSError(errno.EBUSY, "others deleted a chunk each time that it was marked")
+        for at in range(0, len(data), ENTRY_BYTES):
+            self.files.create(directory / data[at : at + ENTRY_BYTES].hex(), turn)
 
 
 class FileStore(BlobStore):
@@ -239,9 +221,9 @@ def _path(name: str) -> Path:
     """Of a blob, under the root; of metadata, its directory."""
     kind, *between, last = name.split("/")
     if kind == "objects":
-        return Path(OBJECT + "s", between[0], last[0], last[1], last, OBJECT)
+        return Path(OBJECTS, between[0], last[0], last[1], last, OBJECT)
     if kind == "metadata":
-        return Path(OBJECT + "s", between[0], last[0], last[1], last)
+        return Path(OBJECTS, between[0], last[0], last[1], last)
     return Path(name)
 
 
@@ -257,10 +239,9 @@ def _read_part(top: int, below: str, part: Part) -> bytes:
 
 
 def _metadata_in(names: Sequence[str]) -> bytes:
-    """Metadata from the names of its parts; of what is neither a life nor a mark nothing."""
-    parts = [bytes.fromhex(name) for name in names if not set(name) - set("0123456789abcdef") and len(name) % 2 == 0]
-    lives = [part for part in parts if len(part) == LIFE_BYTES]
-    return b"".join(lives if len(lives) == 1 else []) + b"".join(p for p in parts if len(p) == ENTRY_BYTES)
+    """Metadata from the names of its marks; other names are passed over."""
+    marks = [name for name in names if len(name) == 2 * ENTRY_BYTES and not set(name) - set("0123456789abcdef")]
+    return NO_LIFE + b"".join(map(bytes.fromhex, marks))
 
 
 def _place_in_text(data: bytes) -> int:

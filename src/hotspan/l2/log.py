@@ -9,6 +9,7 @@ knows again; if that is another one, or there is a gap, it begins a new epoch.
 """
 
 import json
+import math
 import secrets
 import threading
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ MAX_ENTRY_BYTES = 4 << 20
 """Of an entry's body: about 60,000 keys."""
 
 _MAX_TRIES = 8
+_NEVER_S = -math.inf
 _NOTHING = Entry(0, b"", b"")
 
 
@@ -49,7 +51,7 @@ class SharedInvalidationLog:
         self._keep = keep
         self._clock = clock or SystemClock()
         self._known = _NOTHING  # the newest entry that was read or written
-        self._read_s = 0.0
+        self._read_s = _NEVER_S
         self._lock = threading.Lock()
         self._reported: tuple[str, int, float] | None = None
         self._report_s = 0.0  # when it is due again
@@ -59,6 +61,10 @@ class SharedInvalidationLog:
         if not self._known.epoch or self._clock.monotonic() - self._read_s > _EPOCH_READ_S:
             self.read(self._known.number)
         return self._known.epoch
+
+    def forget_epoch(self) -> None:
+        """Read the epoch before it is used again: a call of the medium failed, which may have lost everything."""
+        self._read_s = _NEVER_S
 
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         while True:

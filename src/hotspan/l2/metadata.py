@@ -3,9 +3,9 @@
     metadata = [ life 16 ][ mark 17, check 7 ] * n          mark: terms that a hit added (base.py)
     check    = the beginning of the mark's xxh3-64
 
-An object is stored with the life that its metadata had then, and is valid only under that life. So an object whose
-metadata was evicted, deleted or begun anew is gone: the tags and expiries that hits added can't be lost unnoticed. To
-delete a chunk is to delete its metadata. A mark whose check fails makes the chunk wild: any tag takes it.
+An object is stored with the life that its metadata had then, and is valid only under that life. Where a medium may drop
+metadata alone, lives are random: an object whose metadata was evicted or begun anew is gone, so that the tags and
+expiries that hits added can't be lost unnoticed. A mark whose check fails makes the chunk wild: any tag takes it.
 """
 
 import secrets
@@ -17,6 +17,9 @@ import xxhash
 from hotspan.l2.base import MARK_BYTES
 
 LIFE_BYTES = 16
+NO_LIFE = b"hotspan metadata"
+"""The life of all chunks on a medium that never drops metadata before its object."""
+
 MAX_MARKS = 1024
 """In one blob. With more of them the chunk counts as gone, and its next put begins another life."""
 

@@ -228,7 +228,7 @@ class RedisStore(BlobStore):
         self.servers = RedisServers(url, timeout_s)
         prefix = f"{prefix}:{_FORMAT}"
         log = SharedInvalidationLog(RedisLog(self.servers, prefix), log_entries)
-        super().__init__(RedisBlobs(self.servers, prefix, ttl_s), log)
+        super().__init__(RedisBlobs(self.servers, prefix, ttl_s), log, evicts=True)
 
 
 def _value(reply: Any) -> bytes:

@@ -2,8 +2,8 @@
 
 Names are those of objects.py and blob_log.py.
 
-S3 has no eviction: give the bucket a lifecycle rule for `objects/` and `metadata/`. Its LIST and its conditional writes
-must be strongly consistent, as AWS's are.
+S3 has no eviction: give the bucket a lifecycle rule for `objects/`, and one for `metadata/` that keeps it a day longer.
+Its LIST and its conditional writes must be strongly consistent, as AWS's are.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import MAX_BYTES
+from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.s3_bucket import Bucket
 from hotspan.l2.s3_settings import S3Settings
@@ -53,7 +53,18 @@ class S3Blobs:
         self._bucket.each(self._append, additions, self._bucket.until())
 
     def delete(self, names: Sequence[str]) -> None:
-        self._bucket.call(partial(self._bucket.delete, names), self._bucket.until())
+        """Objects first. Metadata is emptied, unless it changes meanwhile: the chunk may have been put anew and hit."""
+        until = self._bucket.until()
+        beside = [name for name in names if name.startswith("metadata/")]
+        former = self._bucket.each(lambda name: self._bucket.read(name, 0, LIFE_BYTES + 1), beside, until)
+        others = [name for name in names if not name.startswith("metadata/")]
+        self._bucket.call(partial(self._bucket.delete, others), until)
+        emptied = [
+            partial(self._bucket.write, name, NO_LIFE, over=blob.e_tag)
+            for name, blob in zip(beside, former, strict=True)
+            if blob is not None and bytes(blob.data) != NO_LIFE
+        ]
+        self._bucket.each(lambda empty: empty(), emptied, until)
 
     def overwrite(self, name: str, data: bytes) -> None:
         self._bucket.call(partial(self._bucket.overwrite, name, data), self._bucket.until())

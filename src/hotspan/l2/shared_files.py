@@ -15,7 +15,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,13 +155,10 @@ class Calls:
 class SharedFiles(Tree):
     """Publishing in a tree that others write, too. Methods raise OSError."""
 
-    def publish(
-        self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False, make: bool = True
-    ) -> bool:
-        """Make a file; False if there is one of that name.
+    def publish(self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False) -> bool:
+        """Make a file, and the directories on the way; False if there is one of that name.
 
         is_durable: the name, too, outlasts a loss of power.
-        make:       directories on the way are made, and made again if one is removed meanwhile.
         """
 
         def name(parent: int) -> bool:
@@ -180,34 +177,9 @@ class SharedFiles(Tree):
             fresh = _Fresh(temporary, secrets.token_hex(16))
             fresh.write(buffers, turn)
             try:
-                return self._in_directory(path.parent, name, turn, make=make)
+                return self._in_directory(path.parent, name, turn)
             finally:
                 fresh.unlink()
-
-    def publish_directory(self, path: Path, names: Iterable[str], turn: Turn) -> bool:
-        """Make a directory with empty files in it; False if there is one that is not empty."""
-
-        def move(parent: int) -> bool:
-            try:
-                os.rename(fresh, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                return False
-            return True
-
-        fresh = secrets.token_hex(16)
-        with self.entered(_TEMPORARY, make=True) as temporary:
-            turn.step()
-            os.mkdir(fresh, 0o700, dir_fd=temporary)
-            try:
-                with self.entered(_TEMPORARY / fresh) as fd:
-                    for name in names:
-                        _created(name, fd)
-                return self._in_directory(path.parent, move, turn)
-            finally:
-                with contextlib.suppress(OSError):
-                    delete_in(temporary, fresh, turn.step)
 
     def replace(self, path: Path, data: bytes, turn: Turn) -> None:
         """Make a file, in the place of one of that name if there is one."""
@@ -217,13 +189,13 @@ class SharedFiles(Tree):
             os.replace(fresh.name, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
 
     def create(self, path: Path, turn: Turn) -> None:
-        """Make an empty file, if there is none, in a directory that is there."""
+        """Make an empty file, and the directories on the way, if there is none."""
 
         def make(parent: int) -> None:
             _created(path.name, parent)
             self.check_place(path.parent, parent)
 
-        self._in_directory(path.parent, make, turn, make=False)
+        self._in_directory(path.parent, make, turn)
 
     def remove(self, directory: Path, turn: Turn) -> None:
         """Delete a directory of files, if it is there: all of it at once, as far as anybody sees."""
@@ -237,15 +209,15 @@ class SharedFiles(Tree):
                 return
             delete_in(temporary, gone, turn.step)
 
-    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn, *, make: bool = True) -> _T:
-        """Do something in a directory; make: also if it is not there, or is removed at this moment."""
+    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn) -> _T:
+        """Do something in a directory, which is made if need be, also if it is removed at this moment."""
         for tries in range(_TRIES):
             turn.step()
             try:
-                with self.entered(directory, make=make) as fd:
+                with self.entered(directory, make=True) as fd:
                     return do(fd)
             except FileNotFoundError:
-                if not make or tries == _TRIES - 1:
+                if tries == _TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
