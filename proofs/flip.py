@@ -64,7 +64,7 @@ class _Bench:
     def __init__(self, size: int, is_sealed: bool) -> None:
         self.size, self.is_sealed = size, is_sealed
         self.files = _MemoryFiles()
-        self.frames = FrameFile(self.files, -1)
+        self.frames = FrameFile(self.files, -1, HEADER_BYTES + size)
         self.keys = FixedKeys()
         self.scratch = aligned(HEADER_BYTES + staging_bytes(size))
         self.into = aligned(size)
@@ -78,16 +78,16 @@ class _Bench:
             sealing = self.keys.sealing(tenant)
             if sealing is None:
                 raise ValueError("the test's keys are locked")
-            self.frames.write_sealed(0, self.scratch, self.payload, identity, sealing)
+            self.frames.write_sealed([0], self.scratch, self.payload, identity, sealing)
         else:
-            self.frames.write(0, self.scratch[:HEADER_BYTES], self.payload, identity)
+            self.frames.write([0], self.scratch[:HEADER_BYTES], self.payload, identity)
 
     def is_hit(self) -> bool:
         try:
             if self.is_sealed:
                 opening = self.keys.opening
-                return self.frames.read_sealed(0, self.scratch, self.into, self.identity, 0.0, opening) is None
-            return self.frames.read(0, self.scratch[:HEADER_BYTES], self.into, self.identity, 0.0) is None
+                return self.frames.read_sealed([0], self.scratch, self.into, self.identity, 0.0, opening) is None
+            return self.frames.read([0], self.scratch[:HEADER_BYTES], self.into, self.identity, 0.0) is None
         except OSError:
             return False  # short
 

@@ -18,7 +18,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.log import Invalidation
-from hotspan.tiers.record import RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
+from hotspan.tiers.record import MAX_PARTS, RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry, read_geometry
 from proofs.simulated.faults import SHORT, FaultyFiles, SlowFiles
 
@@ -27,7 +27,10 @@ DIGESTS = st.binary(min_size=32, max_size=32)
 U64 = st.integers(0, 2**64 - 1)
 LABELS = st.frozensets(st.integers(1, 2**64 - 1), max_size=RECORD_LABELS)
 TERMS = st.builds(Terms, U64, U64, LABELS, U64, U64, st.booleans())
-RECORDS = st.builds(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64, st.integers(0, 2**16 - 1))
+RECORDS = st.builds(
+    *(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64, st.integers(0, 2**16 - 1)),
+    st.integers(0, MAX_PARTS - 1),
+)
 
 
 def record(name: str, **terms: Any) -> Record:
@@ -81,10 +84,10 @@ def test_records_come_back(table: DiskTable, records: dict[int, Record]) -> None
     for slot, one in records.items():
         written(table, slot, one)
     assert contents(table) == records == reread(table)
-    assert {slot: (key, parent, namespace) for slot, key, parent, namespace, _, _ in table.summaries()} == {
-        slot: (one.key, one.parent, one.namespace) for slot, one in records.items()
+    assert {slot: (part, key, parent, namespace) for slot, part, key, parent, namespace, *_ in table.summaries()} == {
+        slot: (one.part, one.key, one.parent, one.namespace) for slot, one in records.items()
     }
-    assert {slot: (tenant, at) for slot, _, _, _, tenant, at in table.summaries()} == {
+    assert {slot: (tenant, at) for slot, _, _, _, _, tenant, at, _ in table.summaries()} == {
         slot: (one.terms.tenant, one.terms.expires_s) for slot, one in records.items()
     }
     assert table.newest_generation() == max((one.terms.generation for one in records.values()), default=0)
@@ -350,6 +353,7 @@ FEW_RECORDS = st.builds(
         st.booleans(),
     ),
     U64,
+    st.just(0),
     st.just(0),
 )
 FEW_SCOPES = st.builds(

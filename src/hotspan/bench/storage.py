@@ -234,10 +234,10 @@ def seal_figures(bench: StorageBench) -> list[Figure]:
     source, target = page_buffers(2, bench.payload_bytes)
     scratch = memoryview(mmap.mmap(-1, HEADER_BYTES + staging_bytes(bench.payload_bytes)))
     identity, keys = FrameIdentity(ChunkKey(bytes(32)), bytes(32)), BenchKeys()
-    sink = FrameFile(NoFiles(), -1)
+    sink = FrameFile(NoFiles(), -1, HEADER_BYTES + bench.payload_bytes)
     jobs = {
-        "hash": lambda: sink.write(0, scratch[:HEADER_BYTES], source, identity),
-        "encrypt": lambda: sink.write_sealed(0, scratch, source, identity, keys),
+        "hash": lambda: sink.write([0], scratch[:HEADER_BYTES], source, identity),
+        "encrypt": lambda: sink.write_sealed([0], scratch, source, identity, keys),
         "memcpy": lambda: np.copyto(np.frombuffer(target, np.int8), np.frombuffer(source, np.int8)),
     }
     turns = max(1, int(256 * MIB // bench.payload_bytes))

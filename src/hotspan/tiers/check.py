@@ -15,7 +15,7 @@ from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
 from hotspan.core.progress import Progress
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.tiers.base import FrameKeys
-from hotspan.tiers.directory import WHOSE, OpenDirectory, open_directory
+from hotspan.tiers.directory import TIER, OpenDirectory, open_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
 from hotspan.tiers.owned import explained
@@ -67,7 +67,7 @@ class FrameCheck:
         self._stored = stored
         self._quarantine = quarantine
         self._clock = clock or SystemClock()
-        self._frames = FrameFile(directory.files, directory.slab_fd)
+        self._frames = FrameFile(directory.files, directory.slab_fd, directory.geometry.slot_bytes)
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """The report, as JSON types. Blocks: for one read of all that is stored."""
@@ -123,10 +123,9 @@ class FrameCheck:
         self, slot: int, record: Record, scratch: memoryview, into: memoryview, now_s: float
     ) -> FrameFault | None:
         identity = FrameIdentity(record.key, record.namespace, record.stamp)
-        at = slot * self._directory.geometry.slot_bytes
         if self._keys is None:
-            return self._frames.read(at, scratch[:HEADER_BYTES], into, identity, now_s)
-        return self._frames.read_sealed(at, scratch, into, identity, now_s, self._keys.opening)
+            return self._frames.read([slot], scratch[:HEADER_BYTES], into, identity, now_s)
+        return self._frames.read_sealed([slot], scratch, into, identity, now_s, self._keys.opening)
 
     def _record(self, slot: int) -> Record | None:
         try:
@@ -143,7 +142,7 @@ def check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
     try:
         return _check_offline(path, keys)
     except OSError as error:
-        raise explained(path, error, WHOSE) from error
+        raise explained(path, error, TIER.whose) from error
 
 
 def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:

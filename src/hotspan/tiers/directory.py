@@ -1,9 +1,9 @@
-"""A disk tier's directory (tiers/owned.py), and what it was made for.
+"""A directory of the disk engine (tiers/owned.py), and what it was made for.
 
     DIR/lock    held by the one process that owns the directory
-    DIR/table   one record a slot (tiers/table.py)
-    DIR/slab    equal slots, each one frame; allocated in steps (tiers/room.py), or whole
-    DIR/log     what was invalidated (tiers/log.py)
+    DIR/table   one record per slot (tiers/table.py); the node's daemon calls it "objects"
+    DIR/slab    equal slots; allocated in steps (tiers/room.py), or whole
+    DIR/log     of a tier: what was invalidated (tiers/log.py)
 
 Everything is 0600 in a 0700 directory.
 """
@@ -32,11 +32,30 @@ from hotspan.tiers.table import DiskTable, Geometry, is_table, read_geometry
 
 logger = logging.getLogger(__name__)
 
-WHOSE = "the disk tier"
 POSITION_FILE = "l2-log"
 """How far a replica has applied the log of an L2 (l2/position.py)."""
 
-_OWN_FILES = ("lock", "table", "slab", "log", "log.new", POSITION_FILE, POSITION_FILE + ".new", "lost+found")
+
+@dataclass(frozen=True, slots=True)
+class DirectoryLayout:
+    """Which files a directory has, and whose they are.
+
+    table:   name of the table, by which the directory is known.
+    has_log: whether the table is held against a log of what was invalidated.
+    """
+
+    whose: str
+    table: str
+    others: tuple[str, ...]
+    has_log: bool
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All names that may be there."""
+        return ("lock", "slab", "lost+found", self.table, *self.others)
+
+
+TIER = DirectoryLayout("the disk tier", "table", ("log", "log.new", POSITION_FILE, POSITION_FILE + ".new"), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +70,7 @@ class OpenDirectory:
     files: Files
     geometry: Geometry
     table: DiskTable
-    log: GenerationLog
+    log: GenerationLog | None
     generation: int
     slab_fd: int
     direct: bool
@@ -62,7 +81,8 @@ class OpenDirectory:
 
     def close(self) -> None:
         """Give the directory back."""
-        self.log.close()
+        if self.log is not None:
+            self.log.close()
         for fd in self._fds:
             self.files.close(fd)
 
@@ -72,6 +92,7 @@ def open_directory(
     slot_bytes: int,
     disk_bytes: int,
     *,
+    layout: DirectoryLayout = TIER,
     allow_direct: bool = True,
     is_new: bool = True,
     files: Files | None = None,
@@ -90,22 +111,25 @@ def open_directory(
     fds: list[int] = []
     log: GenerationLog | None = None
     try:
-        if not is_new and not (path / "table").exists():
-            raise DirectoryError(f"{WHOSE}'s directory {path} is gone: mount it again")
-        make_directory(path, _OWN_FILES, WHOSE, known_by="table")
-        fds.append(lock_directory(files, path, WHOSE))
-        table_fd = open_file(files, path / "table")
+        whose = layout.whose
+        if not is_new and not (path / layout.table).exists():
+            raise DirectoryError(f"{whose}'s directory {path} is gone: mount it again")
+        make_directory(path, layout.files, whose, known_by=layout.table)
+        fds.append(lock_directory(files, path, whose))
+        table_fd = open_file(files, path / layout.table)
         fds.append(table_fd)
-        geometry = _geometry(path, read_geometry(files, table_fd), slot_bytes, disk_bytes)
+        geometry = _geometry(path, read_geometry(files, table_fd), slot_bytes, disk_bytes, whose)
         if step_bytes is None:
-            reserve_slab(files, path, geometry.slab_bytes, WHOSE, besides=geometry.table_bytes)
+            reserve_slab(files, path, geometry.slab_bytes, whose, besides=geometry.table_bytes)
         elif step_bytes:
             _check_new(path, geometry.slab_bytes + geometry.table_bytes, reserve_bytes)
         table = DiskTable(files, table_fd, geometry)
         table.format()
         table.read()
-        log = GenerationLog(files, path / "log")
-        generation = _settle(path, table, log)
+        generation = 0
+        if layout.has_log:
+            log = GenerationLog(files, path / "log")
+            generation = _settle(path, table, log)
         slab_fd, direct = open_slab(files, path, allow_direct=allow_direct)
         fds.append(slab_fd)
         space = SlabSpace(files, slab_fd, geometry.slot_bytes, reserve_bytes)
@@ -119,7 +143,7 @@ def open_directory(
         for fd in fds:
             files.close(fd)
         if isinstance(error, OSError):
-            raise explained(path, error, WHOSE) from error
+            raise explained(path, error, layout.whose) from error
         raise
 
 
@@ -187,21 +211,21 @@ def _check_new(path: Path, need: int, reserve_bytes: int) -> None:
     """
     slab = path / "slab"
     if not slab.exists() or not os.stat(slab).st_blocks:
-        check_space(path, need, WHOSE, reserve_bytes)
+        check_space(path, need, TIER.whose, reserve_bytes)
 
 
 def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None:
     """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model."""
     try:
-        make_directory(path, _OWN_FILES, WHOSE, known_by="table")
+        make_directory(path, TIER.files, TIER.whose, known_by=TIER.table)
         files = Files()
-        lock = lock_directory(files, path, WHOSE)
+        lock = lock_directory(files, path, TIER.whose)
         try:
             _check_new(path, disk_bytes, reserve_bytes)
         finally:
             files.close(lock)
     except OSError as error:
-        raise explained(path, error, WHOSE) from error
+        raise explained(path, error, TIER.whose) from error
 
 
 def remove_directory(path: Path) -> int:
@@ -219,15 +243,15 @@ def remove_directory(path: Path) -> int:
         if not tiers:
             raise DirectoryError(f"{path} is no disk tier's directory: nothing was removed")
         for tier in tiers:
-            foreign = sorted({each.name for each in tier.iterdir() if each not in tiers}.difference(_OWN_FILES))
+            foreign = sorted({each.name for each in tier.iterdir() if each not in tiers}.difference(TIER.files))
             if foreign:
                 raise DirectoryError(
                     f"{tier} holds other files ({', '.join(foreign[:3])}): move them, then remove it again"
                 )
-            locks.append(lock_directory(files, tier, WHOSE))
+            locks.append(lock_directory(files, tier, TIER.whose))
         freed = 0
         for tier in reversed(tiers):
-            for own in (tier / name for name in _OWN_FILES if (tier / name).is_file()):
+            for own in (tier / name for name in TIER.files if (tier / name).is_file()):
                 freed += own.stat().st_blocks * 512
                 own.unlink()
             if tier != path:
@@ -236,7 +260,7 @@ def remove_directory(path: Path) -> int:
             path.rmdir()
         return freed
     except OSError as error:
-        raise explained(path, error, WHOSE) from error
+        raise explained(path, error, TIER.whose) from error
     finally:
         for lock in locks:
             files.close(lock)
@@ -254,11 +278,11 @@ def _has_table(files: Files, path: Path) -> bool:
         os.close(fd)
 
 
-def _geometry(path: Path, found: Geometry | None, slot_bytes: int, disk_bytes: int) -> Geometry:
+def _geometry(path: Path, found: Geometry | None, slot_bytes: int, disk_bytes: int, whose: str) -> Geometry:
     if found is not None and found.slot_bytes > 0:
         if found.slot_bytes < slot_bytes:
             raise DirectoryError(
-                f"{WHOSE}'s directory {path} was made for slots of {found.slot_bytes} bytes and this model's "
+                f"{whose}'s directory {path} was made for slots of {found.slot_bytes} bytes and this model's "
                 f"chunks need {slot_bytes}: give --disk another directory, or delete this one to lose what it holds"
             )
         slot_bytes = found.slot_bytes

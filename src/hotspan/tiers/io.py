@@ -53,14 +53,18 @@ def copy(source: Buffer, into: Sequence[memoryview]) -> None:
 
 
 class FrameFile:
-    """Frames in one file. Methods may be called from several threads, each with its own header and staging."""
+    """Frames in one file of equal slots. A frame lies in one slot, or in several, in the order in which they are given.
 
-    def __init__(self, files: Files, fd: int) -> None:
+    Methods may be called from several threads, each with its own header and staging.
+    """
+
+    def __init__(self, files: Files, fd: int, slot_bytes: int) -> None:
         self._files = files
         self._fd = fd
+        self._slot_bytes = slot_bytes
 
-    def write(self, at: int, header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
-        """Write a plain frame at `at`, the header last; `payload` as it is, without a copy. Raises: OSError.
+    def write(self, slots: Sequence[int], header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
+        """Write a plain frame, the header last; `payload` as it is, without a copy. Raises: OSError.
 
         Part by part: what was just hashed is still in the CPU's caches when it is written.
         """
@@ -70,15 +74,20 @@ class FrameFile:
             part = payload[start : start + part_bytes]
             hash_part(header, len(payload), start, part)
             if len(part) < len(payload):
-                whole(self._files.pwritev(self._fd, [part], at + HEADER_BYTES + start), len(part))
+                self._move(self._files.pwritev, slots, HEADER_BYTES + start, [part])
         end(header)
         last = [header, payload] if len(payload) <= part_bytes else [header]  # a small frame is one I/O
-        whole(self._files.pwritev(self._fd, last, at), sum(map(len, last)))
+        self._move(self._files.pwritev, slots, 0, last)
 
     def write_sealed(
-        self, at: int, scratch: memoryview, payload: memoryview, identity: FrameIdentity, sealing: FrameSealing
+        self,
+        slots: Sequence[int],
+        scratch: memoryview,
+        payload: memoryview,
+        identity: FrameIdentity,
+        sealing: FrameSealing,
     ) -> None:
-        """Write an encrypted frame at `at`, the header last. Raises: OSError.
+        """Write an encrypted frame, the header last. Raises: OSError.
 
         Each segment is encrypted into the staging area, its tag behind it, where the next one will begin:
 
@@ -94,24 +103,23 @@ class FrameFile:
             put_tag(header, index, staging[filled + size : filled + size + TAG_BYTES])
             filled += size
             if filled == part_bytes or stop == len(payload):
-                moved = self._files.pwritev(self._fd, [staging[:filled]], at + HEADER_BYTES + stop - filled)
-                whole(moved, filled)
+                self._move(self._files.pwritev, slots, HEADER_BYTES + stop - filled, [staging[:filled]])
                 filled = 0
         end(header)
-        whole(self._files.pwritev(self._fd, [header], at), HEADER_BYTES)
+        self._move(self._files.pwritev, slots, 0, [header])
 
     def read(
-        self, at: int, header: memoryview, into: memoryview, identity: FrameIdentity, now_s: float
+        self, slots: Sequence[int], header: memoryview, into: memoryview, identity: FrameIdentity, now_s: float
     ) -> FrameFault | None:
-        """Read the plain frame at `at`; a fault if it is not that of `identity`. Raises: OSError."""
+        """Read a plain frame; a fault if it is not that of `identity`. Raises: OSError."""
         part_bytes = _part_bytes(len(into))
         for start in range(0, len(into), part_bytes):
             part = into[start : start + part_bytes]
             if start == 0:
-                whole(self._files.preadv(self._fd, [header, part], at), HEADER_BYTES + len(part))
+                self._move(self._files.preadv, slots, 0, [header, part])
                 fault = verify_header(header, len(into), identity, now_s)
             else:
-                whole(self._files.preadv(self._fd, [part], at + HEADER_BYTES + start), len(part))
+                self._move(self._files.preadv, slots, HEADER_BYTES + start, [part])
                 fault = None
             fault = fault or verify_part(header, len(into), start, part)
             if fault is not None:
@@ -120,14 +128,14 @@ class FrameFile:
 
     def read_sealed(
         self,
-        at: int,
+        slots: Sequence[int],
         scratch: memoryview,
         into: memoryview,
         identity: FrameIdentity,
         now_s: float,
         opening: FrameOpening,
     ) -> FrameFault | None:
-        """Read the encrypted frame at `at`; a fault if it is not that of `identity`. Raises: OSError.
+        """Read an encrypted frame; a fault if it is not that of `identity`. Raises: OSError.
 
         Ciphertext lands in the staging area and is decrypted from there; the last segment first, since a tag stands
         where the segment behind it began.
@@ -138,7 +146,7 @@ class FrameFile:
         for start in range(0, len(into), part_bytes):
             size = min(part_bytes, len(into) - start)
             if cipher is None:
-                whole(self._files.preadv(self._fd, [header, staging[:size]], at), HEADER_BYTES + size)
+                self._move(self._files.preadv, slots, 0, [header, staging[:size]])
                 fault = verify_header(header, len(into), identity, now_s, sealed=True)
                 if fault is not None:
                     return fault
@@ -146,7 +154,7 @@ class FrameFile:
                 if cipher is None:
                     return FrameFault.SHREDDED
             else:
-                whole(self._files.preadv(self._fd, [staging[:size]], at + HEADER_BYTES + start), size)
+                self._move(self._files.preadv, slots, HEADER_BYTES + start, [staging[:size]])
             step = segment_bytes_for(len(into))
             for first in reversed(range(start, start + size, step)):
                 last = min(first + step, start + size)
@@ -156,6 +164,37 @@ class FrameFile:
                 if not cipher.decrypt(index, sealed, into[first:last]):
                     return FrameFault.PAYLOAD
         return None
+
+    def _move(
+        self,
+        call: Callable[[int, Sequence[memoryview], int], int],
+        slots: Sequence[int],
+        start: int,
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Read or write what lies `start` bytes behind the beginning of a frame: one I/O per run of adjacent slots."""
+        left, size = list(buffers), sum(map(len, buffers))
+        while size:
+            first, inside = divmod(start, self._slot_bytes)
+            last = first
+            while (last - first + 1) * self._slot_bytes - inside < size and slots[last + 1] == slots[last] + 1:
+                last += 1
+            moved = min(size, (last - first + 1) * self._slot_bytes - inside)
+            at = slots[first] * self._slot_bytes + inside
+            whole(call(self._fd, _take(left, moved), at), moved)
+            start, size = start + moved, size - moved
+
+
+def _take(buffers: list[memoryview], size: int) -> list[memoryview]:
+    """The first `size` bytes, which are taken out of `buffers`."""
+    taken: list[memoryview] = []
+    while size:
+        taken.append(buffers[0][:size])
+        buffers[0] = buffers[0][size:]
+        size -= len(taken[-1])
+        if not buffers[0]:
+            del buffers[0]
+    return taken
 
 
 def _part_bytes(payload_bytes: int) -> int:

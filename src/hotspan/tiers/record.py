@@ -1,4 +1,4 @@
-"""The record of a stored chunk, 256 bytes: its name, what it stands on, and the terms on which it is kept."""
+"""The record of a stored chunk, 256 bytes: its name, its parent, and the terms on which it is kept."""
 
 import struct
 from typing import NamedTuple
@@ -16,6 +16,10 @@ LIVE = 0x4B565348
 CHECK_AT = RECORD_BYTES - 8
 _RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
 HAS_PARENT, IS_WILD = 1, 2
+PART_BITS_AT = 2
+MAX_PARTS = 1 << (16 - PART_BITS_AT)
+"""Slots of one chunk."""
+
 _MAX_INDEX = 0xFFFF
 
 
@@ -24,6 +28,7 @@ class Record(NamedTuple):
 
     stamp: of the store that wrote it; its frame must say the same.
     place: in its text, counted in chunks; 65535 stands for that and all above.
+    part:  which of the chunk's slots this one is.
     """
 
     key: ChunkKey
@@ -33,6 +38,7 @@ class Record(NamedTuple):
     terms: Terms
     stamp: int = 0
     place: int = 0
+    part: int = 0
 
 
 def pack(record: Record) -> bytes:
@@ -42,6 +48,7 @@ def pack(record: Record) -> bytes:
     is_wild = terms.is_wild or len(labels) > RECORD_LABELS
     labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
     flags = (HAS_PARENT if record.parent is not None else 0) | (IS_WILD if is_wild else 0)
+    flags |= record.part << PART_BITS_AT
     body = _RECORD.pack(
         *(LIVE, flags, min(record.place, _MAX_INDEX), record.key, record.parent or bytes(32), record.namespace),
         *(record.payload_bytes, terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
@@ -61,4 +68,5 @@ def unpack(data: bytes) -> Record | None:
     terms = Terms(
         tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & IS_WILD)
     )
-    return Record(ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, size, terms, stamp, place)
+    above = ChunkKey(parent) if flags & HAS_PARENT else None
+    return Record(ChunkKey(key), above, namespace, size, terms, stamp, place, flags >> PART_BITS_AT)

@@ -21,7 +21,18 @@ from hotspan.core.terms import Scope
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.tiers.files import Files, read_all, whole
 from hotspan.tiers.log import Invalidation
-from hotspan.tiers.record import CHECK_AT, HAS_PARENT, IS_WILD, LIVE, RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
+from hotspan.tiers.record import (
+    CHECK_AT,
+    HAS_PARENT,
+    IS_WILD,
+    LIVE,
+    PART_BITS_AT,
+    RECORD_BYTES,
+    RECORD_LABELS,
+    Record,
+    pack,
+    unpack,
+)
 
 _Slots = np.ndarray[Any, Any]
 
@@ -39,6 +50,7 @@ _DTYPE = np.dtype(
             "key",
             "parent",
             "namespace",
+            "payload_bytes",
             "generation",
             "expires_s",
             "tenant",
@@ -46,8 +58,8 @@ _DTYPE = np.dtype(
             "labels",
             "check",
         ],
-        "formats": ["<u4", "<u2", "V32", "V32", "V32", "<u8", "<u8", "<u8", "<u8", f"({RECORD_LABELS},)<u8", ">u8"],
-        "offsets": [0, 4, 8, 40, 72, 112, 120, 128, 136, 152, CHECK_AT],
+        "formats": ["<u4", "<u2", "V32", "V32", "V32", *["<u8"] * 5, f"({RECORD_LABELS},)<u8", ">u8"],
+        "offsets": [0, 4, 8, 40, 72, 104, 112, 120, 128, 136, 152, CHECK_AT],
         "itemsize": RECORD_BYTES,
     }
 )
@@ -140,13 +152,14 @@ class DiskTable:
         found: list[int] = np.flatnonzero(self._records["magic"] != LIVE).tolist()
         return found
 
-    def summaries(self) -> Iterator[tuple[int, ChunkKey, ChunkKey | None, bytes, int, int]]:
-        """(slot, key, parent, namespace, tenant, expires_s) of every chunk; about half a microsecond each."""
+    def summaries(self) -> Iterator[tuple[int, int, ChunkKey, ChunkKey | None, bytes, int, int, int]]:
+        """(slot, part, key, parent, namespace, tenant, expires_s, payload bytes); about half a microsecond each."""
         slots = self.slots()
-        names = ("flags", "key", "parent", "namespace", "tenant", "expires_s")
+        names = ("flags", "key", "parent", "namespace", "tenant", "expires_s", "payload_bytes")
         columns = (self._records[name][slots].tolist() for name in names)
-        for slot, flags, key, parent, namespace, tenant, expires_s in zip(slots, *columns, strict=True):
-            yield slot, ChunkKey(key), ChunkKey(parent) if flags & HAS_PARENT else None, namespace, tenant, expires_s
+        for slot, flags, key, parent, namespace, tenant, expires_s, size in zip(slots, *columns, strict=True):
+            above = ChunkKey(parent) if flags & HAS_PARENT else None
+            yield slot, flags >> PART_BITS_AT, ChunkKey(key), above, namespace, tenant, expires_s, size
 
     def record(self, slot: int) -> Record:
         """What stands in `slot`. Raises: KeyError if nothing does."""

@@ -1,0 +1,603 @@
+"""The disk engine: chunks of any size in equal slots of one slab, O_DIRECT, a record per slot, every read verified.
+
+A chunk is one frame (core/frame.py) in as few slots as hold it; they need not be adjacent, so that space never becomes
+too fragmented for a chunk. The slots of one chunk have the same record, but for the number of their part.
+"""
+
+import contextlib
+import gc
+import logging
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
+from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
+from hotspan.tiers.commit import GroupCommit
+from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
+from hotspan.tiers.eviction import LeafArc
+from hotspan.tiers.files import Files
+from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, copy, staging_bytes
+from hotspan.tiers.record import MAX_PARTS, Record
+from hotspan.tiers.room import NO_SPACE, SlotRoom
+from hotspan.tiers.shares import Shares
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""How often the free space of the file system is looked at, and a table that changed is flushed."""
+
+_NOBODY = -1
+"""The tenant for whom chunks are evicted when the file system runs low."""
+
+_GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOptions:
+    """How a slab on disk works.
+
+    threads:     I/O threads; each has one I/O in flight.
+    store_depth: chunks that may wait to be written; more are refused.
+    is_new:      whether the directory may have to be made (tiers/directory.py).
+    keys:        with keys, frames are encrypted, and plain ones are misses.
+    step_bytes:  the slab grows by so much as it fills; None allocates all of it at the start.
+    reserve_bytes: what a slab that grows leaves free on its file system (tiers/room.py); below it, it gives back.
+    files, queue: the system calls and the threads; tests put others in their place.
+    """
+
+    directory: Path
+    bytes: int
+    threads: int = 4
+    store_depth: int = 32
+    allow_direct: bool = True
+    is_new: bool = True
+    keys: FrameKeys | None = None
+    shares: Shares = field(default_factory=Shares)
+    step_bytes: int | None = None
+    reserve_bytes: int = 0
+    files: Files = field(default_factory=Files)
+    queue: Callable[[str, int, int], IoQueue] = IoThreads
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A chunk on disk. Not readable while `writing`; its slots are not reused while `readers`.
+
+    slot, more: the first, and the others in order.
+    """
+
+    slot: int
+    key: ChunkKey
+    is_own: bool  # of the slab's namespace
+    expires_s: int
+    writing: bool = False
+    joined: bool = False  # its terms changed meanwhile
+    readers: int = 0
+    deleted: bool = False
+    more: Sequence[int] = ()
+
+    @property
+    def slots(self) -> Sequence[int]:
+        return (self.slot, *self.more)
+
+
+Told = Callable[[Transfer], None]
+"""Called by `finished`, when the books say already what a transfer did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What an I/O thread reports: a transfer of `entry`, or (entry None) that the records of slots are free on disk."""
+
+    slots: Sequence[int]
+    entry: Entry | None = None
+    transfer: Transfer | None = None
+    told: Told | None = None
+
+
+class DiskSlab:
+    """Chunks in a directory that this process owns. One thread calls the methods, which return at once; `adopt` first.
+
+    namespace: chunks of others take space and are not found; None: those of all are found.
+    has_gaps:  whether a chunk may be here without its parent.
+    landed:    called from any thread when `finished` has something to report.
+    gone:      told of each chunk that was evicted or deleted.
+    Raises:    DirectoryError from the constructor only (tiers/directory.py says when).
+    """
+
+    def __init__(
+        self,
+        options: DiskOptions,
+        slot_bytes: int,
+        clock: Clock | None = None,
+        *,
+        layout: DirectoryLayout = TIER,
+        namespace: bytes | None = None,
+        has_gaps: bool = False,
+        landed: Callable[[], None] = lambda: None,
+        gone: Callable[[ChunkKey], None] = lambda key: None,
+    ) -> None:
+        self._namespace = namespace
+        self._has_gaps = has_gaps
+        self._store_depth = options.store_depth
+        self._keys = options.keys
+        self._clock = clock or SystemClock()
+        self._landed_call, self._gone = landed, gone
+        self.directory = open_directory(
+            options.directory,
+            slot_bytes,
+            options.bytes,
+            layout=layout,
+            allow_direct=options.allow_direct,
+            is_new=options.is_new,
+            files=options.files,
+            step_bytes=options.step_bytes,
+            reserve_bytes=options.reserve_bytes,
+        )
+        self.slot_bytes = self.directory.geometry.slot_bytes
+        self.evicted = 0
+        self._table = self.directory.table
+        self._frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes)
+        self._entries: dict[ChunkKey, Entry] = {}
+        self._lru = LeafArc(self.directory.geometry.slots, options.shares)
+        self._storing = 0
+        self._ticked_s = self._clock.monotonic()
+        self._done: deque[_Done] = deque()
+        self._landed = threading.Event()
+        self._flushing = False
+        scratch = HEADER_BYTES + (staging_bytes(self.slot_bytes) if self._keys is not None else 0)
+        self._queue = options.queue("disk", options.threads, scratch)
+        self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
+        self._commits = GroupCommit(self._log_queue, self._write_log)
+        self._room_queue = options.queue("disk-room", 1, HEADER_BYTES)
+        step = (options.step_bytes or 0) // self.slot_bytes
+        of = (self.directory.space, self._room_queue, self.directory.geometry.slots)
+        self._room = SlotRoom(*of, self.directory.free, self.directory.bare, step, self._land)
+        self._closed = False
+
+    def adopt(self) -> None:
+        """Take over what a former process left; chunks of other namespaces take space until they are evicted."""
+        entries, namespace = self._entries, self._namespace
+        others: list[int] = []
+        large: list[Entry] = []
+        named: list[tuple[ChunkKey, ChunkKey | None, int]] = []
+        with _no_collection():
+            for slot, part, key, parent, of, tenant, expires_s, size in self._table.summaries():
+                if part or key in entries:
+                    others.append(slot)
+                    continue
+                entry = entries[key] = Entry(slot, key, namespace is None or of == namespace, expires_s)
+                named.append((key, parent, tenant))
+                if size > self.slot_bytes - HEADER_BYTES:
+                    large.append(entry)
+            self._lru.adopt(named)
+        lost = [] if self._has_gaps else [key for key, parent, _ in named if self._is_behind_gap(parent)]
+        for key in self._adopt_parts(large, others) + lost:  # a torn record leaves a gap
+            self.discard(key)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self._entries
+
+    def keys(self) -> Iterable[ChunkKey]:
+        """All chunks."""
+        return self._entries.keys()
+
+    def record(self, key: ChunkKey) -> Record:
+        """What is known of a chunk. Raises: KeyError if it is not here."""
+        return self._table.record(self._entries[key].slot)
+
+    def can_store(self) -> bool:
+        """Whether the queue has room for a store."""
+        return self._storing < self._store_depth and not self._room.is_growing
+
+    def store(
+        self, record: Record, payload: Sequence[memoryview], *, may_evict: bool = True, told: Told | None = None
+    ) -> bool:
+        """Start to write a chunk, which stays unchanged until the transfer is reported. False if there is no room.
+
+        Without `has_gaps` also if its parent is not here: behind a gap no invalidation would reach it.
+        Shape: payload: whole pages that hold `record.payload_bytes`.
+        """
+        key = record.key
+        if key in self._entries or (self._is_behind_gap(record.parent) and not self._has_gaps):
+            return False
+        slots = self._take_slots(self._slots_for(record.payload_bytes), record, may_evict=may_evict)
+        if slots is None:
+            return False
+        entry = Entry(slots[0], key, True, record.terms.expires_s, writing=True, more=tuple(slots[1:]))
+        self._put(entry, record)
+        self._entries[key] = entry
+        self._lru.add(key, record.parent, record.terms.tenant)
+        self._storing += 1
+        self._queue.submit(
+            lambda scratch: self._store(entry, record, scratch, payload, told),
+            lambda: self._drop(entry, False, told),
+            urgent=False,
+        )
+        return True
+
+    def load(self, key: ChunkKey, into: Sequence[memoryview], told: Told | None = None) -> bool:
+        """Start to read a chunk; False if it can't be read now."""
+        entry = self._readable(key)
+        if entry is None:
+            return False
+        entry.readers += 1
+        record = self._table.record(entry.slot)
+        self._queue.submit(
+            lambda scratch: self._load(entry, record, scratch, into, told),
+            lambda: self._drop(entry, True, told),
+            urgent=True,
+        )
+        return True
+
+    def finished(self) -> list[Transfer]:
+        """Transfers that ended since the last call; brings the books in line with them."""
+        self._landed.clear()
+        transfers: list[Transfer] = []
+        while self._done:
+            done = self._done.popleft()
+            if done.entry is None or done.transfer is None:
+                for slot in done.slots:
+                    self._room.give(slot)
+                continue
+            self._settle(done.entry, done.transfer)
+            transfers.append(done.transfer)
+            if done.told is not None:
+                done.told(done.transfer)
+        self._make_space(self._room.settle())
+        now = self._clock.monotonic()
+        if now - self._ticked_s >= TICK_S:
+            self._ticked_s = now
+            self._tick()
+        return transfers
+
+    def touch(self, keys: Iterable[ChunkKey]) -> None:
+        """These chunks were used, leaf first."""
+        self._lru.touch(keys)
+
+    def stamp(self, key: ChunkKey, terms: Terms) -> None:
+        """Keep a chunk that is here on new terms."""
+        entry = self._entries[key]
+        self._put(entry, self._table.record(entry.slot)._replace(terms=terms))
+        entry.expires_s = terms.expires_s
+        if entry.writing:
+            entry.joined = True
+        else:
+            self._submit_record(entry)
+
+    def discard(self, key: ChunkKey) -> None:
+        """Forget a chunk and its descendants; they may come back after a crash until the table was flushed."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._delete(entry)
+
+    def settle(self, durable: Durable) -> None:
+        """Call `durable` when nothing that was changed so far can come back after a crash, or that can't be had."""
+        self._commits.submit((), durable)
+
+    def usage(self) -> TierUsage:
+        """How full it is, in slots."""
+        used, capacity = self._room.used, self._room.capacity
+        return TierUsage(used, capacity, used * self.slot_bytes, capacity * self.slot_bytes, self._lru.tenants())
+
+    def give_up(self) -> None:
+        """Begin no I/O that has not begun; what is dropped is reported as such."""
+        for queue in (self._queue, self._log_queue, self._room_queue):
+            queue.drop()
+        self._commits.give_up()
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what was submitted, at most `timeout_s`, and let go of all resources."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout_s
+        if self._queue.drain(timeout_s):
+            self.finished()  # what was deleted while it was written has a record now, and loses it here
+        ended = [queue.close(max(0.0, deadline - time.monotonic())) for queue in (self._queue, self._room_queue)]
+        self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
+        if self._log_queue.close(max(0.0, deadline - time.monotonic())) and all(ended):
+            self._closed = True
+            self.directory.close()
+        else:
+            # An I/O that hangs still uses the descriptors: the process's end closes them, and frees the lock.
+            logger.warning("disk_close_timed_out path=%s timeout_s=%g", self.directory.path, timeout_s)
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree (for tests; call with no transfer unreported)."""
+        if not self._queue.drain(5.0) or self.finished() or not self._queue.drain(5.0) or self.finished():
+            raise AssertionError("called with a transfer in flight")
+        self._lru.check()
+        slots = [slot for entry in self._entries.values() for slot in entry.slots]
+        if sorted(slots + self._room.spare()) != list(range(self.directory.geometry.slots)):
+            raise AssertionError("a slot is lost or has two owners")
+        if sorted(slots) != self._table.slots():
+            raise AssertionError("the table says other slots are in use")
+        if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
+            raise AssertionError("the eviction order knows other chunks than there are")
+        for entry in self._entries.values():
+            records = [self._table.record(slot) for slot in entry.slots]
+            if any(record != records[0]._replace(part=part) for part, record in enumerate(records)):
+                raise AssertionError("the slots of a chunk have records of several")
+            if self._is_behind_gap(records[0].parent) and not self._has_gaps:
+                raise AssertionError("a chunk stands behind a gap: no invalidation of what is before it would take it")
+        if self._storing or any(entry.writing or entry.readers for entry in self._entries.values()):
+            raise AssertionError("a transfer is counted that has ended")
+
+    # -- the owner's thread ----------------------------------------------------------------------------------------
+
+    def _is_behind_gap(self, parent: ChunkKey | None) -> bool:
+        return parent is not None and parent not in self._entries
+
+    def _slots_for(self, payload_bytes: int) -> int:
+        return -(-(HEADER_BYTES + round_up(payload_bytes, PAGE_BYTES)) // self.slot_bytes)
+
+    def _put(self, entry: Entry, record: Record) -> None:
+        for part, slot in enumerate(entry.slots):
+            self._table.put(slot, record._replace(part=part) if part else record)
+
+    def _adopt_parts(self, large: Iterable[Entry], others: Iterable[int]) -> list[ChunkKey]:
+        """Give chunks that take several slots the rest of theirs; the keys of those that are not whole."""
+        parts: dict[tuple[ChunkKey, int], dict[int, int]] = {}
+        twice: list[int] = []
+        for slot in others:
+            record = self._table.record(slot)
+            if record.part:
+                parts.setdefault((record.key, record.stamp), {})[record.part] = slot
+            else:
+                twice.append(slot)
+        torn = []
+        for entry in large:
+            record = self.record(entry.key)
+            rest = parts.pop((entry.key, record.stamp), {})
+            entry.more = tuple(rest[part] for part in sorted(rest))
+            if sorted(rest) != list(range(1, self._slots_for(record.payload_bytes))):
+                torn.append(entry.key)
+        for slot in twice:  # stored twice around a crash: deleting one must not bring back the other
+            record = self._table.record(slot)
+            before = self.record(record.key).terms
+            if (joined := before.joined(record.terms)) is not before:
+                self.stamp(record.key, joined)
+            self._free_records([slot])
+        for rest in parts.values():
+            self._free_records(tuple(rest.values()))
+        return torn
+
+    def _readable(self, key: ChunkKey) -> Entry | None:
+        """The entry of a chunk that can be loaded now."""
+        entry = self._entries.get(key)
+        if entry is None or entry.writing or not entry.is_own:
+            return None
+        if entry.expires_s and self._clock.unix() >= entry.expires_s:
+            return None
+        return entry
+
+    def _take_slots(self, count: int, record: Record, *, may_evict: bool) -> list[int] | None:
+        """Slots that hold nothing; leaves are evicted for those that are missing."""
+        if count > min(MAX_PARTS, self.directory.geometry.slots):
+            return None
+        tenant = record.terms.tenant
+        slots: list[int] = []
+        if self._lru.may_add(tenant):
+            while len(slots) < count and (slot := self._room.take()) is not None:
+                slots.append(slot)
+        while len(slots) < count:
+            may_go = self._may_go(record.parent)
+            victim = self._lru.victim(tenant, may_go) if may_evict else None
+            if victim is None:
+                self._free_records(slots)
+                return None
+            slots += self._evict(victim)
+        if len(slots) > count:
+            self._free_records(slots[count:])
+        return slots[:count]
+
+    def _may_go(self, parent: ChunkKey | None) -> Callable[[ChunkKey], bool]:
+        def may_go(key: ChunkKey) -> bool:
+            entry = self._entries[key]
+            return key != parent and not entry.writing and not entry.readers
+
+        return may_go
+
+    def _evict(self, key: ChunkKey) -> Sequence[int]:
+        """The slots of a chunk that is evicted; their records are the caller's to replace."""
+        self._lru.remove(key, evicted=True)
+        self.evicted += 1
+        slots = self._entries.pop(key).slots
+        self._gone(key)
+        return slots
+
+    def _make_space(self, slots: int) -> None:
+        """Evict chunks from so many slots; the file system gets their space."""
+        self._lru.resize(max(1, self._room.capacity))
+        while slots > 0:
+            victim = self._lru.victim(_NOBODY, self._may_go(None))
+            if victim is None:
+                return
+            freed = self._evict(victim)
+            slots -= len(freed)
+            self._free_records(freed)
+
+    def _tick(self) -> None:
+        self._room.look()
+        if self._table.is_dirty and not self._flushing:
+            self._flushing = True  # a slow disk has one of them to do, not one a second
+            self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
+
+    def _settle(self, entry: Entry, transfer: Transfer) -> None:
+        """Bring the books in line with a transfer that ended."""
+        if transfer.is_load:
+            entry.readers -= 1
+            if transfer.fault is Fault.CORRUPT and not entry.deleted:
+                self._delete(entry)
+                return
+        else:
+            self._storing -= 1
+            entry.writing = False
+            if transfer.fault is Fault.FULL:
+                self._room.note_full()
+            if transfer.fault is not None and not entry.deleted:
+                self._delete(entry)
+                return
+            if entry.joined and not entry.deleted:
+                self._submit_record(entry)
+        if entry.deleted and not entry.readers and not entry.writing:
+            self._free_records(entry.slots)
+
+    def _delete(self, entry: Entry) -> None:
+        """Make a chunk unfindable now, and its descendants: behind a gap no invalidation would reach them."""
+        descendants = set() if self._has_gaps else self._lru.descendants([entry.key])
+        for key in descendants | {entry.key}:
+            self._delete_one(self._entries[key])
+
+    def _delete_one(self, entry: Entry) -> None:
+        """Make one chunk unfindable, and free its slots once no transfer uses them."""
+        entry.deleted = True
+        for slot in entry.slots:
+            self._table.put(slot, None)
+        del self._entries[entry.key]
+        self._lru.remove(entry.key)
+        if not entry.readers and not entry.writing:
+            self._free_records(entry.slots)
+        self._gone(entry.key)
+
+    def _free_records(self, slots: Sequence[int]) -> None:
+        if not slots:
+            return
+        for slot in slots:
+            self._table.put(slot, None)
+        self._queue.submit(lambda scratch: self._free_slots(slots), lambda: self._freed(slots), urgent=False)
+
+    def _submit_record(self, entry: Entry) -> None:
+        self._queue.submit(lambda scratch: self._write_records(entry.slots), lambda: None, urgent=False)
+
+    # -- the I/O threads: touch only what they were given -----------------------------------------------------------
+    # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
+
+    def _store(
+        self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
+    ) -> None:
+        started = self._clock.monotonic()
+        fault: Fault | None = None
+        terms = record.terms
+        identity = FrameIdentity(record.key, record.namespace, record.stamp, terms.generation, terms.expires_s)
+        try:
+            payload = _contiguous(parts, is_filled=True)
+            if self._keys is None:
+                self._frames.write(entry.slots, scratch[:HEADER_BYTES], payload, identity)
+            elif (sealing := self._keys.sealing(terms.tenant)) is None:
+                fault = Fault.GONE
+            else:
+                self._frames.write_sealed(entry.slots, scratch, payload, identity, sealing)
+            if fault is None:
+                for slot in entry.slots:
+                    self._table.write(slot)
+        except OSError as error:
+            fault = Fault.FULL if error.errno in NO_SPACE else Fault.IO
+            logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
+        self._end(entry, False, fault, record.payload_bytes, started, told)
+
+    def _load(
+        self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
+    ) -> None:
+        started = self._clock.monotonic()
+        fault: Fault | None = None
+        identity = FrameIdentity(entry.key, record.namespace, record.stamp)
+        now_s = self._clock.unix()
+        try:
+            into = _contiguous(parts, is_filled=False)
+            if self._keys is None:
+                found = self._frames.read(entry.slots, scratch[:HEADER_BYTES], into, identity, now_s)
+            else:
+                found = self._frames.read_sealed(entry.slots, scratch, into, identity, now_s, self._keys.opening)
+            if found is None and len(parts) > 1:
+                copy(into, parts)
+        except OSError as error:
+            fault = Fault.IO
+            logger.warning("disk_load_failed slot=%d error=%s", entry.slot, str(error))
+        else:
+            if found is not None:
+                fault = Fault.GONE if found in _GONE else Fault.CORRUPT
+                logger.warning("disk_frame_quarantined slot=%d fault=%s", entry.slot, found.value)
+        self._end(entry, True, fault, record.payload_bytes, started, told)
+
+    def _free_slots(self, slots: Sequence[int]) -> None:
+        self._write_records(slots)
+        self._freed(slots)
+
+    def _freed(self, slots: Sequence[int]) -> None:
+        self._done.append(_Done(slots))
+        self._land()
+
+    def _drop(self, entry: Entry, is_load: bool, told: Told | None) -> None:
+        self._end(entry, is_load, Fault.DROPPED, 0, self._clock.monotonic(), told)
+
+    def _write_records(self, slots: Iterable[int]) -> None:
+        try:
+            for slot in slots:
+                self._table.write(slot)
+        except OSError as error:
+            logger.warning("disk_record_failed slot=%d error=%s", slot, str(error))  # a stale record costs a miss
+
+    def _write_log(self, number: int, scopes: Sequence[Scope]) -> None:
+        """Make what was changed durable, for all who wait. Raises: OSError."""
+        self._table.flush()
+
+    def _flush(self) -> None:
+        """Bound how long a tag or a shorter time to live, that a hit added, can be lost to a power failure."""
+        try:
+            self._table.flush()
+        except OSError as error:
+            logger.warning("disk_flush_failed path=%s error=%s", self.directory.path, str(error))
+        self._flushed()
+
+    def _flushed(self) -> None:
+        self._flushing = False
+
+    def _end(
+        self, entry: Entry, is_load: bool, fault: Fault | None, size: int, started: float, told: Told | None
+    ) -> None:
+        transfer = Transfer(entry.key, is_load, fault, size, self._clock.monotonic() - started)
+        self._done.append(_Done(entry.slots, entry, transfer, told))
+        self._land()
+
+    def _land(self) -> None:
+        self._landed.set()
+        self._landed_call()
+
+
+def _contiguous(parts: Sequence[memoryview], *, is_filled: bool) -> memoryview:
+    """The only part itself; for several, pages that are as long together, with a copy of them if `is_filled`."""
+    if len(parts) == 1:
+        return parts[0]
+    pages = memoryview(mmap.mmap(-1, sum(map(len, parts))))
+    at = 0
+    for part in parts if is_filled else ():
+        copy(part, [pages[at : at + len(part)]])
+        at += len(part)
+    return pages
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Make many objects that stay, without the garbage collector looking through all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on and not gc.get_freeze_count():  # into the oldest generation at once
+            gc.freeze()
+            gc.unfreeze()
+        if was_on:
+            gc.enable()
