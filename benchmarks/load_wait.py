@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hotspan.bench.machine import machine_facts
 from hotspan.core.types import MIB
-from hotspan.engine.compat import CPULoadStoreSpec, GPULoadStoreSpec
-from hotspan.engine.copies import Copy, CopyQueue
-from hotspan.engine.worker import HostWorker, Piece
+from hotspan.engine.copies import Copy, CopyQueue, Place
+from hotspan.engine.worker import HostWorker
 from hotspan.tiers.slab import SharedSlab
 
 QUEUED, LONG, PER_CHUNK, SLOTS = 32, 100, 2, 64
@@ -60,8 +61,8 @@ class Counting(HostWorker):
 
     total = 0
 
-    def _copy(self, piece: Piece) -> int:
-        moved = super()._copy(piece)
+    def _copy(self, copy: Copy, places: list[Place]) -> int:
+        moved = super()._copy(copy, places)
         self.total += moved
         return moved
 

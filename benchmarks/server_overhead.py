@@ -3,7 +3,7 @@
 usage: python -m benchmarks.server_overhead [--rounds 150] [--output benchmarks/results/server-overhead.json]
 
 One engine, and in one process two servers over it on two ports: vLLM's app as `vllm serve` has it, and hotspan's
-around another of the same: gate, front, door, and connections with deadlines. In each round a client in a process of
+around another of the same: gate, front, guard, and connections with deadlines. In each round a client in a process of
 its own streams a new text from each of three routes, one after the other, in an order by lot: vLLM's /v1/completions,
 hotspan's, and hotspan's /invocations in LMI's schema. The figures are medians over the rounds of what hotspan takes
 more in a round, as a share of vLLM's median, with the interval that holds 95 % of such medians of rounds drawn again.
@@ -92,7 +92,7 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
     from vllm.entrypoints.launchers.app import build_app
 
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
-    from hotspan.engine.door import Door
+    from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     arguments = parse_engine_arguments(str(model), ENGINE)
@@ -100,8 +100,8 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
     settings = HttpSettings(model_names=(MODEL,), no_sessions=True)
     async with contextlib.AsyncExitStack() as stack:
         aftermath = stack.enter_context(Aftermath())
-        engine = await stack.enter_async_context(launch(arguments, Door(current_tenant), aftermath))
-        # The same engine without the door: what `Door.guard` put upon these two objects is not on their copies.
+        engine = await stack.enter_async_context(launch(arguments, RequestGuard(current_tenant), aftermath))
+        # The same engine without the guard: what it put upon these two objects is not on their copies.
         bare = copy.copy(engine.client)
         bare.engine_core = copy.copy(engine.client.engine_core)
         del bare.__dict__["generate"], bare.engine_core.__dict__["add_request_async"]

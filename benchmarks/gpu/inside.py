@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
 from benchmarks.gpu.servers import Setting, fresh
@@ -21,7 +23,6 @@ from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB
 from hotspan.engine.arguments import transfer_config
-from hotspan.engine.compat import CPULoadStoreSpec, GPULoadStoreSpec, OffloadingWorker
 from tests.engine.rig import CHUNK, OPTIONS, Digests, Rig
 
 LOAD_FORMAT: Final = "hotspan_random"

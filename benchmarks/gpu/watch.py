@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 
-from hotspan.engine.compat import CanonicalKVCaches, OffloadingWorker, TransferResult
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.spec import HotspanSpec
 

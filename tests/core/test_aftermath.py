@@ -1,17 +1,19 @@
 """What a process leaves behind: nothing, however it ends."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hotspan.core.aftermath import Aftermath, _Child, _end, _lines, stopping_in_order
+from hotspan.core.aftermath import Aftermath, _Child, _end, _lines, end_with_parent, stopping_in_order
 
 PARENT = """
 import subprocess, sys, tempfile, time
@@ -121,3 +123,31 @@ def test_signals_that_are_ignored_stay_so(monkeypatch: pytest.MonkeyPatch) -> No
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _parent(told: Connection) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_child, args=(told,))
+    child.start()
+    child.join()
+
+
+def _child(told: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
+    told.send("watching")
+    threading.Event().wait()
+
+
+def test_who_watches_its_parent_ends_with_it() -> None:
+    """A process whose parent was killed has ended without a signal from anybody else: nobody holds its pipe."""
+    context = multiprocessing.get_context("spawn")
+    told, tells = context.Pipe(duplex=False)
+    parent = context.Process(target=_parent, args=(tells,))
+    parent.start()
+    tells.close()
+    assert told.recv() == "watching"
+    parent.kill()
+    parent.join(60)
+    assert told.poll(60), "the child lives on"
+    with pytest.raises(EOFError):
+        told.recv()

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hotspan.engine.contract import ATTRIBUTES, METHODS, Attributes, Method
+from hotspan.engine.contract import METHODS, Method
+
+from .vllm_attributes import ATTRIBUTES, Attributes
 
 ENGINE = Path(__file__).parents[2] / "src/hotspan/engine"
 

@@ -126,7 +126,7 @@ class Rig(Engine):
         deadline = time.monotonic() + 30
         while not isinstance(answer, dict) and not answer.done():
             assert time.monotonic() < deadline, "it hangs"
-            self.core.scheduler.connector.run_waiting()
+            self.core.scheduler.connector.administrator.run_waiting()
             time.sleep(0.001)
         return answer if isinstance(answer, dict) else answer.result()
 
@@ -234,12 +234,12 @@ def recorded() -> Iterator[Digests]:
         named(self, keys, context, slots)
         return slots
 
-    def copied(self: HostWorker, piece: Any) -> int:
-        moved = copy(self, piece)
-        for group, block, slot, nth in piece.places:
+    def copied(self: HostWorker, job: Any, places: Any) -> int:
+        moved = copy(self, job, places)
+        for group, block, slot, nth in places:
             data = b"".join(np.ascontiguousarray(stack.engine[:, block]).tobytes() for stack in self._groups[group])
             digest, name = xxhash.xxh3_128_digest(data), (names[slot], nth)
-            if piece.is_store:
+            if job.is_store:
                 digests.stored[name] = digest
             else:
                 digests.loaded += 1

@@ -145,7 +145,7 @@ class Hosting:
 async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosting]:
     from hotspan.engine.adapters import EngineAdapters
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
-    from hotspan.engine.door import Door
+    from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     path = tmp_path_factory.mktemp("hosting")
@@ -154,7 +154,7 @@ async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     arguments = parse_engine_arguments(str(tiny_model), OPTIONS)
     add_cache(arguments, CacheOptions(ram_gib=0.1).settings())
     with Aftermath() as aftermath:
-        async with launch(arguments, Door(lambda: "default"), aftermath) as engine:
+        async with launch(arguments, RequestGuard(lambda: "default"), aftermath) as engine:
             adapters = EngineAdapters(engine.client, engine.app.state.openai_serving_models, grace_s=0.1, pin_s=20)
             limits = AdapterLimits(adapters.max_rank, model_shapes(tiny_model))
             store = SnapshotStore(path / "copies")

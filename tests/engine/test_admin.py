@@ -182,14 +182,14 @@ def test_a_long_text_is_hashed_beside_the_scheduler(engine: Core) -> None:
     """While a text's hashes are computed the engine runs other requests; what is admitted meanwhile is taken, too."""
     prompt, other = engine.text(40, 4000), engine.text(41, LENGTH)
     begun, go_on = threading.Event(), threading.Event()
-    warm = engine.administrator._texts._warm
+    keyer = engine.manager.keyer
 
     def slow(*tenant: Any) -> object:
         begun.set()
         assert go_on.wait(HANG_S)
-        return warm(*tenant)
+        return keyer(*tenant)
 
-    engine.administrator._texts._warm = slow
+    engine.manager.keyer = slow
     try:
         receipt = engine.begin(do="invalidate", tenant="default", tokens=prompt)
         assert begun.wait(HANG_S) and engine.ask(other) == 0 and engine.ask(other) == OWN
@@ -198,7 +198,7 @@ def test_a_long_text_is_hashed_beside_the_scheduler(engine: Core) -> None:
         assert not receipt.done()
     finally:
         go_on.set()
-        engine.administrator._texts._warm = warm
+        engine.manager.keyer = keyer
     assert engine.answer(receipt)["removed"]["gpu_blocks"] >= 4000 // CHUNK * CHUNK // BLOCK
     assert engine.ask(prompt) == 0 and engine.ask(other) >= WHOLE
 

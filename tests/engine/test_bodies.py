@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, model_validator
 
-from hotspan.engine.bodies import refuse_bodies
+from hotspan.engine.guard import refuse_bodies
 
 
 class Asked(BaseModel):

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from vllm.v1.kv_offload.base import OffloadingManager, ReqContext
 
 from hotspan.core.errors import EngineError
-from hotspan.engine import compat, contract, version
+from hotspan.engine import compat, contract
 from hotspan.engine.cuda import SlabRegion
 from hotspan.tiers.slab import SharedSlab
 
@@ -18,13 +19,13 @@ from .contract import Sources, imports, missing, read_of_region
 from .vllm_range import RELEASES, SOURCES
 
 INSTALLED = Path(find_spec("vllm").submodule_search_locations[0]).parent
-TREES = {version.engine_version(): INSTALLED} | {
+TREES = {contract.engine_version(): INSTALLED} | {
     release: SOURCES / release for release in RELEASES if (SOURCES / release).exists()
 }
 """The installed one, and those that `make test-vllm-range` has fetched."""
 
 ENGINE = """
-from hotspan.engine.version import ENGINE
+from hotspan.engine.contract import ENGINE
 
 if ENGINE >= (0, 29):
     from vllm.config import NewName
@@ -46,7 +47,7 @@ def sources(release: str) -> Sources:
 @pytest.mark.parametrize("release", TREES)
 def test_sources_have_what_hotspan_takes(release: str) -> None:
     """Names, signatures and attributes are there, wherever this release has them."""
-    assert missing(sources(release), version.release(release)) == []
+    assert missing(sources(release), contract.release(release)) == []
 
 
 @pytest.mark.parametrize(
@@ -69,13 +70,13 @@ def test_a_change_is_found(file: str, before: str, after: str, said: str) -> Non
     text = (INSTALLED / "vllm" / file).read_text()
     assert before in text
     doctored = Sources(INSTALLED, {f"vllm/{file}": text.replace(before, after)})
-    assert any(said in line for line in missing(doctored, version.ENGINE))
+    assert any(said in line for line in missing(doctored, contract.ENGINE))
 
 
 def test_a_release_is_not_taken_for_another() -> None:
     """What moved or came in between is missed: each side of a switch is looked for in its own releases."""
-    for wrong in {(0, 26), (0, 33)} - {version.ENGINE}:
-        assert len(missing(sources(version.engine_version()), wrong)) >= 4
+    for wrong in {(0, 26), (0, 33)} - {contract.ENGINE}:
+        assert len(missing(sources(contract.engine_version()), wrong)) >= 4
 
 
 def test_imports_of_every_branch_are_known(tmp_path: Path) -> None:
@@ -83,9 +84,9 @@ def test_imports_of_every_branch_are_known(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(ENGINE)
     assert [each.name for each in imports(tmp_path, (0, 29))] == ["NewName", "anything"]
     assert [each.name for each in imports(tmp_path, (0, 28))] == ["OldName", "anything"]
-    problems = missing(sources(version.engine_version()), version.ENGINE, tmp_path)
+    problems = missing(sources(contract.engine_version()), contract.ENGINE, tmp_path)
     assert [line.split(",")[0] for line in problems] == [
-        f"new.py imports {'NewName' if version.ENGINE >= (0, 29) else 'OldName'} from vllm.config",
+        f"new.py imports {'NewName' if contract.ENGINE >= (0, 29) else 'OldName'} from vllm.config",
         "new.py imports anything from vllm.missing",
     ]
 
@@ -105,24 +106,24 @@ def test_other_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             compat.check_engine()
     with monkeypatch.context() as patch, pytest.raises(EngineError, match=r"0\.34\.0"):
         patch.setattr("importlib.metadata.version", lambda name: "0.34.0")
-        runpy.run_path(version.__file__)
+        runpy.run_path(contract.__file__)
     for known in ("0.26.0", "0.32.0+cpu", "0.33.1rc2.dev7+g0", "0.33"):
-        version.check_version(known)
+        contract.check_version(known)
 
 
 def test_changed_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM whose interface changed under the same version is refused, naming the method."""
-    monkeypatch.setattr(compat.OffloadingManager, "lookup", lambda self, key: None)
+    monkeypatch.setattr(OffloadingManager, "lookup", lambda self, key: None)
     with pytest.raises(EngineError, match=r"OffloadingManager\.lookup"):
         compat.check_engine()
-    monkeypatch.delattr(compat.OffloadingManager, "lookup")
+    monkeypatch.delattr(OffloadingManager, "lookup")
     with pytest.raises(EngineError, match=r"OffloadingManager\.lookup"):
         compat.check_engine()
 
 
 def test_a_request_keeps_what_was_kept_with_it() -> None:
     """State goes with a request's context, and no other request has it."""
-    first, second = compat.ReqContext("first"), compat.ReqContext("second")
+    first, second = ReqContext("first"), ReqContext("second")
     compat.keep_state(first, ENGINE)
     assert compat.kept_state(first, str) is ENGINE
     assert compat.kept_state(second, str) is None

@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hotspan.core.errors import EngineError
-from hotspan.engine.compat import CPULoadStoreSpec, GPULoadStoreSpec
 from hotspan.engine.copies import LOADS_PER_STORE, Copy, CopyQueue, Place
 from hotspan.engine.worker import HostWorker
 from hotspan.tiers.slab import SharedSlab
@@ -201,11 +202,11 @@ def test_loads_are_awaited_and_then_stores_end(rig: Rig, monkeypatch: pytest.Mon
     begun, go, order = threading.Event(), threading.Event(), []
     inner = rig.worker._copy
 
-    def slow(piece: Any) -> int:
+    def slow(copy: Copy, places: list[Place]) -> int:
         begun.set()
         assert go.wait(60)
-        order.append(piece.job_id)
-        return inner(piece)
+        order.append(copy.job_id)
+        return inner(copy, places)
 
     monkeypatch.setattr(rig.worker, "_copy", slow)
     rig.submit(0, [0, 1], [0], store=True)

@@ -14,7 +14,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
-from hotspan.engine import connector
+from hotspan.engine import opening
 from proofs.simulated.memory_store import MemoryLog, MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
@@ -98,7 +98,7 @@ def test_a_text_that_is_named_by_its_chunks_goes_alone(engine: Core, another: An
     """An entry by keys takes that text from the engine's own cache, too, and the tenant's others stay there."""
     gone, kept = engine.text(5, LENGTH), engine.text(6, LENGTH)
     request = engine.start("named", gone, **as_("acme"))
-    keys = frozenset(engine.manager.state("named").keys)
+    keys = frozenset(engine.manager._records["named"].keys)
     engine.finish()
     engine.stored(kept, **as_("acme"))
     assert len(keys) == request.num_prompt_tokens // CHUNK
@@ -209,7 +209,7 @@ def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_pa
     server = MemoryServer()
     before = {thread.ident for thread in threading.enumerate()}
     with (
-        patch.object(connector, "RemoteTier", side_effect=ConfigError("the L2 is of another make")),
+        patch.object(opening, "RemoteTier", side_effect=ConfigError("the L2 is of another make")),
         pytest.raises(ConfigError, match="another make"),
         core(tiny_model, disk=tmp_path / "kv", l2=server),
     ):

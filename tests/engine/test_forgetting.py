@@ -126,7 +126,7 @@ def test_a_request_that_has_just_ended_leaves_nothing(engine: Core) -> None:
     engine.settle()
     assert engine.ask(prompt, 1) == 0
     engine.step()
-    assert not engine.core.scheduler.connector.manager._states
+    assert not engine.core.scheduler.connector.manager._records
 
 
 def test_a_running_request_leaves_nothing(engine: Core) -> None:

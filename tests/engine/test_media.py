@@ -23,15 +23,15 @@ from hotspan.bench.prose import prose
 from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.directives import Directives
-from hotspan.engine.admission import Admission
-from hotspan.engine.door import Door
+from hotspan.engine.guard import RequestGuard
 from hotspan.engine.media import bind_media
+from hotspan.engine.requests import Admission
 
 from .vision import SIDE, make_vision_model
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="acme")
-DOOR = Door(TENANT.get)
-SHARED = Door(TENANT.get, is_isolated=False)
+APART = RequestGuard(TENANT.get)
+SHARED = RequestGuard(TENANT.get, is_isolated=False)
 
 
 A, B = (Image.new("RGB", (SIDE, SIDE), colour) for colour in ("red", "lime"))
@@ -64,16 +64,16 @@ class Renderer(BaseRenderer[Any]):
         return found
 
 
-def bound(door: Door = DOOR, *, has_caches: bool = True) -> Renderer:
+def bound(guard: RequestGuard = APART, *, has_caches: bool = True) -> Renderer:
     renderer = Renderer(has_caches=has_caches)
-    bind_media(renderer, lambda: door.salt(TENANT.get(), None) or "")
+    bind_media(renderer, lambda: guard.salt(TENANT.get(), None) or "")
     return renderer
 
 
-@pytest.mark.parametrize("door", [DOOR, SHARED])
-def test_a_uuid_names_nothing(door: Door) -> None:
+@pytest.mark.parametrize("guard", [APART, SHARED])
+def test_a_uuid_names_nothing(guard: RequestGuard) -> None:
     """A part has the identity of its content under any uuid and none, tenants shared or apart."""
-    renderer = bound(door)
+    renderer = bound(guard)
     assert renderer.name(A) == renderer.name(A, "u") == renderer.name(A, renderer.name(B))
     assert renderer.name(B, "u") == renderer.name(B) != renderer.name(A)
 
@@ -122,7 +122,7 @@ async def test_a_thread_works_for_who_asked() -> None:
 
 
 def test_processors_elsewhere_are_left_alone() -> None:
-    """Only a renderer behind the door salts: another engine's in this process has vLLM's own identities."""
+    """Only a renderer behind the guard salts: another engine's in this process has vLLM's own identities."""
     bound()
     assert Renderer().name(A, "u") == "u"
 
@@ -194,7 +194,7 @@ async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Seei
     arguments = parse_engine_arguments(str(model), OPTIONS)
     add_cache(arguments, CacheOptions(ram_gib=0.05).settings())
     with Aftermath() as aftermath:
-        async with launch(arguments, DOOR, aftermath) as engine:
+        async with launch(arguments, APART, aftermath) as engine:
             yield Seeing(engine.app)
 
 

@@ -17,8 +17,10 @@ from hotspan.core.errors import ConfigError
 from hotspan.engine import compat, fingerprint
 from hotspan.engine.fingerprint import AdapterDigests, FileDigests, model_digest
 from hotspan.engine.identity import _section, namespace_fields, namespace_of
-from hotspan.engine.kv_fields import KV, REST
+from hotspan.engine.kv_fields import KV
 from hotspan.testing.clock import SimulatedClock
+
+from .kv_rest import REST
 
 CLASSES = {
     "": "VllmConfig",
@@ -52,7 +54,9 @@ def test_every_field_is_judged(section: str) -> None:
     judged = [*KV.get(section, "").split(), *rest]
     assert len(judged) == len(set(judged)), "a field stands twice"
     found = {field.name for field in dataclasses.fields(kind)}
-    assert found - set(judged) == set(), f"read what they do to KV and put them into engine/kv_fields.py ({section})"
+    assert found - set(judged) == set(), (
+        f"read what they do to KV and put them into kv_fields.py or kv_rest.py ({section})"
+    )
 
 
 def test_the_table_has_all_sections() -> None:

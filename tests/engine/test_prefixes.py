@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.terms import Scope, Terms
 from hotspan.engine.prefixes import GpuPrefixes
+from hotspan.engine.requests import ChunkGroup, RequestRecord
 from tests.operations import operations
 
 NAMESPACE = bytes(32)
@@ -27,8 +29,16 @@ class CountedName(bytes):
         return bytes.__hash__(self)
 
 
-def request(name: str, hashes: list[bytes]) -> Any:
-    return SimpleNamespace(request_id=name, block_hashes=hashes)
+GROUP = ChunkGroup(0, STEP, STEP, is_chain=True)
+
+
+def record(name: str, hashes: list[bytes], **terms: Any) -> RequestRecord:
+    """A request of a tenant's, with these block hashes."""
+    request: Any = SimpleNamespace(request_id=name, block_hashes=hashes)
+    own = Terms(tenant=1)
+    return RequestRecord(
+        request=request, keyer=ChunkKeyer(bytes(32)), groups=(GROUP,), **({"terms": own, "bare_terms": own} | terms)
+    )
 
 
 def names(text: int, count: int) -> list[bytes]:
@@ -36,9 +46,9 @@ def names(text: int, count: int) -> list[bytes]:
 
 
 def kept(prefixes: GpuPrefixes, name: str, hashes: list[bytes]) -> None:
-    ended = request(name, hashes)
+    ended = record(name, hashes)
     prefixes.arrive(ended)
-    prefixes.end(ended, lambda index: Terms(tenant=1), lambda index: frozenset())
+    prefixes.end(ended)
 
 
 def test_short_texts_cost_no_look_through_all_that_runs() -> None:
@@ -48,7 +58,7 @@ def test_short_texts_cost_no_look_through_all_that_runs() -> None:
     for text in range(200):
         kept(prefixes, f"short {text}", names(text, 1))
     for text in range(1_000, 1_050):
-        prefixes.arrive(request(f"long {text}", names(text, 400)))
+        prefixes.arrive(record(f"long {text}", names(text, 400)))
     CountedName.looks = 0
     prefixes.invalidate([Scope(tenant=1)], NAMESPACE, {})
     assert CountedName.looks < 20_000
@@ -60,17 +70,17 @@ def test_who_runs_on_from_a_piece_is_renamed(before: int) -> None:
     not."""
     prefixes = GpuPrefixes(span_hashes=STEP)
     text = names(1, before + STEP + 1)
-    other = request("other", [*text[:before], *names(2, STEP)])
-    running = request("running", list(text))
+    other = record("other", [*text[:before], *names(2, STEP)])
+    running = record("running", list(text))
     for each in (running, other):
         prefixes.arrive(each)
-    ended = request("short", text[: before + 2])
-    prefixes.arrive(ended)
     label = Terms(tenant=1, labels=frozenset([7]))
-    prefixes.end(ended, lambda index: label if index == before // STEP else Terms(tenant=1), lambda index: frozenset())
+    ended = record("short", text[: before + 2], terms=label, tags_from=before // STEP)
+    prefixes.arrive(ended)
+    prefixes.end(ended)
     _, users = prefixes.invalidate([Scope(tenant=1, labels=frozenset([7]))], NAMESPACE, {})
     assert users == {"running"}
-    assert running.block_hashes[0] != text[0] and other.block_hashes[:before] == text[:before]
+    assert running.request.block_hashes[0] != text[0] and other.request.block_hashes[:before] == text[:before]
     prefixes.check()
 
 
@@ -91,13 +101,12 @@ def test_a_request_that_ends_costs_what_it_computed_since_it_began() -> None:
     """What was kept when a request began is not kept again: its end costs the same after 4 chunks as after 400."""
 
     def cost(chunks: int) -> int:
-        prefixes, running = GpuPrefixes(span_hashes=STEP), request("running", names(1, chunks * STEP))
-        how = (lambda index: Terms(tenant=1)), (lambda index: frozenset())
+        prefixes, running = GpuPrefixes(span_hashes=STEP), record("running", names(1, chunks * STEP))
         prefixes.arrive(running)
-        prefixes.keep(running, *how)
-        running.block_hashes += names(2, STEP)
-        before = operations(lambda: prefixes.keep(running, *how))
-        prefixes.end(running, *how)
+        prefixes.keep(running)
+        running.request.block_hashes += names(2, STEP)
+        before = operations(lambda: prefixes.keep(running))
+        prefixes.end(running)
         assert len(prefixes.spans) == chunks + 1
         prefixes.check()
         return before
@@ -123,9 +132,9 @@ def test_a_running_request_stays_known_before_it_has_blocks() -> None:
     """What a running request is about to compute is not forgotten for want of blocks: an invalidation finds it."""
     prefixes = GpuPrefixes(span_hashes=STEP)
     prefixes.bind(Pool())  # type: ignore[arg-type]
-    running = request("running", names(1, STEP))
+    running = record("running", names(1, STEP), terms=Terms(tenant=7), bare_terms=Terms(tenant=7))
     prefixes.arrive(running)
-    prefixes.keep(running, lambda index: Terms(tenant=7), lambda index: frozenset())
+    prefixes.keep(running)
     for text in range(2, 2_000):
         kept(prefixes, f"text {text}", names(text, STEP))
     assert prefixes.invalidate([Scope(tenant=7)], NAMESPACE, {})[1] == {"running"}

@@ -44,8 +44,8 @@ def _books_agree(engine: Core) -> Iterator[None]:
 
 @pytest.fixture
 def shreds(engine: Core, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held = Held(engine.administrator._keys.keyring.shred)
-    monkeypatch.setattr(engine.administrator._keys.keyring, "shred", held)
+    held = Held(engine.administrator._keyring.shred)
+    monkeypatch.setattr(engine.administrator._keyring, "shred", held)
     yield held
     held.go_on.set()
 
@@ -66,7 +66,7 @@ class Held:
 
 def with_keys(engine: Core, tenant: str) -> dict[str, Any]:
     """A tenant whose keys are there."""
-    assert engine.administrator._keys.keyring.prepare([tenant], HANG_S) == ()
+    assert engine.administrator._keyring.prepare([tenant], HANG_S) == ()
     return {"hotspan": {"tenant": tenant}}
 
 
@@ -113,7 +113,7 @@ def test_keys_that_can_t_be_destroyed_are_no_receipt(engine: Core, monkeypatch: 
     def fails(tenant: str) -> None:
         raise OSError("the key store is read-only")
 
-    monkeypatch.setattr(engine.administrator._keys.keyring, "shred", fails)
+    monkeypatch.setattr(engine.administrator._keyring, "shred", fails)
     prompt, tenant = engine.text(12, LENGTH), with_keys(engine, "globex")
     engine.stored(prompt, **tenant)
     with pytest.raises(OSError, match="read-only"):
@@ -126,7 +126,7 @@ def test_a_text_goes_with_its_tenant_while_no_keys_are_there(engine: Core, monke
     prompt = engine.text(13, LENGTH)
     engine.stored(prompt, **with_keys(engine, "initech"))
     with monkeypatch.context() as away:
-        away.setattr(engine.administrator._keys.keyring, "names", lambda tenant: None)
+        away.setattr(engine.administrator._keyring, "names", lambda tenant: None)
         receipt = engine.administer(do="invalidate", tenant="initech", tokens=prompt)
     assert receipt["widened"] == ["initech"] and receipt["removed"]["disk_chunks"] == LENGTH // CHUNK
     assert engine.ask(prompt, **with_keys(engine, "initech")) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hotspan.core.clock import Clock
+from hotspan.core.terms import tenant_label
 from hotspan.keyring.fetcher import Ticket
 from hotspan.keyring.keyring import Keyring, open_keyring
 from hotspan.keyring.records import StoreHeader
@@ -41,7 +42,7 @@ def opened(store: Path, kek: str, *tenants: str, clock: Clock | None = None) -> 
 
 def sealed(keyring: Keyring, tenant: str, text: bytes = b"kv") -> tuple[bytes, bytes, bytes]:
     """The key id, the writer and the ciphertext of `text` under what seals `tenant`'s frames now."""
-    sealing = keyring.sealing(tenant)
+    sealing = keyring.sealing(tenant_label(tenant))
     assert sealing is not None
     return sealing.key_id, sealing.writer, sealing.aead.encrypt(NONCE, text, None)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hotspan.core.terms import tenant_label
 from hotspan.keyring.keyring import open_keyring
 from hotspan.keyring.records import file_name
 from hotspan.keyring.wrap import open_wrapper
@@ -42,9 +43,9 @@ def test_tenants_share_nothing(store: Path, kek: str) -> None:
 def test_an_unknown_tenant_comes_in_the_background(store: Path, kek: str) -> None:
     """The first `names` answers None at once; soon after the keys are there."""
     with open_keyring(store, kek, {}) as keyring:
-        assert at_once(keyring, "a") is None and keyring.sealing("a") is None
+        assert at_once(keyring, "a") is None and keyring.sealing(tenant_label("a")) is None
         eventually(lambda: keyring.names("a") is not None)
-        assert keyring.sealing("a") is not None
+        assert keyring.sealing(tenant_label("a")) is not None
         keyring.check()
 
 
@@ -149,7 +150,7 @@ def test_a_file_of_another_tenant_is_not_taken(store: Path, kek: str) -> None:
         (store / file_name("b")).write_text(forged)
         with open_keyring(store, kek, {}) as keyring:
             assert keyring.prepare(["b"], PATIENCE_S) == ("b",)
-            assert keyring.names("b") is None and keyring.sealing("b") is None
+            assert keyring.names("b") is None and keyring.sealing(tenant_label("b")) is None
             assert keyring.prepare(["a"], PATIENCE_S) == ()
 
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotspan.core.terms import tenant_label
 from hotspan.keyring.sealing import NonceCounter, Root, frame_key
 from tests.keyring.rig import NONCE, PATIENCE_S, opened
 
@@ -50,7 +51,7 @@ def test_no_nonce_comes_twice_to_any_thread(store: Path, kek: str) -> None:
         def take(tenant: str) -> None:
             mine = []
             for _ in range(2000):
-                sealing = keyring.sealing(tenant)
+                sealing = keyring.sealing(tenant_label(tenant))
                 assert sealing is not None
                 mine.append(sealing.next_nonce())
             taken.extend(mine)
@@ -68,14 +69,14 @@ def test_no_nonce_comes_twice_to_any_thread(store: Path, kek: str) -> None:
 def test_a_key_fetched_again_goes_on_counting(store: Path, kek: str) -> None:
     """Keys that were forgotten and come back unchanged don't start over at nonce zero."""
     with opened(store, kek, "a") as keyring:
-        first = keyring.sealing("a")
+        first = keyring.sealing(tenant_label("a"))
         file = next(p for p in store.glob("*.json") if p.name != "store.json")
         file.rename(store / "aside")
         keyring.refresh()
-        assert keyring.sealing("a") is None
+        assert keyring.sealing(tenant_label("a")) is None
         (store / "aside").rename(file)
         assert keyring.prepare(["a"], PATIENCE_S) == ()
-        second = keyring.sealing("a")
+        second = keyring.sealing(tenant_label("a"))
         assert first is not None and second is not None
         assert first.key_id == second.key_id and first.writer != second.writer
         assert first.next_nonce() != second.next_nonce()
@@ -92,7 +93,7 @@ def test_a_copy_of_the_machine_repeats_no_key(
         snapshot, sealed = keyring._nonces._next, []
         for _ in range(2):
             keyring._nonces._next = snapshot
-            sealing = keyring.sealing("a")
+            sealing = keyring.sealing(tenant_label("a"))
             assert sealing is not None
             sealed.append((sealing.next_nonce(), sealing.aead.encrypt(NONCE, bytes(64), None)))
     (first, second) = sealed
@@ -120,7 +121,9 @@ def test_secrets_are_not_shown(store: Path, kek: str) -> None:
         held = keyring._held["a"]
         secrets = (held.secrets.names, *(root.secret for root in held.secrets.roots))
         stored = keyring._store.read("a")
-        shown = "".join(map(repr, (keyring, held, held.secrets, keyring.sealing("a"), stored, keyring.stats())))
+        shown = "".join(
+            map(repr, (keyring, held, held.secrets, keyring.sealing(tenant_label("a")), stored, keyring.stats()))
+        )
         for secret in secrets:
             digest = hashlib.sha256(secret).hexdigest()
             assert secret.hex() not in shown and repr(secret)[2:-1] not in shown and digest not in shown
@@ -132,4 +135,4 @@ def test_secrets_are_not_shown(store: Path, kek: str) -> None:
 def test_what_seals_can_not_be_changed(store: Path, kek: str, call: object) -> None:
     """A sealing is frozen: a frame can't be labelled with another key than it was sealed with."""
     with opened(store, kek, "a") as keyring, pytest.raises(AttributeError):
-        call(keyring.sealing("a"))  # type: ignore[operator]
+        call(keyring.sealing(tenant_label("a")))  # type: ignore[operator]

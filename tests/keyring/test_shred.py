@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from hotspan.core.terms import tenant_label
 from hotspan.keyring.keyring import REFRESH_S, open_keyring
 from hotspan.keyring.records import file_name
 from hotspan.keyring.sealing import Root, frame_key
@@ -28,7 +29,7 @@ def test_a_shred_is_for_good(store: Path, kek: str) -> None:
         assert receipt.tenant == "a" and receipt.at_s == clock.unix()
         assert receipt.roots == (frame[0].hex(), newer[0].hex())
         assert not (store / file_name("a")).exists()
-        assert keyring.sealing("a") is None and not reads(keyring, frame) and not reads(keyring, newer)
+        assert keyring.sealing(tenant_label("a")) is None and not reads(keyring, frame) and not reads(keyring, newer)
         assert keyring.stats().waiting == 0  # nothing is created that nobody asked for
         assert at_once(keyring, "a") is None
         eventually(lambda: keyring.names("a") is not None)
@@ -81,7 +82,7 @@ def test_keys_read_before_a_shred_are_not_held_after_it(store: Path, kek: str) -
         assert len(keyring.shred("a").roots) == 1
         go_on.set()
         eventually(lambda: bool(fetched))
-        assert keyring.stats().tenants == 0 and keyring.sealing("a") is None
+        assert keyring.stats().tenants == 0 and keyring.sealing(tenant_label("a")) is None
         keyring.check()
 
 
@@ -97,7 +98,7 @@ def test_a_shred_that_is_not_durable_says_so(store: Path, kek: str, monkeypatch:
             patched.setattr(os, "fsync", fail)
             with pytest.raises(OSError, match="Input/output"):
                 keyring.shred("a")
-        assert keyring.names("a") is None and keyring.sealing("a") is None and not reads(keyring, frame)
+        assert keyring.names("a") is None and keyring.sealing(tenant_label("a")) is None and not reads(keyring, frame)
         assert keyring.prepare(["a"], 0.1) == ("a",)
         assert keyring.stats().waiting == 0
         keyring.shred("a")
@@ -114,7 +115,7 @@ def test_a_shred_reaches_other_processes(store: Path, kek: str) -> None:
         assert reads(two, frame)
         one.shred("a")
         eventually(lambda: not reads(two, frame))
-        assert two.sealing("a") is None and reads(two, kept)
+        assert two.sealing(tenant_label("a")) is None and reads(two, kept)
         two.check()
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.types import GIB, MIB
-from hotspan.engine import sizing
-from hotspan.engine.sizing import plan_engine
+from hotspan.engine import arguments as engine_arguments
+from hotspan.engine.arguments import plan_engine
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import Extent, TierPlan
 
@@ -29,7 +29,7 @@ def is_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
         def is_cpu() -> bool:
             return bool(request.param)
 
-    monkeypatch.setattr(sizing, "current_platform", Platform)
+    monkeypatch.setattr(engine_arguments, "current_platform", Platform)
     return bool(request.param)
 
 

@@ -29,7 +29,7 @@ from vllm.distributed.kv_events import (
     ZmqEventPublisher,
 )
 
-from hotspan.engine.publisher import KeyedPublisher, offer_publisher
+from hotspan.engine.events import KeyedPublisher, offer_publisher
 
 OURS, OTHERS = CurveKeys.of(b"a" * 64), CurveKeys.of(b"b" * 64)
 

@@ -175,7 +175,6 @@ def _check_offline(disk: Path, kek: str | None, key_store: Path | None) -> dict[
 
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
-    from hotspan.engine.keys import TenantKeys
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.store import KeyStore
     from hotspan.tiers.check import check_offline
@@ -191,7 +190,7 @@ def _check_offline(disk: Path, kek: str | None, key_store: Path | None) -> dict[
         late = keyring.prepare(tenants, 30.0)
         if late:
             raise ConfigError(f"the keys of {', '.join(late)} can't be had: see to the key-encryption key, then again")
-        return check_offline(disk, TenantKeys(keyring, tenants))
+        return check_offline(disk, keyring)
 
 
 def _text(path: Path) -> str:

@@ -11,12 +11,14 @@ died (SIGKILL, out of memory): each child gets SIGTERM, then SIGKILL after its g
 
 import contextlib
 import json
+import multiprocessing
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +103,21 @@ def stopping_in_order() -> Iterator[None]:
         for number in taken:
             if signal.getsignal(number) is stop:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def end_with_parent() -> None:
+    """Kill this process, which multiprocessing started, as soon as the one that started it has ended.
+
+    For a process that has nobody to work for then, and would hold memory, files and ports until it is ended.
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="hotspan-parent", daemon=True).start()
 
 
 # -- the second process ------------------------------------------------------------------------------------------------

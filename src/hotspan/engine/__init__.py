@@ -1,4 +1,4 @@
 """The only code that knows vLLM: connector, spec, manager, worker, identity, launch."""
 
 # First of all: another vLLM fails in some import further down, and says nothing of versions.
-from hotspan.engine import version as version
+from hotspan.engine import contract as contract

@@ -2,7 +2,7 @@
 
 A command is a dict of JSON types, and so is its answer; what takes longer than a step is answered by a Future.
 
-    API server --utility call--> scheduler's thread --tokens--> texts' thread (hash) --+
+    API server --utility call--> scheduler's thread --tokens--> a thread that hashes --+
                                    |    ^                                              |
                                    |    +------------- run_waiting <-------------------+
                                    v
@@ -14,6 +14,7 @@ What other replicas invalidate comes by the log's thread, which wakes the schedu
 import contextlib
 import logging
 import socket
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,21 +23,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
+
 from hotspan.core.clock import Clock
-from hotspan.core.scopes import ScopeSet
-from hotspan.core.terms import Scope, adapter_label, tag_labels, tenant_label
+from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.compat import CoreCalls
-from hotspan.engine.keys import TenantKeys
 from hotspan.engine.manager import HotspanManager
-from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.receipts import Receipts
-from hotspan.engine.texts import NamedText, TextHasher
+from hotspan.engine.requests import RequestRecord
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.position import PositionKeeper
-from hotspan.tiers.base import AllDurable, Durable
+from hotspan.tiers.base import AllDurable
 from hotspan.tiers.guard import GuardedTier
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,10 @@ Answer = dict[str, Any]
 
 _AT_ONCE = 4
 """Texts' invalidations that are carried out between two steps; the others wait for the next."""
+
+_SLICE_TOKENS = 512
+_PAUSE_S = 0.0005
+"""Python runs one thread at a time: between two slices of about 0.3 ms each the scheduler has its turn."""
 
 
 def _ignored(done: bool) -> None:
@@ -57,28 +63,31 @@ def replica_name() -> str:
 
 
 class Administrator:
-    """Stats, invalidation, verification and key shredding for one engine. `do` is called on the scheduler's thread."""
+    """Stats, invalidation, verification and key shredding for one engine. `do` is called on the scheduler's thread.
+
+    directory: of the disk, where it is noted how far a shared log was followed. hasher: makes the engine's function
+               that names blocks.
+    """
 
     def __init__(
         self,
         manager: HotspanManager,
-        prefixes: GpuPrefixes,
         disk: GuardedTier | None,
         follower: LogFollower | None,
         directory: Path | None,
-        keys: TenantKeys | None,
+        keyring: Keyring | None,
         hasher: Callable[[], Callable[..., Any]],
         clock: Clock,
     ) -> None:
         self._manager = manager
         self._clock = clock
-        self._prefixes = prefixes
         self._disk = disk
         self._follower = follower
-        self._keys = keys
+        self._keyring = keyring
+        self._hasher = hasher
         self._replica = follower.replica if follower is not None else replica_name()
         self._receipts = Receipts(self._replica, follower, clock)
-        self._texts = TextHasher(hasher, manager.keyer)
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="hotspan-texts")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="hotspan-check")
         self._check: Future[Answer] | None = None
         # Nothing that runs here may wait for anything else that runs here.
@@ -120,14 +129,13 @@ class Administrator:
         scopes, position = self._follower.foreign(), self._follower.position
         done = self._keeper.follow(position, bool(scopes)) if self._keeper is not None else _ignored
         if scopes:
-            removed, _ = self._take(scopes, done, is_foreign=True)
-            logger.info("cache_invalidated_elsewhere scopes=%d removed=%s", len(scopes), removed)
+            removed = self._manager.invalidate(scopes, done, is_foreign=True)
+            logger.info("cache_invalidated_elsewhere scopes=%d removed=%s", len(scopes), removed.counts)
 
     def close(self) -> None:
         """Let go of the threads."""
         self._receipts.close()
-        self._texts.close()
-        for threads in (self._checks, self._threads):
+        for threads in (self._texts, self._checks, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -143,12 +151,12 @@ class Administrator:
                 "tenants": {f"{label:016x}": chunks for label, chunks in usage.tenants.items()},
                 "is_up": usage.is_up,
             }
-        return {"replica": self._replica, "tiers": tiers, "is_encrypted": self._keys is not None}
+        return {"replica": self._replica, "tiers": tiers, "is_encrypted": self._keyring is not None}
 
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """What one command names, or each of its batch, as one invalidation with one receipt."""
         batch: Sequence[Mapping[str, Any]] = command.get("batch") or [command]
-        texts = [None if one.get("tokens") is None else self._texts.submit(one) for one in batch]
+        texts = [None if one.get("tokens") is None else self._texts.submit(self._text, one) for one in batch]
         hashed = [text for text in texts if text is not None]
         answer: Future[Answer] = Future()
 
@@ -157,7 +165,7 @@ class Administrator:
             for one, text in zip(batch, texts, strict=True):
                 scope = _scope(one, self._manager.namespace)
                 if text is not None:
-                    scope = self._named(scope, text.result())
+                    scope = self._named(scope, text.result(), int(one.get("tokens_from") or 0))
                     widened += [one["tenant"]] if scope.keys is None else []
                 scopes.append(scope)
             _pass_on(self._forget(scopes, widened, self._logged(command)), answer)
@@ -170,17 +178,42 @@ class Administrator:
             _attempt(named, answer)
         return answer
 
-    def _named(self, scope: Scope, text: NamedText) -> Scope:
-        """A scope of a text's chunks; without their names, of all that the tenant has with that adapter.
+    def _text(self, command: Mapping[str, Any]) -> RequestRecord:
+        """The text of a command, with the engine's hashes of its blocks. Runs on a thread of its own.
+
+        The adapter's files are read and the tenant's keys asked for here, so that the scheduler's thread finds both.
+        """
+        path, name = command.get("adapter_path"), command.get("adapter_name")
+        lora = LoRARequest(str(name), 1, str(path)) if path is not None else None
+        tenant = str(command.get("tenant") or DEFAULT_TENANT)
+        tokens = [int(token) for token in command["tokens"]]
+        keyer = self._manager.keyer(tenant, lora)
+        request = Request(
+            request_id="hotspan-invalidate",
+            prompt_token_ids=tokens[:_SLICE_TOKENS],
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            lora_request=lora,
+            cache_salt=command.get("cache_salt"),
+            block_hasher=self._hasher(),
+        )
+        for at in range(_SLICE_TOKENS, len(tokens), _SLICE_TOKENS):
+            time.sleep(_PAUSE_S)
+            request.append_output_token_ids(tokens[at : at + _SLICE_TOKENS])
+        text = self._manager.named(request, keyer)
+        text.all_chunks()
+        return text
+
+    def _named(self, scope: Scope, text: RequestRecord, start: int) -> Scope:
+        """A scope of a text's chunks from a token on; without names, of all that the tenant has with that adapter.
 
         Raises: _Refused for a text that is too short to have names.
         """
-        state = self._manager.named(text.request, text.tenant, text.lora)
-        adapter = 0 if text.lora is None else adapter_label(registered_name(text.lora.lora_name))
-        if state.keyer is None:
+        adapter = 0 if text.adapter is None else adapter_label(registered_name(text.adapter))
+        if text.keyer is None:
             logger.warning("cache_invalidation_widened tenant=%016x adapter=%016x", scope.tenant or 0, adapter)
             return replace(scope, adapter=adapter)
-        keys = state.keys_from(text.start)
+        keys = text.keys_from(start)
         if not keys:
             raise _Refused(
                 f"a text of {text.request.num_tokens} tokens is shorter than a chunk ({self._manager.chunk_tokens}): "
@@ -212,21 +245,11 @@ class Administrator:
             answer.set_result(receipt | said)
 
         ready = AllDurable(2, lambda done: self._receipts.ended(done, told, logged))
-        removed, stopped = self._take(scopes, ready, is_foreign=logged is not None)
-        receipt |= {"removed": removed, "requests_in_flight": stopped, "widened": sorted(set(widened))}
+        removed, requests = self._manager.invalidate(scopes, ready, is_foreign=logged is not None)
+        receipt |= {"removed": removed, "requests_in_flight": requests, "widened": sorted(set(widened))}
         logger.info("cache_invalidated receipt=%s scopes=%d removed=%s", receipt["receipt"], len(scopes), removed)
         ready(True)
         return answer
-
-    def _take(
-        self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool = False
-    ) -> tuple[dict[str, int], int]:
-        """Forget here what these scopes take: how much was removed, and how many requests keep nothing any more."""
-        hit = self._manager.matched(ScopeSet(scopes))
-        blocks, stale = self._prefixes.invalidate(scopes, self._manager.namespace, hit)
-        self._manager.disown(stale)
-        tiers = self._manager.forget(scopes, durable, is_foreign=is_foreign)
-        return {"gpu_blocks": blocks} | {f"{tier.value}_chunks": count for tier, count in tiers.items()}, len(stale)
 
     def _verify(self) -> "Answer | Future[Answer]":
         """A check of the disk; who asks while one runs gets its answer, too."""
@@ -265,9 +288,9 @@ class Administrator:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _need_keyring(self) -> Keyring:
-        if self._keys is None:
+        if self._keyring is None:
             raise ValueError("this engine has no keys: serve with --kek and --key-store")
-        return self._keys.keyring
+        return self._keyring
 
     def _later(self, function: Callable[[], None], answer: "Future[Answer]") -> None:
         """From any thread: have the scheduler's thread call it; `answer` is told if that fails."""

@@ -33,9 +33,6 @@ from typing import Any, NamedTuple, TypeVar
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.platforms import current_platform
@@ -45,36 +42,13 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.kv_offload.base import (
-    CanonicalKVCaches,
-    CanonicalKVCacheTensor,
-    GPULoadStoreSpec,
-    LoadStoreSpec,
-    LookupResult,
-    OffloadingCounterMetadata,
-    OffloadingGaugeMetadata,
-    OffloadingHistogramMetadata,
-    OffloadingManager,
-    OffloadingMetricMetadata,
-    OffloadingSpec,
-    OffloadingWorker,
-    OffloadKey,
-    PrepareStoreOutput,
-    ReqContext,
-    RequestOffloadingContext,
-    TransferResult,
-    get_offload_block_hash,
-    get_offload_group_idx,
-    make_offload_key,
-)
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.config import OffloadingConfig
-from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import Request
 
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
-from hotspan.engine.contract import METHODS
-from hotspan.engine.version import ENGINE, SUPPORTED, check_version, engine_version
+from hotspan.engine.contract import ENGINE, METHODS, SUPPORTED, check_version, engine_version
 
 if ENGINE >= (0, 32):
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -87,54 +61,6 @@ else:
         DISK = "disk"
         EXTERNAL_UNSPECIFIED = "external_unspecified"
 
-
-__all__ = [
-    "CPULoadStoreSpec",
-    "CacheHitSource",
-    "CanonicalKVCacheTensor",
-    "CanonicalKVCaches",
-    "CoreCalls",
-    "GPULoadStoreSpec",
-    "LoadStoreSpec",
-    "LookupResult",
-    "OffloadKey",
-    "OffloadedGroup",
-    "OffloadingConfig",
-    "OffloadingConnector",
-    "OffloadingConnectorMetadata",
-    "OffloadingConnectorScheduler",
-    "OffloadingConnectorStats",
-    "OffloadingCounterMetadata",
-    "OffloadingGaugeMetadata",
-    "OffloadingHistogramMetadata",
-    "OffloadingManager",
-    "OffloadingMetricMetadata",
-    "OffloadingSpec",
-    "OffloadingWorker",
-    "PrepareStoreOutput",
-    "ReqContext",
-    "RequestOffloadingContext",
-    "TransferResult",
-    "ask_cores",
-    "block_hasher",
-    "build_offloading_config",
-    "cap_last_store",
-    "check_engine",
-    "engine_version",
-    "extra_keys",
-    "fix_hash_seed",
-    "get_offload_block_hash",
-    "get_offload_group_idx",
-    "hash_seed",
-    "keep_state",
-    "kept_state",
-    "kv_layout",
-    "make_offload_key",
-    "offer_utility",
-    "offloaded_groups",
-    "skip_unchanged_keys",
-    "watch_adapters",
-]
 
 _State = TypeVar("_State")
 

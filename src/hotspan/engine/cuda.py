@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
 from hotspan.core.types import PAGE_BYTES
-from hotspan.engine.compat import CanonicalKVCaches, OffloadingWorker
-from hotspan.engine.version import ENGINE
+from hotspan.engine.contract import ENGINE
 from hotspan.tiers.slab import SharedSlab
 
 if ENGINE >= (0, 32):

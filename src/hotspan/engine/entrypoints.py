@@ -1,6 +1,6 @@
 """What hotspan takes from vLLM's API server, whose modules moved three times: engine/compat.py has the table."""
 
-from hotspan.engine.version import ENGINE
+from hotspan.engine.contract import ENGINE
 
 if ENGINE >= (0, 33):
     from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args

@@ -5,14 +5,29 @@ key, standing on the chunk before it, with its tokens: who missed the engine's e
 
 What leaves RAM is told at once. What comes to the tiers below, and what leaves them, is found by looking at a few
 chunks each step: a router that knows it some seconds late chooses a little worse, and the tiers need no hooks.
+
+They are published by vLLM's publisher: to subscribers with the key only, and on loopback where that is asked.
 """
 
 from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+import zmq
+from vllm.distributed.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    EventPublisherFactory,
+    KVCacheEvent,
+    ZmqEventPublisher,
+)
 from vllm.v1.core.block_pool import BlockPool
+from zmq.auth.thread import ThreadAuthenticator
 
 from hotspan.cache.tiered import TieredCache
+from hotspan.config.kv_events import is_local, read_key
+from hotspan.core.curve import DOMAIN, CurveKeys
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.engine.compat import extra_keys
 from hotspan.engine.requests import ChunkGroup, RequestRecord
@@ -129,3 +144,57 @@ def _in_order(tiers: frozenset[Tier]) -> list[Tier]:
 def _name(key: ChunkKey) -> int:
     """A chunk among a replica's blocks: 64 bits of its key, as the engine's own events have them."""
     return int.from_bytes(key[-8:], "big")
+
+
+# -- the publisher -----------------------------------------------------------------------------------------------------
+
+
+def offer_publisher(key: Path | None) -> None:
+    """Have engines of this process publish by ours. key: a file (config/kv_events.py); None sends to whoever follows.
+
+    Raises: ConfigError for a key that can't be used.
+    """
+    made = partial(KeyedPublisher, None if key is None else read_key(key))
+    EventPublisherFactory._registry["zmq"] = made  # `register_publisher` takes new names only, and the config none
+
+
+class KeyedPublisher(ZmqEventPublisher):
+    """Publishes to followers that show the key; without `keys` as vLLM does, but for loopback addresses."""
+
+    def __init__(self, keys: CurveKeys | None, *given: Any, **named: Any) -> None:
+        self._keys = keys
+        self._gate: ThreadAuthenticator | None = None
+        super().__init__(*given, **named)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._gate is not None:
+            self._gate.stop()
+            self._ctx.destroy(0)
+            self._gate = None
+
+    def _socket_setup(self) -> None:
+        if self._keys is None and not is_local(self._endpoint):
+            super()._socket_setup()
+            return
+        if self._keys is not None:
+            # A context of its own: whoever asks to follow is asked for in it, and vLLM's other sockets are not.
+            self._ctx = zmq.Context()
+            self._gate = ThreadAuthenticator(self._ctx)
+            self._gate.start()
+            self._gate.configure_curve_callback(DOMAIN.decode(), self._keys)
+        self._pub = self._socket(zmq.PUB)
+        self._pub.set_hwm(self._hwm)
+        if is_local(self._endpoint) or "*" in self._endpoint or "::" in self._endpoint:
+            self._pub.bind(self._endpoint)
+        else:
+            self._pub.connect(self._endpoint)
+        if self._replay_endpoint is not None:
+            self._replay = self._socket(zmq.ROUTER)
+            self._replay.bind(self._replay_endpoint)
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = self._ctx.socket(kind)
+        if self._keys is not None:
+            self._keys.publish(socket)
+        return socket

@@ -19,10 +19,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import namespace_digest
-from hotspan.engine.compat import engine_version, hash_seed, kv_layout
+from hotspan.engine.compat import hash_seed, kv_layout
+from hotspan.engine.contract import engine_version
 from hotspan.engine.fingerprint import FileDigests, model_digest
-from hotspan.engine.kv_environment import kv_environment
-from hotspan.engine.kv_fields import KV
+from hotspan.engine.kv_fields import KV, kv_environment
 
 logger = logging.getLogger(__name__)
 

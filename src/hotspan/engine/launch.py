@@ -22,10 +22,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
-from hotspan.engine.bodies import refuse_bodies
 from hotspan.engine.compat import ask_cores
-from hotspan.engine.door import Door
 from hotspan.engine.entrypoints import build_app, init_app_state
+from hotspan.engine.guard import RequestGuard, refuse_bodies
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +34,11 @@ _TELL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine, the app that answers from it, and the door between them."""
+    """A running engine, the app that answers from it, and the guard between them."""
 
     app: FastAPI
     client: AsyncLLM
-    door: Door
+    guard: RequestGuard
 
     @property
     def is_dead(self) -> bool:
@@ -79,7 +78,7 @@ class Engine:
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
-        return self.door.salt(tenant, salt)
+        return self.guard.salt(tenant, salt)
 
     @property
     def max_tokens(self) -> int:
@@ -119,8 +118,8 @@ class Engine:
 
 
 @asynccontextmanager
-async def launch(arguments: Namespace, door: Door, aftermath: Aftermath) -> AsyncIterator[Engine]:
-    """An engine for `arguments` (engine/arguments.py) behind `door`, stopped on exit after its requests have ended.
+async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath) -> AsyncIterator[Engine]:
+    """An engine for `arguments` (engine/arguments.py) behind `guard`, stopped on exit after its requests have ended.
 
     aftermath: ends the engine's processes if this one is killed.
 
@@ -129,14 +128,14 @@ async def launch(arguments: Namespace, door: Door, aftermath: Aftermath) -> Asyn
     """
     client = _start(arguments, aftermath)
     try:
-        door.guard(client)
+        guard.protect(client)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
         refuse_bodies(app)
-        door.guard_routes(app)
+        guard.protect_routes(app)
         await client.reset_mm_cache()
-        yield Engine(app, client, door)
+        yield Engine(app, client, guard)
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
 

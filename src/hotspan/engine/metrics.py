@@ -1,23 +1,28 @@
 """The cache's counts as Prometheus metrics, carried by vLLM from the engine's process to the server's /metrics."""
 
 from prometheus_client import REGISTRY
-
-from hotspan.cache.cost import CostReport
-from hotspan.cache.rates import Accuracy
-from hotspan.cache.stats import CacheStats
-from hotspan.cache.tiered import TieredCache
-from hotspan.engine.compat import (
-    OffloadingConnectorStats,
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
+
+from hotspan.cache.cost import CostReport
+from hotspan.cache.rates import Accuracy
+from hotspan.cache.stats import CacheStats
+from hotspan.cache.tiered import TieredCache
 from hotspan.l2.follower import LogFollower
 
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
 _WHAT = ("what",)
+_BY_TIER = (
+    *("hit_tokens", "load_bytes", "store_bytes", "evictions"),
+    *("stores_refused", "stores_late", "invalidated", "expired"),
+)
+"""The fields of `CacheStats` that count by tier; the metrics have their names."""
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Prompt tokens of requests that began to run."),
@@ -125,28 +130,15 @@ class CacheMetrics:
     def _report_counts(self, counts: CacheStats) -> None:
         self._add("hotspan_cache_lookup_tokens", counts.lookup_tokens)
         self._add("hotspan_cache_cuts", counts.cuts)
-        by_tier = {
-            "hotspan_cache_hit_tokens": counts.hit_tokens,
-            "hotspan_cache_load_bytes": counts.load_bytes,
-            "hotspan_cache_store_bytes": counts.store_bytes,
-            "hotspan_cache_evictions": counts.evictions,
-            "hotspan_cache_stores_refused": counts.stores_refused,
-            "hotspan_cache_stores_late": counts.stores_late,
-            "hotspan_cache_invalidated": counts.invalidated,
-            "hotspan_cache_expired": counts.expired,
-        }
-        for name, values in by_tier.items():
-            for tier, value in values.items():
-                self._out.increase_counter(name, value, (tier.value,))
+        for name in _BY_TIER:
+            for tier, value in getattr(counts, name).items():
+                self._add(f"hotspan_cache_{name}", value, tier.value)
         for (tier, fault), value in counts.faults.items():
-            self._out.increase_counter("hotspan_cache_faults", value, (tier.value, fault))
-        for name, seconds in (
-            ("hotspan_cache_load_seconds", counts.load_seconds),
-            ("hotspan_cache_store_seconds", counts.store_seconds),
-        ):
-            for tier, samples in seconds.items():
+            self._add("hotspan_cache_faults", value, tier.value, fault)
+        for name in ("load_seconds", "store_seconds"):
+            for tier, samples in getattr(counts, name).items():
                 for sample in samples:
-                    self._out.observe_histogram(name, sample, (tier.value,))
+                    self._out.observe_histogram(f"hotspan_cache_{name}", sample, (tier.value,))
 
     def _report_cost(self, now: CostReport, last: CostReport) -> None:
         for choice in ("asked", "loaded", "refused", "late"):

@@ -1,7 +1,7 @@
-"""The engine's own prefix cache, as far as forgetting needs it: which texts lie there, and on what terms.
+"""The engine's own prefix cache, as far as forgetting needs it: which texts are in it, and on what terms.
 
 The engine knows its blocks by hash and nothing of tenants or tags. Here each request leaves its text in spans of a
-chunk, with the terms on which it uses them, so that an invalidation finds the blocks and what stands on them:
+chunk, with the terms on which it uses them, so that an invalidation finds the blocks and their descendants:
 
     tagged request:   [h0 h1] <- [h2 h3] <- [h4]        a span is named by its last hash: h1, h3, h4
     another one:      [h0 h1] <- [h2 h3] <- [h5 h6]     if h3 goes, so do h4 and h6
@@ -9,15 +9,13 @@ chunk, with the terms on which it uses them, so that an invalidation finds the b
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
-from vllm.v1.request import Request
 
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey
+from hotspan.engine.requests import RequestRecord
 from hotspan.engine.spans import Span, Spans
 
 _PRUNE_ABOVE, _PRUNE_SHARE = 1024, 2
@@ -25,34 +23,19 @@ _PRUNE_ABOVE, _PRUNE_SHARE = 1024, 2
 
 _HASH_BYTES = 32
 
-KeysAt = Callable[[int], frozenset[ChunkKey] | None]
-"""The keys of the chunks in the span at an index; None if they can't be told."""
-
-
-@dataclass(slots=True)
-class Running:
-    """A request that has not ended.
-
-    names: of the spans of its text, as far as they are complete. kept: how many spans of it were kept.
-    """
-
-    request: Request
-    kept: int = 0
-    names: list[bytes] = field(default_factory=list)
-    is_renamed: bool = False
-
 
 class GpuPrefixes:
     """What may be found in the engine's prefix cache. One thread (the scheduler's) calls it.
 
-    groups:      KV cache groups. span_hashes: block hashes of a chunk.
+    groups: KV cache groups. span_hashes: block hashes of a chunk. hash_tokens: tokens of a block hash.
     """
 
-    def __init__(self, groups: int = 1, span_hashes: int = 1) -> None:
+    def __init__(self, groups: int = 1, span_hashes: int = 1, hash_tokens: int = 1) -> None:
         self._pool: BlockPool | None = None
         self._groups = groups
         self._step = span_hashes
-        self._running: dict[str, Running] = {}
+        self._hash_tokens = hash_tokens
+        self._running: dict[str, RequestRecord] = {}
         self._users: defaultdict[bytes, set[str]] = defaultdict(set)  # running requests by the spans of their texts
         self.spans = Spans()
 
@@ -62,45 +45,44 @@ class GpuPrefixes:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, record: RequestRecord) -> None:
         """A request is about to come."""
-        if request.request_id in self._running:
-            self._leave(request.request_id)
-        self._running[request.request_id] = Running(request)
-        self._note_names(self._running[request.request_id])
+        name = record.request.request_id
+        if name in self._running:
+            self._leave(name)
+        self._running[name] = record
+        self._note_spans(record)
 
-    def terms(self, request: Request, index: int) -> Terms | None:
-        """The terms of the chunk at `index` of a request's text, if it may lie in the cache."""
-        end = (index + 1) * self._step
-        return self.spans.terms(request.block_hashes[end - 1]) if end <= len(request.block_hashes) else None
+    def terms(self, record: RequestRecord, index: int) -> Terms | None:
+        """The terms of the chunk at `index` of a request's text, if it may be in the cache."""
+        end, hashes = (index + 1) * self._step, record.request.block_hashes
+        return self.spans.terms(hashes[end - 1]) if end <= len(hashes) else None
 
-    def keep(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
-        """What a request has computed so far, or is about to, may stay in the cache on these terms by chunk index.
+    def keep(self, record: RequestRecord) -> None:
+        """What a request has computed so far, or is about to, may stay in the cache on its terms.
 
         Spans of a running request are kept once: the terms stay the same, and whoever drops one renames the request.
         """
-        hashes, step = request.block_hashes, self._step
-        running = self._running.get(request.request_id)
-        if running is None or running.request is not request:
-            running = Running(request)
-        else:
-            self._note_names(running)
-        first = 0 if running.is_renamed else running.kept
+        hashes, step = record.request.block_hashes, self._step
+        if self._running.get(record.request.request_id) is record:
+            self._note_spans(record)
+        first = 0 if record.is_renamed else record.spans_kept
         parent: bytes | None = hashes[first * step - 1] if first else None
         for index in range(first, -(-len(hashes) // step)):
             part = list(hashes[index * step : (index + 1) * step])
-            self.spans.keep(Span(part[-1], part, parent, terms_at(index), keys_at(index)))
+            self.spans.keep(Span(part[-1], part, parent, record.terms_at(index), record.keys_at(index)))
             parent = part[-1]
         if len(self.spans) > _PRUNE_ABOVE + (self._pool.num_gpu_blocks // step if self._pool is not None else 0):
             self.spans.prune(_PRUNE_SHARE * (len(hashes) // step - first + 1), self._may_be_found)
-        running.kept = len(hashes) // step
+        record.spans_kept = len(hashes) // step
 
-    def end(self, request: Request, terms_at: Callable[[int], Terms], keys_at: KeysAt) -> None:
-        """A request ended."""
-        running = self._running.get(request.request_id)
-        if running is not None and running.request is request:
-            self.keep(request, terms_at, keys_at)
-            self._leave(request.request_id)
+    def end(self, record: RequestRecord) -> None:
+        """A request ended. What it may not store leaves the cache at once."""
+        if self._running.get(record.request.request_id) is record:
+            self.keep(record)
+            self._leave(record.request.request_id)
+        if not record.may_store:
+            self._evict(record.request.block_hashes[record.kept_tokens // self._hash_tokens :])
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
@@ -114,30 +96,26 @@ class GpuPrefixes:
         """
         return self._drop(self.spans.matched(scopes, namespace), hit)
 
-    def expire(self, now_s: float) -> int:
-        """Drop the texts whose time is over; returns how many blocks."""
-        expired = self.spans.expired(now_s)
-        return self._drop(expired, {})[0] if expired else 0
-
-    def forget(self, request: Request, start: int) -> int:
-        """Drop one request's blocks from hash `start` on: it asked that nothing of it be stored."""
-        return self._evict(request.block_hashes[start:])
+    def expire(self, now_s: float) -> None:
+        """Drop the texts whose time is over."""
+        if expired := self.spans.expired(now_s):
+            self._drop(expired, {})
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not agree."""
+        """Raise AssertionError if spans and running requests do not agree."""
         self.spans.check()
-        used = {(name, request_id) for request_id, running in self._running.items() for name in running.names}
+        used = {(name, request_id) for request_id, record in self._running.items() for name in record.spans}
         if used != {(name, request_id) for name, users in self._users.items() for request_id in users}:
             raise AssertionError("spans and running requests know each other differently")
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _drop(self, taken: set[bytes], hit: Mapping[str, int]) -> tuple[int, set[str]]:
+    def _drop(self, names: set[bytes], hit: Mapping[str, int]) -> tuple[int, set[str]]:
         """Evict these spans, and rename the running requests concerned."""
         users = set(hit)
         dropped: list[bytes] = []
-        pieces: dict[bytes | None, set[bytes]] = {}  # by what they stand on
-        for name in taken:
+        pieces: dict[bytes | None, set[bytes]] = {}  # by the span before them
+        for name in names:
             span = self.spans.pop(name)
             dropped += span.hashes
             users |= self._users.get(name, set())
@@ -145,67 +123,59 @@ class GpuPrefixes:
                 pieces.setdefault(span.parent, set()).add(name)
         users.update(self._going_on(pieces))
         for request_id in users & self._running.keys():
-            dropped += self._rename(self._running[request_id], taken, hit.get(request_id))
+            dropped += self._rename(self._running[request_id], names, hit.get(request_id))
         return self._evict(dropped), users
 
     def _going_on(self, pieces: Mapping[bytes | None, set[bytes]]) -> Iterator[str]:
         """Running requests whose texts go on where one of these pieces ends; each text is looked through once."""
         users = (self._running if parent is None else self._users.get(parent, ()) for parent in pieces)
         for request_id in set().union(*users):
-            running = self._running[request_id]
-            for at, parent in enumerate([None, *running.names]):
-                if parent not in pieces:
-                    continue
-                if not pieces[parent].isdisjoint(running.request.block_hashes[at * self._step : (at + 1) * self._step]):
-                    yield request_id
-                    break
+            record = self._running[request_id]
+            for at, parent in enumerate([None, *record.spans]):
+                names = pieces.get(parent)
+                if names is not None:
+                    following = record.request.block_hashes[at * self._step : (at + 1) * self._step]
+                    if not names.isdisjoint(following):
+                        yield request_id
+                        break
 
-    def _rename(self, running: Running, taken: set[bytes], start: int | None) -> list[bytes]:
+    def _rename(self, record: RequestRecord, dropped: set[bytes], start: int | None) -> list[bytes]:
         """Give a request's blocks names that no other can have, and those to come; returns the names to be evicted.
 
-        start: the first chunk concerned, if the request is for another reason than that it uses one that is taken.
+        start: the first chunk concerned, if the request is for another reason than that it uses one that is dropped.
         """
-        hashes = list(running.request.block_hashes)
-        first = next((n // self._step for n, name in enumerate(hashes) if name in taken), None)
+        hashes = list(record.request.block_hashes)
+        first = next((n // self._step for n, name in enumerate(hashes) if name in dropped), None)
         first = min((n for n in (first, start) if n is not None), default=0)
-        self._forget_names(running)
-        running.is_renamed = True
+        self._forget_spans(record)
+        record.is_renamed = True
         noise = os.urandom(_HASH_BYTES * len(hashes))
-        running.request.block_hashes[:] = [
+        record.request.block_hashes[:] = [
             BlockHash(noise[at : at + _HASH_BYTES]) for at in range(0, len(noise), _HASH_BYTES)
         ]
         return hashes[first * self._step :]
 
-    def _note_names(self, running: Running) -> None:
+    def _note_spans(self, record: RequestRecord) -> None:
         """Know the request by the spans of its text."""
-        hashes, names = running.request.block_hashes, running.names
-        for end in range((len(names) + 1) * self._step, 0 if running.is_renamed else len(hashes) + 1, self._step):
+        hashes, names = record.request.block_hashes, record.spans
+        for end in range((len(names) + 1) * self._step, 0 if record.is_renamed else len(hashes) + 1, self._step):
             names.append(hashes[end - 1])
-            self._users[hashes[end - 1]].add(running.request.request_id)
+            self._users[hashes[end - 1]].add(record.request.request_id)
 
-    def _forget_names(self, running: Running) -> None:
-        for name in running.names:
+    def _forget_spans(self, record: RequestRecord) -> None:
+        for name in record.spans:
             users = self._users[name]
-            users.discard(running.request.request_id)
+            users.discard(record.request.request_id)
             if not users:
                 del self._users[name]
-        running.names.clear()
+        record.spans.clear()
+
+    def _leave(self, request_id: str) -> None:
+        self._forget_spans(self._running.pop(request_id))
 
     def _may_be_found(self, span: Span) -> bool:
         """Whether blocks of a span are in the pool, or a running request may still compute some."""
-        if span.name in self._users:
-            return True
-        if self._pool is None:
-            return False
-        find = self._pool.cached_block_hash_to_block.get_one_block
-        for group in range(self._groups):
-            for name in span.hashes:
-                if find(make_block_hash_with_group_id(BlockHash(name), group)) is not None:
-                    return True
-        return False
-
-    def _leave(self, request_id: str) -> None:
-        self._forget_names(self._running.pop(request_id))
+        return span.name in self._users or any(next(self._blocks(name), None) is not None for name in span.hashes)
 
     def _blocks(self, name: bytes) -> Iterator[int]:
         """The block of a hash in each KV cache group that has it: one of several, if it was computed side by side."""

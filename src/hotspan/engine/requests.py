@@ -1,19 +1,35 @@
-"""The record of one request: its chunks, named once from the engine's hashes, and what it holds in the cache."""
+"""The record of one request: its chunks, named once from the engine's hashes, and what it holds in the cache.
 
-from collections.abc import Iterable
+`Admission` makes it: whose the request is, what its chunks are called, and on what terms they are kept.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from vllm.lora.request import LoRARequest
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx, make_offload_key
 from vllm.v1.request import Request
 
 from hotspan.cache.entry import Reader
-from hotspan.core.namespace import ChunkKeyer
+from hotspan.config.settings import CacheSettings
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.directives import CLIENT_DIRECTIVES, Directives, governed, parse_directives
+from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.engine.compat import OffloadKey, get_offload_block_hash, get_offload_group_idx, make_offload_key
+from hotspan.engine.adapters import registered_name
+from hotspan.engine.fingerprint import AdapterDigests
+from hotspan.keyring.keyring import Keyring
+
+logger = logging.getLogger(__name__)
 
 _NO_KEY = ChunkKey(bytes(32))
+
+SERVER_DIRECTIVES = "hotspan"
+"""The key of `kv_transfer_params` under which the server hands down what it found out about a request."""
 
 
 class ChunkGroup(NamedTuple):
@@ -34,7 +50,7 @@ class ChunkGroup(NamedTuple):
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestRecord(Reader):
     """All that is known of one request. The cache writes what `Reader` has, `Admission` the request's identity and
-    terms, the manager the rest.
+    terms, `GpuPrefixes` what is said of spans, the manager the rest.
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
@@ -42,6 +58,8 @@ class RequestRecord(Reader):
     is_begun:    it runs. is_answered: the engine was told what is cached, and has not begun with it.
     told:        number of its chunks that routers were told of.
     keys:        of its chunks so far.
+    spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
+    is_renamed:  it was invalidated while it ran: its blocks have names that nobody can ask for.
     """
 
     request: Request
@@ -55,6 +73,9 @@ class RequestRecord(Reader):
     load_began_s: float = 0.0
     told: int = 0
     keys: set[ChunkKey] = field(default_factory=set)
+    spans: list[bytes] = field(default_factory=list)
+    spans_kept: int = 0
+    is_renamed: bool = False
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 
@@ -170,3 +191,76 @@ class RequestRecord(Reader):
                 self.keys.add(key)
                 chain.append(chunk)
         self._hashes_done = len(hashes)
+
+
+class Admission:
+    """Decides for each request whose it is, what its chunks are called and how long they may live."""
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        namespace: bytes,
+        groups: Sequence[ChunkGroup],
+        chunk_tokens: int,
+        keyring: Keyring | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self._settings = settings
+        self.groups = tuple(groups)
+        self._chunk_tokens = chunk_tokens
+        self._keyring = keyring
+        self._clock = clock or SystemClock()
+        self.adapters = AdapterDigests()
+
+    def admit(self, request: Request) -> RequestRecord:
+        """What is to be known of a request. Blocks: for one pass over an adapter's files when it is first named."""
+        directives = self._directives(request)
+        if directives is None or self._has_unnamed_media(request):
+            return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
+        directives = governed(directives, self._settings.retention)
+        lora = request.lora_request
+        adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
+        return RequestRecord(
+            request=request,
+            keyer=self.keyer(directives.tenant, lora),
+            groups=self.groups,
+            may_store=not directives.no_store,
+            terms=directives.terms(adapter, now_s),
+            bare_terms=replace(directives, tags=()).terms(adapter, now_s),
+            tags_from=directives.tags_from // self._chunk_tokens,
+            renews=directives.renew,
+        )
+
+    def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
+        """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now."""
+        adapter: bytes | None = NO_ADAPTER
+        if lora is not None:
+            adapter = self.adapters.of(lora.lora_int_id, lora.lora_path)
+            if adapter is None:
+                logger.warning(
+                    "adapter_unknown name=%s: its files changed or can't be read: not cached", lora.lora_name
+                )
+                return None
+        secret = tenant_digest(tenant) if self._keyring is None else self._keyring.names(tenant)
+        if secret is not None and not self._settings.is_isolated:
+            secret = NO_TENANT
+        return None if secret is None or adapter is None else ChunkKeyer(self.namespace, adapter, secret)
+
+    def _has_unnamed_media(self, request: Request) -> bool:
+        """Whether media came through another server than hotspan's, where a client's `uuid` is their identity."""
+        return bool(request.mm_features) and SERVER_DIRECTIVES not in (request.kv_transfer_params or {})
+
+    def _directives(self, request: Request) -> Directives | None:
+        """What the server said of the request, or what it says itself where no server stands before the engine."""
+        params = request.kv_transfer_params or {}
+        said = params.get(SERVER_DIRECTIVES)
+        if said is not None:
+            return Directives.from_json(said)
+        if self._settings.is_strict:
+            return None
+        try:
+            return parse_directives({name: params[name] for name in CLIENT_DIRECTIVES if name in params})
+        except ValueError as error:
+            logger.warning("directives_refused request=%s: it is not cached: %s", request.request_id, error)
+            return None

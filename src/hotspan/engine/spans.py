@@ -1,14 +1,16 @@
 """Texts in the engine's prefix cache, in spans of a chunk, found by what an invalidation may name.
 
-A span stands on the one before it in its text. Whatever is looked for costs what is found, not what there is: an
-invalidation runs on the scheduler's thread.
+Each span depends on the one before it in its text. A search costs what it finds, not what there is: an invalidation
+runs on the scheduler's thread.
 """
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
+from hotspan.core.scopes import without_keys
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 
@@ -18,14 +20,19 @@ Name = bytes
 _MAX_EXPIRIES = 1024
 """Times that are remembered besides two of each span; what a span no longer expires at is dropped then."""
 
+_NO_KEY = ChunkKey(bytes(32))
+
+_Place = tuple[str, int | bytes | None]
+"""An entry of the index: a kind of name, and the name."""
+
 
 @dataclass(slots=True)
 class Span:
     """Blocks of one chunk, or of the last piece of a text that is no whole one.
 
     hashes: the engine's names of the blocks.
-    keys:   of the chunks in it, in every KV cache group; none for a piece. None: they could not be told (the tenant's
-            keys or the adapter's files were not to be had), so that it may be any of its tenant's.
+    keys:   of the chunks in it, in every KV cache group; none for a piece. None: unknown (the tenant's keys or the
+            adapter's files were not available), so that it may be any of its tenant's.
     """
 
     name: Name
@@ -35,17 +42,28 @@ class Span:
     keys: frozenset[ChunkKey] | None
 
 
+def _places(span: Span) -> Iterator[_Place]:
+    """Where the index has a span."""
+    yield "tenant", span.terms.tenant
+    if span.parent is not None:
+        yield "parent", span.parent
+    for label in span.terms.labels:
+        yield "label", label
+    if span.terms.is_wild:
+        yield "wild", None
+    if span.keys is None:
+        yield "keyless", span.terms.tenant
+        yield "keyless", None  # of any tenant
+    for key in span.keys or ():
+        yield "key", key
+
+
 class Spans:
-    """Spans by name, by key, by label and by tenant, with what stands on each."""
+    """Spans by name, and by what an invalidation may name of them."""
 
     def __init__(self) -> None:
         self._spans: dict[Name, Span] = {}
-        self._children: defaultdict[Name, set[Name]] = defaultdict(set)
-        self._by_tenant: defaultdict[int, set[Name]] = defaultdict(set)
-        self._by_label: defaultdict[int, set[Name]] = defaultdict(set)
-        self._by_key: defaultdict[ChunkKey, set[Name]] = defaultdict(set)
-        self._wild: set[Name] = set()
-        self._keyless: defaultdict[int, set[Name]] = defaultdict(set)  # by tenant
+        self._index: defaultdict[_Place, set[Name]] = defaultdict(set)
         self._expiries: list[tuple[int, Name]] = []
         self._turns: deque[Span] = deque()  # in which `prune` looks at them; those that are gone since among them
         self.looked_at = 0
@@ -66,17 +84,13 @@ class Spans:
         known = self._spans.get(span.name)
         if known is None:
             self._spans[span.name] = known = span
-            if span.parent is not None:
-                self._children[span.parent].add(span.name)
-            self._by_tenant[span.terms.tenant].add(span.name)
             self._turns.append(span)
-            self._index(span)
+            self._add(span)
         elif span.terms is not known.terms or span.keys != known.keys:
-            self._unindex(known)
+            self._remove(known)
             known.terms = known.terms.joined(span.terms)
-            both_known = known.keys is not None and span.keys is not None
-            known.keys = (known.keys or frozenset()) | (span.keys or frozenset()) if both_known else None
-            self._index(known)
+            known.keys = None if known.keys is None or span.keys is None else known.keys | span.keys
+            self._add(known)
         if span.terms.expires_s:
             heapq.heappush(self._expiries, (known.terms.expires_s, span.name))
             if len(self._expiries) > _MAX_EXPIRIES + 2 * len(self._spans):
@@ -86,40 +100,27 @@ class Spans:
     def pop(self, name: Name) -> Span:
         """Forget one."""
         span = self._spans.pop(name)
-        if span.parent is not None:
-            _discard(self._children, span.parent, name)
-        _discard(self._by_tenant, span.terms.tenant, name)
-        self._unindex(span)
+        self._remove(span)
         return span
 
     def matched(self, scopes: Iterable[Scope], namespace: bytes) -> set[Name]:
-        """The spans that any of these scopes takes, and what stands on them."""
+        """The spans that any of these scopes takes, and their descendants."""
         found: set[Name] = set()
         for scope in scopes:
-            narrow = replace(scope, keys=None)
-            candidates = self._candidates(scope)
+            narrow, candidates = without_keys(scope), self._candidates(scope)
             self.looked_at += len(candidates)
             found |= {name for name in candidates if narrow.takes(_NO_KEY, namespace, self._spans[name].terms)}
-        return self.with_descendants(found)
+        return self._with_descendants(found)
 
     def expired(self, now_s: float) -> set[Name]:
-        """The spans whose time is over, and what stands on them."""
+        """The spans whose time is over, and their descendants."""
         found: set[Name] = set()
         while self._expiries and self._expiries[0][0] <= now_s:
             _, name = heapq.heappop(self._expiries)
             span = self._spans.get(name)
             if span is not None and 0 < span.terms.expires_s <= now_s:
                 found.add(name)
-        return self.with_descendants(found)
-
-    def with_descendants(self, names: set[Name]) -> set[Name]:
-        """These and all that stands on them."""
-        todo = list(names)
-        while todo:
-            fresh = self._children.get(todo.pop(), set()) - names
-            names |= fresh
-            todo.extend(fresh)
-        return names
+        return self._with_descendants(found)
 
     def prune(self, count: int, is_there: Callable[[Span], bool]) -> None:
         """Look at the next `count` spans, and forget those that are not there."""
@@ -133,56 +134,38 @@ class Spans:
                 self.pop(span.name)
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not agree."""
-        for name, span in self._spans.items():
-            assert name == span.name == span.hashes[-1]
-            assert name in self._by_tenant[span.terms.tenant]
-            assert all(name in self._by_label[label] for label in span.terms.labels)
-            assert all(name in self._by_key[key] for key in span.keys or ())
-            assert (name in self._wild) == span.terms.is_wild
-            assert (name in self._keyless.get(span.terms.tenant, ())) == (span.keys is None)
-            assert span.parent is None or name in self._children[span.parent]
-        everywhere = [self._children, self._by_tenant, self._by_label, self._by_key, self._keyless]
-        assert all(names <= self._spans.keys() for index in everywhere for names in index.values())
-        assert self._wild <= self._spans.keys()
+        """Raise AssertionError if spans and index do not agree."""
+        assert all(name == span.name == span.hashes[-1] for name, span in self._spans.items())
+        indexed = {(place, name) for place, names in self._index.items() for name in names}
+        assert indexed == {(place, name) for name, span in self._spans.items() for place in _places(span)}
         assert {span.name for span in self._turns} >= self._spans.keys()
 
-    def _index(self, span: Span) -> None:
-        for label in span.terms.labels:
-            self._by_label[label].add(span.name)
-        if span.terms.is_wild:
-            self._wild.add(span.name)
-        for key in span.keys or ():
-            self._by_key[key].add(span.name)
-        if span.keys is None:
-            self._keyless[span.terms.tenant].add(span.name)
+    def _add(self, span: Span) -> None:
+        for place in _places(span):
+            self._index[place].add(span.name)
 
-    def _unindex(self, span: Span) -> None:
-        for label in span.terms.labels:
-            _discard(self._by_label, label, span.name)
-        for key in span.keys or ():
-            _discard(self._by_key, key, span.name)
-        _discard(self._keyless, span.terms.tenant, span.name)
-        self._wild.discard(span.name)
+    def _remove(self, span: Span) -> None:
+        for place in _places(span):
+            names = self._index[place]
+            names.discard(span.name)
+            if not names:
+                del self._index[place]
 
-    def _candidates(self, scope: Scope) -> set[Name]:
+    def _at(self, *place: int | bytes | str | None) -> AbstractSet[Name]:
+        return self._index.get(place, frozenset())  # type: ignore[call-overload, no-any-return]
+
+    def _candidates(self, scope: Scope) -> AbstractSet[Name]:
         """All that a scope may take, and not much else."""
         if scope.keys is not None:
-            found = set().union(*(self._by_key[key] for key in scope.keys if key in self._by_key))
-            tenants = self._keyless if scope.tenant is None else [scope.tenant]
-            return found.union(*(self._keyless.get(tenant, ()) for tenant in tenants))
+            return set(self._at("keyless", scope.tenant)).union(*(self._at("key", key) for key in scope.keys))
         if scope.labels:
-            rarest = min((self._by_label.get(label, set()) for label in scope.labels), key=len)
-            return rarest | self._wild
-        return set(self._spans) if scope.tenant is None else set(self._by_tenant.get(scope.tenant, ()))
+            return min((self._at("label", label) for label in scope.labels), key=len) | self._at("wild", None)
+        return self._spans.keys() if scope.tenant is None else self._at("tenant", scope.tenant)
 
-
-_NO_KEY = ChunkKey(bytes(32))
-
-
-def _discard(index: defaultdict[int, set[Name]] | defaultdict[bytes, set[Name]], at: int | bytes, name: Name) -> None:
-    names = index.get(at)  # type: ignore[arg-type]
-    if names is not None:
-        names.discard(name)
-        if not names:
-            del index[at]  # type: ignore[arg-type]
+    def _with_descendants(self, names: set[Name]) -> set[Name]:
+        todo = list(names)
+        while todo:
+            fresh = self._at("parent", todo.pop()) - names
+            names |= fresh
+            todo.extend(fresh)
+        return names

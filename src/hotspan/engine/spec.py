@@ -1,22 +1,37 @@
 """The spec: sizes the slab, and makes the manager (scheduler's process) and the worker (worker processes) over it."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from vllm.platforms import current_platform
-
-from hotspan.config.settings import CacheSettings
-from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB, PAGE_BYTES, round_up
-from hotspan.engine.compat import (
+from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
-    OffloadingConfig,
+    OffloadingManager,
     OffloadingMetricMetadata,
     OffloadingSpec,
     OffloadingWorker,
 )
-from hotspan.engine.manager import HotspanManager
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from hotspan.config.settings import CacheSettings
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB, PAGE_BYTES, round_up
 from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
 from hotspan.tiers.slab import SharedSlab
+
+_MANAGED: ContextVar[Callable[["HotspanSpec"], OffloadingManager]] = ContextVar("hotspan_manager")
+
+
+@contextmanager
+def managed(make: Callable[["HotspanSpec"], OffloadingManager]) -> Iterator[None]:
+    """Specs made inside get their manager from `make`, which knows more of the engine than vLLM tells a spec."""
+    token = _MANAGED.set(make)
+    try:
+        yield
+    finally:
+        _MANAGED.reset(token)
 
 
 class HotspanSpec(OffloadingSpec):
@@ -43,7 +58,7 @@ class HotspanSpec(OffloadingSpec):
                 f"--ram-gib {self.settings.ram_bytes / GIB:g} holds not one chunk of this model "
                 f"({self.slot_bytes / GIB:.4f} GiB): raise it, or lower --chunk-tokens"
             )
-        self._manager: HotspanManager | None = None
+        self._manager: OffloadingManager | None = None
         self._worker: OffloadingWorker | None = None
 
     def open_slab(self) -> SharedSlab:
@@ -53,9 +68,9 @@ class HotspanSpec(OffloadingSpec):
         """
         return SharedSlab(self.config.engine_id, self.slots, self.slot_bytes)
 
-    def get_manager(self) -> HotspanManager:
+    def get_manager(self) -> OffloadingManager:
         if self._manager is None:
-            self._manager = HotspanManager()
+            self._manager = _MANAGED.get()(self)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

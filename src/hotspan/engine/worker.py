@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-
-from hotspan.core.errors import EngineError
-from hotspan.engine.compat import (
+from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
-    CPULoadStoreSpec,
     GPULoadStoreSpec,
     OffloadingWorker,
     TransferResult,
 )
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+from hotspan.core.errors import EngineError
 from hotspan.engine.copies import Copy, CopyQueue, Place
 from hotspan.tiers.slab import SharedSlab
 
@@ -31,15 +31,6 @@ _PIECE_BYTES = 32 << 20
 """What is copied before the next job is chosen: a few milliseconds, beside which the choice takes no time."""
 
 Bytes = np.ndarray[Any, np.dtype[np.int8]]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a job: blocks that are copied in one go."""
-
-    job_id: int
-    is_store: bool
-    places: list[Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +133,19 @@ class HostWorker(OffloadingWorker):
     def _transfer(self, copy: Copy, places: list[Place]) -> bool:
         started = time.perf_counter()
         try:
-            copy.moved_bytes += self._copy(Piece(copy.job_id, copy.is_store, places))
+            copy.moved_bytes += self._copy(copy, places)
         except Exception:  # a bug; who waits for the job must not wait for ever
             logger.exception("copy_failed job=%d", copy.job_id)
             return False
         copy.seconds += time.perf_counter() - started
         return True
 
-    def _copy(self, piece: Piece) -> int:
+    def _copy(self, copy: Copy, places: list[Place]) -> int:
         moved = 0
-        for group, block, slot, nth in piece.places:
+        for group, block, slot, nth in places:
             for stack in self._groups[group]:
                 in_engine, in_slot = stack.engine[:, block], stack.slots[slot, :, nth]
-                if piece.is_store:
+                if copy.is_store:
                     np.copyto(in_slot, in_engine)
                 else:
                     np.copyto(in_engine, in_slot)

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError, HotspanError, KeyUnavailable
+from hotspan.core.frame import FrameSealing
+from hotspan.core.terms import tenant_label
 from hotspan.keyring.fetcher import Fetcher, Ticket
 from hotspan.keyring.records import TenantRecord
 from hotspan.keyring.sealing import NonceCounter, Root, Sealing, frame_key, fresh_writer
@@ -77,6 +79,7 @@ class Keyring:
         self._nonces = NonceCounter()
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
+        self._labels: dict[int, str] = {}  # of the tenants that were held: records and frames have no names
         self._roots: dict[bytes, Root] = {}
         self._shredding: set[str] = set()
         self._shred_lock = threading.Lock()
@@ -132,10 +135,13 @@ class Keyring:
                 self._fetcher.ask(tenant)
             return None
 
-    def sealing(self, tenant: str) -> Sealing | None:
-        """What seals the tenant's next frame; None while its keys aren't there. Never blocks; about 11 us."""
+    def sealing(self, tenant: int) -> FrameSealing | None:
+        """What seals the next frame of the tenant with this label; None while its keys aren't there.
+
+        Never blocks; about 11 us.
+        """
         with self._lock:
-            held = self._held.get(tenant)
+            held = self._held.get(self._labels.get(tenant, ""))
         if held is None:
             return None
         root, writer = held.secrets.roots[-1], fresh_writer()
@@ -256,6 +262,7 @@ class Keyring:
         if before is not None and not before.secrets.continued_by(held.secrets.root_ids):
             self._forget(tenant)
         self._held[tenant] = held
+        self._labels[tenant_label(tenant)] = tenant
         self._roots.update({root.id: root for root in held.secrets.roots})
 
     def _forget(self, tenant: str) -> tuple[bytes, ...]:

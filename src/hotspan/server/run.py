@@ -153,7 +153,7 @@ async def _serve(
     aftermath: Aftermath,
 ) -> None:
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
-    from hotspan.engine.door import Door
+    from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     started = time.monotonic()
@@ -165,7 +165,7 @@ async def _serve(
     if options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
-    door = Door(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
+    guard = RequestGuard(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
     try:
@@ -173,7 +173,7 @@ async def _serve(
             startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
             with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
                 stack.enter_context(pinned_adapters(arguments, _copies(options.server)))
-                engine = await stack.enter_async_context(launch(arguments, door, aftermath))
+                engine = await stack.enter_async_context(launch(arguments, guard, aftermath))
                 registry = await _adapters(engine, options, formatters)
                 is_open = options.server.client_adapters is not None
                 engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
@@ -248,7 +248,7 @@ def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> Ser
     Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
     """
     from hotspan.config.settings import planned_settings
-    from hotspan.engine.sizing import plan_engine
+    from hotspan.engine.arguments import plan_engine
     from hotspan.plan.host import Host
     from hotspan.plan.table import print_plan
 

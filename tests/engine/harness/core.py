@@ -36,7 +36,7 @@ from vllm.v1.request import Request
 
 from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
-from hotspan.engine import connector
+from hotspan.engine import opening
 from hotspan.engine.arguments import transfer_config
 from proofs.simulated.memory_store import MemoryServer, MemoryStore
 
@@ -59,9 +59,9 @@ class Core:
         self.connector: Any = core.scheduler.connector
         self.manager = self.connector.manager
         self.cache = self.manager.cache
-        self.follower = self.connector._follower
-        self.administrator = self.connector._administrator
-        self.prefixes = self.connector._prefixes
+        self.administrator = self.connector.administrator
+        self.follower = self.administrator._follower
+        self.prefixes = self.manager.prefixes
         self.runner: KnownBytes = core.model_executor
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
@@ -169,7 +169,7 @@ class Core:
     def answer(self, answer: Any) -> dict[str, Any]:
         """What came of a command; what it hands to the scheduler's thread is done here."""
         if isinstance(answer, Future):
-            self.until(answer.done, self.connector.run_waiting)
+            self.until(answer.done, self.administrator.run_waiting)
             return answer.result()
         return answer
 
@@ -260,9 +260,9 @@ def core(
     )
     with ExitStack() as patches:
         if clock is not None:
-            patches.enter_context(patch.object(connector, "SystemClock", lambda: clock))
+            patches.enter_context(patch.object(opening, "SystemClock", lambda: clock))
         if l2 is not None:  # to the end: a tier that was given up opens its store again
-            patches.enter_context(patch.object(connector, "open_store", lambda *url: MemoryStore(l2)))
+            patches.enter_context(patch.object(opening, "open_store", lambda *url: MemoryStore(l2)))
         with patch.object(engine_core, "freeze_gc_heap"):  # it looks at every object of the tests' process, for seconds
             running = EngineCore(arguments.create_engine_config(), runner, log_stats=True)
         try:

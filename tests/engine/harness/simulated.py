@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
-from hotspan.engine import connector
+from hotspan.engine import opening
 from hotspan.l2.follower import READ_EVERY_S, LogFollower
 from hotspan.l2.remote import RemoteOptions
 from hotspan.testing.clock import SimulatedClock
@@ -309,8 +309,8 @@ def simulated(
     disk_options = partial(DiskOptions, files=SlowFiles(disk_medium), queue=disk_medium.queue)
     with ExitStack() as patches:
         for where, name, instead in (
-            (connector, "DiskOptions", disk_options),
-            (connector, "RemoteOptions", partial(RemoteOptions, queue=l2_medium.queue)),
+            (opening, "DiskOptions", disk_options),
+            (opening, "RemoteOptions", partial(RemoteOptions, queue=l2_medium.queue)),
             (LogFollower, "start", lambda self: self.poll()),
             (TieredCache, "wait", sleep),
             (guard, "threading", SimpleNamespace(Thread=AtOnce)),

@@ -1,4 +1,4 @@
-"""The door to the engine: which salt and which directives a request gets, whatever its client said."""
+"""The guard of the engine: which salt and which directives a request gets, whatever its client said."""
 
 import asyncio
 import copy
@@ -16,11 +16,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 
 from hotspan.core.directives import Directives, parse_directives
-from hotspan.engine import door
-from hotspan.engine.door import Door
+from hotspan.engine import guard
+from hotspan.engine.guard import RequestGuard
 from hotspan.server.principal import Principal, asking, current_tenant
 
-DOOR = Door(current_tenant)
+GUARD = RequestGuard(current_tenant)
 
 
 def request(params: object = None, salt: str | None = None, **extra: Any) -> EngineCoreRequest:
@@ -49,7 +49,7 @@ def test_directives_are_the_principals() -> None:
     """What the client asked for goes down with the tenant of its key; what else it sent is kept as it was."""
     asked = request({"ttl": "1h", "tags": ["a"]}, logits="x")
     with asking(Principal("acme")):
-        DOOR.admit(asked)
+        GUARD.admit(asked)
     assert handed(asked) == Directives(tenant="acme", ttl_s=3600, tags=("a",))
     assert asked.sampling_params and asked.sampling_params.extra_args
     assert asked.sampling_params.extra_args["logits"] == "x"
@@ -58,8 +58,8 @@ def test_directives_are_the_principals() -> None:
 def test_requests_without_directives_have_a_tenant() -> None:
     """A request that says nothing, and one of the server itself, is somebody's."""
     asked = request()
-    DOOR.admit(asked)
-    assert handed(asked) == Directives(tenant="default") and asked.cache_salt == DOOR.salt("default", None)
+    GUARD.admit(asked)
+    assert handed(asked) == Directives(tenant="default") and asked.cache_salt == GUARD.salt("default", None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_requests_without_directives_have_a_tenant() -> None:
 def test_wrong_directives_are_the_clients_error(params: object) -> None:
     """Nothing but the whitelist passes, and it is an error that routes answer with 400."""
     with pytest.raises(VLLMValidationError):
-        DOOR.admit(request(params))
+        GUARD.admit(request(params))
 
 
 def test_shared_parameters_are_not_touched() -> None:
@@ -78,8 +78,8 @@ def test_shared_parameters_are_not_touched() -> None:
     second = copy.copy(first)
     shared, before = first.sampling_params, copy.deepcopy(first.sampling_params)
     with asking(Principal("acme")):
-        DOOR.admit(first)
-        DOOR.admit(second)
+        GUARD.admit(first)
+        GUARD.admit(second)
     assert handed(first) == handed(second) and first.cache_salt == second.cache_salt
     assert shared == before
 
@@ -89,19 +89,19 @@ def test_pooling_requests_are_salted() -> None:
     asked = request()
     asked.sampling_params, asked.pooling_params = None, PoolingParams()
     with asking(Principal("acme")):
-        DOOR.admit(asked)
-    assert asked.cache_salt == DOOR.salt("acme", None)
+        GUARD.admit(asked)
+    assert asked.cache_salt == GUARD.salt("acme", None)
 
 
 def test_without_tiers_and_without_isolation() -> None:
     """--no-cache salts and checks but hands nothing down; --share-across-tenants leaves the client's salt alone."""
-    plain = Door(current_tenant, is_cached=False)
+    plain = RequestGuard(current_tenant, is_cached=False)
     asked = request({"ttl": 60})
     plain.admit(asked)
     assert asked.sampling_params and not asked.sampling_params.extra_args and asked.cache_salt
     with pytest.raises(VLLMValidationError):
         plain.admit(request({"ttl": "x"}))
-    shared = Door(current_tenant, is_isolated=False)
+    shared = RequestGuard(current_tenant, is_isolated=False)
     for salt in (None, "mine"):
         asked = request(salt=salt)
         with asking(Principal("acme")):
@@ -114,12 +114,12 @@ def test_salts_differ(pairs: list[tuple[str, str | None]]) -> None:
     """Two tenants, or two salts of one tenant, never share a salt; no salt of a client's is one of ours."""
     (first, one), (second, two) = pairs
     alike = (first, one or "") == (second, two or "")
-    assert (DOOR.salt(first, one) == DOOR.salt(second, two)) == alike
-    assert DOOR.salt(first, DOOR.salt(second, two)) != DOOR.salt(second, two)
+    assert (GUARD.salt(first, one) == GUARD.salt(second, two)) == alike
+    assert GUARD.salt(first, GUARD.salt(second, two)) != GUARD.salt(second, two)
 
 
 def guarded() -> tuple[Any, list[Any]]:
-    """A client behind the door, and what its engine was given."""
+    """A client behind the guard, and what its engine was given."""
     seen: list[Any] = []
 
     async def add(asked: EngineCoreRequest) -> None:
@@ -135,7 +135,7 @@ def guarded() -> tuple[Any, list[Any]]:
     client: Any = SimpleNamespace(
         engine_core=SimpleNamespace(add_request_async=add), generate=generate, renderer=renderer
     )
-    DOOR.guard(client)
+    GUARD.protect(client)
     return client, seen
 
 
@@ -163,7 +163,7 @@ async def test_a_stream_keeps_the_tenant_it_was_begun_under() -> None:
     assert {handed(asked).tenant for asked in seen} == {f"t{n}" for n in range(4)}
 
 
-def test_nothing_goes_round_the_door() -> None:
+def test_nothing_passes_the_guard_unseen() -> None:
     """What reaches the engine without `generate` is refused at the engine itself."""
     client, seen = guarded()
     with pytest.raises(VLLMValidationError):
@@ -191,7 +191,7 @@ def test_handlers_refuse_before_any_work(body: dict[str, Any], status: int | Non
         return "answer"
 
     state = SimpleNamespace(openai_serving_completion=SimpleNamespace(create_completion=create))
-    DOOR.guard_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    GUARD.protect_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
     answer = asyncio.run(state.openai_serving_completion.create_completion(SimpleNamespace(**body), None))
     assert (answer == "answer" and len(done) == 1) if status is None else (answer.error.code == status and not done)
 
@@ -199,16 +199,16 @@ def test_handlers_refuse_before_any_work(body: dict[str, Any], status: int | Non
 def test_directives_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a handler found right is not parsed again on its way to the engine, and only a handler can have said so."""
     parsed: list[Any] = []
-    monkeypatch.setattr(door, "parse_directives", lambda params: parsed.append(params) or parse_directives(params))
+    monkeypatch.setattr(guard, "parse_directives", lambda params: parsed.append(params) or parse_directives(params))
 
     async def create(asked: Any, raw: object) -> None:
         forwarded = request(copy.deepcopy(asked.kv_transfer_params))
         with asking(Principal("acme")):
-            DOOR.admit(forwarded)
+            GUARD.admit(forwarded)
         assert handed(forwarded) == Directives(tenant="acme", ttl_s=60)
 
     state = SimpleNamespace(openai_serving_completion=SimpleNamespace(create_completion=create))
-    DOOR.guard_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    GUARD.protect_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
     asked = SimpleNamespace(kv_transfer_params={"ttl": 60})
     asyncio.run(state.openai_serving_completion.create_completion(asked, None))
     assert parsed == [{"ttl": 60}]

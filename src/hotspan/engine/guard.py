@@ -1,4 +1,4 @@
-"""The door: every request of every route goes through here on its way to the engine, and gets its tenant.
+"""The guard between vLLM's routes and its engine: every request of every route gets its tenant here.
 
     routes -> create_completion, ...            refuse wrong directives before any work
            -> client.renderer                   media parts get their identities (engine/media.py)
@@ -12,19 +12,21 @@ directives that tell hotspan's tiers whose a request is, are set here from the a
 import copy
 import dataclasses
 import hashlib
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.directives import Directives, parse_directives
-from hotspan.engine.admission import SERVER_DIRECTIVES
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
+from hotspan.engine.requests import SERVER_DIRECTIVES
 
 _PARAMS = "kv_transfer_params"
 _CREATES = {
@@ -35,6 +37,9 @@ _CREATES = {
     "serving_tokens": "serve_tokens",
 }
 """Handlers that see the whole request, before its text is tokenised and the answer begins."""
+
+_TRIPS = (AttributeError, KeyError, IndexError)
+"""What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
 
 class _Checked(dict[str, Any]):
@@ -48,7 +53,7 @@ class _Checked(dict[str, Any]):
         return self  # nobody changes it
 
 
-class Door:
+class RequestGuard:
     """Gives each request its tenant.
 
     tenant:      whose request the current task works for.
@@ -105,7 +110,7 @@ class Door:
             raise VLLMValidationError(str(error), parameter=_PARAMS) from error
         return dataclasses.replace(asked, tenant=self._tenant())
 
-    def guard(self, client: AsyncLLM) -> None:
+    def protect(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""
         bind_media(client.renderer, lambda: self.salt(self._tenant(), None) or "")
         core = client.engine_core
@@ -124,7 +129,7 @@ class Door:
         core.add_request_async = admitted  # type: ignore[method-assign]
         client.generate = checked  # type: ignore[method-assign]
 
-    def guard_routes(self, app: FastAPI) -> None:
+    def protect_routes(self, app: FastAPI) -> None:
         """Answer 400 to wrong directives before a route does any work. Mutates: the app's handlers."""
         for handler, method in _CREATES.items():
             serving = getattr(app.state, handler, None)
@@ -150,3 +155,22 @@ class Door:
             return await create(request, *rest, **options)
 
         return checked
+
+
+def refuse_bodies(app: FastAPI) -> None:
+    """Answer 400 where reading a body fails in such a way; the same errors from anywhere else stay 500s.
+
+    Mutates: the app, before its first request.
+    """
+    for kind in _TRIPS:
+        app.add_exception_handler(kind, _refused)
+    app.middleware_stack = None  # made anew, should it have been made: it has its own copy of the handlers
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if "request_body_to_args" not in names:
+        raise error
+    message = f"the body can't be read: a value is not of the type that its name asks for ({error})"
+    said: Any = create_error_response(message)
+    return JSONResponse(said.model_dump(), status_code=400)

@@ -1,0 +1,223 @@
+"""From settings to a running cache: the tiers of one engine under its namespace, and what answers from them."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
+from hotspan.cache.cost import CostModel
+from hotspan.cache.tiered import PATIENCE_S, TieredCache
+from hotspan.config.environment import digest_cache, environment
+from hotspan.config.secrets import resolved
+from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.core.types import Tier
+from hotspan.engine.admin import Administrator, replica_name
+from hotspan.engine.compat import block_hasher, offloaded_groups
+from hotspan.engine.events import ChunkEvents, offer_publisher
+from hotspan.engine.fingerprint import FileDigests
+from hotspan.engine.identity import namespace_of
+from hotspan.engine.manager import HotspanManager
+from hotspan.engine.prefixes import GpuPrefixes
+from hotspan.engine.requests import Admission, ChunkGroup
+from hotspan.engine.spec import HotspanSpec
+from hotspan.engine.steps import StepWatch
+from hotspan.keyring.keyring import Keyring, open_keyring
+from hotspan.l2.follower import LogFollower, VolatileLog
+from hotspan.l2.open import open_store
+from hotspan.l2.position import read_position
+from hotspan.l2.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.room import RESERVE_BYTES, step_bytes
+from hotspan.tiers.shares import Share, Shares
+from hotspan.tiers.slab import sweep_dead_slabs
+
+_CLOSE_S = 1.0
+_KEYS_S = 10.0
+"""How long a start waits for the keys of the tenants that are known; the others' come later."""
+
+
+class Opened(NamedTuple):
+    """What answers the engine, and what carries out commands of cache administration."""
+
+    manager: HotspanManager
+    administrator: Administrator
+
+
+def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -> Opened:
+    """Open the tiers that the spec's settings name. `manager.shutdown` closes them.
+
+    Blocks: for the namespace (engine/identity.py), and up to 10 s for the keys of known tenants.
+    Raises: HotspanError; whatever had been opened is closed then.
+    """
+    settings = spec.settings
+    groups = _groups(spec, kv_cache)
+    chunk_tokens, largest = min(group.tokens for group in groups), max(group.tokens for group in groups)
+    digests = FileDigests(digest_cache(environment()))
+    namespace = namespace_of(config, kv_cache, chunk_tokens, digests, full=settings.model_digest == "full")
+    clock = SystemClock()  # the one that all parts use
+    sweep_dead_slabs()
+    offer_publisher(settings.events_key)  # the scheduler makes its publisher after its connector
+    with contextlib.ExitStack() as closing:
+        keyring = _open_keyring(settings, clock)
+        if keyring is not None:
+            closing.callback(keyring.close)
+        opening = _Opening(spec, config, namespace, clock, keyring)
+        follower = opening.follower()
+        if follower is not None:
+            closing.callback(follower.close)
+        cost = opening.cost_model()
+        cache, disk = opening.cache(cost, follower)
+        chain = next((group for group in groups if group.is_chain), None)
+        has_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+        manager = HotspanManager(
+            cache,
+            Admission(settings, namespace, groups, largest, keyring, clock),
+            GpuPrefixes(len(kv_cache.kv_cache_groups), largest // spec.tokens_per_hash, spec.tokens_per_hash),
+            chunk_tokens,
+            clock,
+            steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
+            events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
+            follower=follower,
+        )
+        directory = opening.disk_directory() if follower is not None and follower.is_shared else None
+        hasher = partial(block_hasher, config, spec.tokens_per_hash)
+        administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
+        closing.callback(administrator.close)
+        closing.callback(cache.close, settings.drain_s)  # first of all: it writes what waits to be written
+        if follower is not None:
+            follower.start()
+        manager.closing = closing.pop_all()
+    return Opened(manager, administrator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What the tiers of one engine have in common."""
+
+    spec: HotspanSpec
+    config: VllmConfig
+    namespace: bytes
+    clock: Clock
+    keyring: Keyring | None
+
+    def cache(self, cost: CostModel | None, follower: LogFollower | None) -> tuple[TieredCache, GuardedTier | None]:
+        """The cache over its tiers, and the disk among these."""
+        settings, slab = self.spec.settings, self.spec.open_slab()
+        with contextlib.ExitStack() as opened:
+            opened.callback(slab.close)
+            opened.callback(slab.unlink)  # every worker has mapped it by now
+            tiers = []
+            for opener in (self._disk_opener(settings.disk), self._l2_opener(settings.l2, follower)):
+                if opener is not None:
+                    tiers.append(GuardedTier(opener, self.clock))
+                    opened.callback(tiers[-1].close, _CLOSE_S)
+            slab.unlink()
+            opened.pop_all()
+        cache = TieredCache(
+            slab,
+            *tiers,
+            namespace=self.namespace,
+            shares=_shares(settings),
+            patience_s=PATIENCE_S if settings.patience_s is None else settings.patience_s,
+            cost=cost,
+            clock=self.clock,
+        )
+        return cache, tiers[0] if settings.disk is not None else None
+
+    def cost_model(self) -> CostModel | None:
+        """What decides between loading and computing, unless a patience was set, or nothing lies below RAM."""
+        settings = self.spec.settings
+        tiers = {Tier.DISK: settings.disk, Tier.L2: settings.l2}
+        lanes = {tier: lower.threads for tier, lower in tiers.items() if lower is not None}
+        if settings.patience_s is not None or not lanes:
+            return None
+        return CostModel(self.config.scheduler_config.max_num_batched_tokens, lanes, self.clock)
+
+    def disk_directory(self) -> Path | None:
+        """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""
+        disk, parallel = self.spec.settings.disk, self.config.parallel_config
+        if disk is None:
+            return None
+        directory = Path(disk.directory)
+        return directory / f"replica-{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else directory
+
+    def follower(self) -> LogFollower | None:
+        """The reader of the L2's log, with a connection of its own."""
+        settings, directory = self.spec.settings.l2, self.disk_directory()
+        if settings is None:
+            return None
+        if settings.log is not None:
+            store = open_store("--l2-log", settings.log, resolved(settings.log_options, environment()))
+        else:
+            store = open_store("--l2", settings.url, resolved(settings.store_options, environment()))
+        if store.log is None:
+            store.close()
+            log = VolatileLog(self.clock)
+            return LogFollower(log, replica_name(), self.clock, since=log.position)
+        since = read_position(directory) if directory is not None else None
+        return LogFollower(store.log, replica_name(), self.clock, since=since, store=store)
+
+    def _disk_opener(self, disk: DiskSettings | None) -> Callable[[bool], DiskTier] | None:
+        """What opens the disk tier, and opens it again after trouble."""
+        if disk is None:
+            return None
+        options = DiskOptions(
+            self.disk_directory() or Path(disk.directory),
+            disk.bytes,
+            disk.threads,
+            store_depth=max(8, self.spec.slots // 2),
+            keys=self.keyring,
+            shares=_shares(self.spec.settings),
+            step_bytes=step_bytes(disk.bytes),
+            reserve_bytes=RESERVE_BYTES,
+        )
+        size = self.spec.slot_bytes
+        return lambda again: DiskTier(replace(options, is_new=not again), self.namespace, size, self.clock)
+
+    def _l2_opener(self, l2: L2Settings | None, follower: LogFollower | None) -> Callable[[bool], RemoteTier] | None:
+        """What opens the L2 tier, and opens it again after trouble."""
+        if l2 is None or follower is None:
+            return None
+        options = resolved(l2.store_options, environment())
+        if l2.url.startswith("s3:") and not self.spec.settings.is_isolated:
+            options |= {"is_per_tenant": "false"}
+
+        def opened(again: bool) -> RemoteTier:
+            store, depth = open_store("--l2", l2.url, options), max(4, self.spec.slots // 4)
+            remote = RemoteOptions(store, follower, l2.threads, store_depth=depth, keys=self.keyring)
+            return RemoteTier(remote, self.namespace, self.spec.slot_bytes, self.clock)
+
+        return opened
+
+
+def _groups(spec: HotspanSpec, kv_cache: KVCacheConfig) -> list[ChunkGroup]:
+    return [
+        ChunkGroup(
+            group.index,
+            group.tokens_per_block * spec.blocks_per_chunk // spec.tokens_per_hash,
+            group.tokens_per_block * spec.blocks_per_chunk,
+            isinstance(kv_cache.kv_cache_groups[group.index].kv_cache_spec, FullAttentionSpec),
+        )
+        for group in offloaded_groups(spec.config)
+    ]
+
+
+def _shares(settings: CacheSettings) -> Shares:
+    return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
+
+
+def _open_keyring(settings: CacheSettings, clock: Clock) -> Keyring | None:
+    """The tenants' keys, those of the known tenants unwrapped."""
+    if settings.encryption is None:
+        return None
+    keyring = open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment(), clock)
+    keyring.prepare({DEFAULT_TENANT, *(share.tenant for share in settings.tenants)}, _KEYS_S)
+    return keyring
