@@ -19,8 +19,8 @@ import pytest_asyncio
 from hotspan.bench.prose import prose
 from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
+from hotspan.http.errors import HttpError
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
-from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
@@ -135,7 +135,7 @@ class Hosting:
         try:
             yield
         finally:
-            for adapter in self.registry.page().adapters:
+            for adapter in self.registry.seen_by(""):
                 await self.registry.delete(adapter.name)
             await asyncio.gather(*self.registry._tasks)
             self.loads.clear()
@@ -159,7 +159,7 @@ async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
             limits = AdapterLimits(adapters.max_rank, model_shapes(tiny_model))
             store = SnapshotStore(path / "copies")
             registry = AdapterRegistry(adapters, Sources([path / "adapters"]), store, limits)
-            adapters.publish(registry.names)
+            adapters.publish(lambda: [one.name for one in registry.seen_by("")])
             engine.app.include_router(adapter_router(registry, {"base"}))
             yield Hosting(engine, adapters, registry, path / "adapters")
     await registry.close()
@@ -251,7 +251,7 @@ async def test_a_pinned_adapter_stays(hosting: Hosting) -> None:
         assert [answer.model for answer in answers] == asked
         assert pinned in await hosting.engine.client.list_loras()
         hosting.adapters._gate.check()
-        with pytest.raises(AdapterError, match="no slot is free"):
+        with pytest.raises(HttpError, match="no slot is free"):
             await hosting.registry.update("b", preload=True, pin=True)
         await hosting.registry.update("a", pin=False)
         await hosting.registry.update("b", preload=True, pin=True)
@@ -271,7 +271,7 @@ async def test_what_can_not_be_loaded(hosting: Hosting, tmp_path: Path) -> None:
     shutil.copyfile(hosting.root / "a" / CONFIG, broken / CONFIG)
     async with hosting.fresh("a", "broken"):
         for _ in range(2):
-            with pytest.raises(AdapterError, match=r"'broken' can't be loaded: .*zz_proj") as caught:
+            with pytest.raises(HttpError, match=r"'broken' can't be loaded: .*zz_proj") as caught:
                 await hosting.ask("broken")
             assert caught.value.status == 500
         assert (await hosting.ask("a")).model == "a"
@@ -307,7 +307,7 @@ async def test_delete(hosting: Hosting) -> None:
         await hosting.ask("a")
         reply = await hosting.http.delete("/adapters/a")
         assert reply.status_code == 200
-        with pytest.raises(AdapterError) as caught:
+        with pytest.raises(HttpError) as caught:
             await hosting.ask("a")
         assert caught.value.status == 404
         await asyncio.gather(*hosting.registry._tasks)

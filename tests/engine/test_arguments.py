@@ -30,7 +30,7 @@ IN_OUR_SERVER = {
     *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"),  # server/hardening.py
 }
 REFUSED_ELSEWHERE = {"api_key", "enable_ssl_refresh"}
-"""Refused by server/checks.py and server/hardening.py."""
+"""Refused by server/hardening.py."""
 
 VALUES = {"headless": (), "grpc": (), "uds": ("/tmp/socket",)}
 

@@ -13,8 +13,7 @@ from jinja2.exceptions import SecurityError
 from hotspan.core.errors import ConfigError, FormatterError
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.formatters.formatter import Context
-from hotspan.formatters.rules import INPUT_VARIABLES, InputRules, Template
-from hotspan.formatters.texts import answer_text, with_text
+from hotspan.formatters.rules import INPUT_VARIABLES, InputRules, Template, answer_text, with_text
 from hotspan.testing.clock import SimulatedClock
 from tests.formatters.conftest import Write
 

@@ -168,6 +168,27 @@ def test_what_is_too_much_or_nothing_is_refused(engine: FakeEngine, body: dict[s
     assert reply.status == 400 and says in reply.json["detail"] and not engine.asked
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tag": "x"},
+        {"tags": "x"},
+        {"tokens": ["a"]},
+        {"tokens": [-1]},
+        {"tokens": [2**40]},
+        {"tokens": [1], "prompt": "x"},
+        {"tags": ["x"], "cache_salt": "y"},
+        {"tags": [""]},
+        {"session": ""},
+        [],
+    ],
+)
+def test_what_is_no_invalidation_is_refused(engine: FakeEngine, body: Any) -> None:
+    """An unknown field, a wrong type, a text named twice, a salt without a text; the engine is not asked."""
+    assert ask(engine, "POST", "/hotspan/cache/invalidate", body, key="key-a").status in (400, 422)
+    assert not engine.asked
+
+
 def test_a_batch_reaches_nobody_else(engine: FakeEngine) -> None:
     """One item of another tenant's stops all of it."""
     batch = [{"tags": ["a"]}, {"tenant": "globex", "tags": ["a"]}]

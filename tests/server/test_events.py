@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from hotspan.config.kv_events import published
 from hotspan.config.settings import CacheSettings, EncryptionSettings
 from hotspan.core.errors import ConfigError
-from hotspan.server.events import guarded_events
+from hotspan.server.hardening import hardened
 from hotspan.server.posture import Severity, posture
 
 from .test_posture import KEK, KEYS, SEALED, STORE, cache, facts, options
@@ -34,7 +34,7 @@ def key(tmp_path: Path) -> Path:
 
 def test_nobody_named_an_address() -> None:
     """Without an endpoint events are published on loopback; all else that was given stays."""
-    guarded = guarded_events(options(engine=events(topic="kv"), tenants=KEYS))
+    guarded = hardened(options(engine=events(topic="kv"), tenants=KEYS), {})
     config = json.loads(guarded.engine_values["kv_events_config"])
     assert config == {"enable_kv_cache_events": True, "topic": "kv", "endpoint": HERE}
 
@@ -55,10 +55,10 @@ def test_open_events_beside_secrets_are_refused(secret: dict[str, Any], config: 
     """Tenants, encryption or --persistence none and an open endpoint contradict each other, unless there is a key."""
     given = options(engine=events(**config), **secret)
     with pytest.raises(ConfigError, match="--kv-events-key FILE"):
-        guarded_events(given)
+        hardened(given, {})
     settings: CacheSettings = secret.get("cache", PLAIN)
     keyed = options(**{"engine": events(**config), **secret, "cache": replace(settings, events_key=key)})
-    assert guarded_events(keyed).engine_values["kv_events_config"]
+    assert hardened(keyed, {}).engine_values["kv_events_config"]
     [finding] = [each for each in posture(given, facts()) if each.what == "KV events"]
     assert finding.severity is Severity.BAD and "--kv-events-key" in finding.remedy
     [finding] = [each for each in posture(keyed, facts()) if each.what == "KV events"]
@@ -73,25 +73,25 @@ def test_other_ways_to_say_true_are_seen(value: object) -> None:
     words = events(enable_kv_cache_events=value, endpoint=ANYWHERE)
     assert TypeAdapter(KVEventsConfig).validate_json(words[1]).enable_kv_cache_events is True
     with pytest.raises(ConfigError, match="--kv-events-key"):
-        guarded_events(options(engine=words, tenants=KEYS))
+        hardened(options(engine=words, tenants=KEYS), {})
     last = ("--kv_events_config=" + words[1],)
     with pytest.raises(ConfigError, match="--kv-events-key"):
-        guarded_events(options(engine=(*events(endpoint=HERE), *last), tenants=KEYS))
+        hardened(options(engine=(*events(endpoint=HERE), *last), tenants=KEYS), {})
     assert published(options(engine=(*words, *events(enable_kv_cache_events="off"))).engine_values) is None
 
 
 def test_without_tiers_there_is_no_key() -> None:
     """An engine of vLLM's alone publishes at every address: refused beside tenants, with what to do."""
     with pytest.raises(ConfigError, match="without --no-cache"):
-        guarded_events(options(cache=None, engine=events(), tenants=KEYS))
-    assert guarded_events(options(cache=None, engine=events())).engine == events()
+        hardened(options(cache=None, engine=events(), tenants=KEYS), {})
+    assert hardened(options(cache=None, engine=events()), {}).engine[:2] == events()
 
 
 def test_a_key_for_nothing_is_refused(key: Path) -> None:
     """A key without events is a mistake that nobody would notice."""
     for engine in ((), events(publisher="null"), ("--kv-events-config", "{}")):
         with pytest.raises(ConfigError, match="without KV events"):
-            guarded_events(options(engine=engine, cache=cache(events_key=key)))
+            hardened(options(engine=engine, cache=cache(events_key=key)), {})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_key_for_nothing_is_refused(key: Path) -> None:
 def test_doctor_says_who_can_follow(config: dict[str, str] | None, severity: Severity) -> None:
     """Events without a key are worth a warning, on this machine too."""
     given = options(engine=() if config is None else events(**config))
-    guarded_events(given)
+    hardened(given, {})
     [finding] = [each for each in posture(given, facts()) if each.what == "KV events"]
     assert finding.severity is severity
 

@@ -127,7 +127,9 @@ async def test_adapters_bring_their_formatters(tmp_path: Path) -> None:
     registry = await run._adapters(cast(Any, Lora()), options, formatters)
     assert registry is not None
     try:
-        assert list(registry.names()) == ["legal"] and len(list((tmp_path / "copies").iterdir())) == 1
+        assert [one.name for one in registry.seen_by("")] == ["legal"] and len(
+            list((tmp_path / "copies").iterdir())
+        ) == 1
         assert formatters.has_input("legal") and not formatters.has_input(None)
     finally:
         await registry.close()

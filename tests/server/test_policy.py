@@ -206,12 +206,15 @@ def test_each_route_stands_once() -> None:
 @pytest.fixture(scope="module")
 def real_app(tiny_model: Path) -> Any:
     """vLLM's app with every route that it can have: all tasks, development mode, runtime adapters, fault tolerance."""
+    from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tasks import GENERATION_TASKS, POOLING_TASKS
 
     from hotspan.engine.arguments import parse_engine_arguments
     from hotspan.engine.entrypoints import build_app
 
+    was_cached = envs._is_envs_cache_enabled()
+    envs.disable_envs_cache()  # an engine that an earlier test started has vLLM remember the environment of then
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
@@ -221,7 +224,10 @@ def real_app(tiny_model: Path) -> Any:
         )
         arguments.enable_fault_tolerance = True
         model = AsyncEngineArgs.from_cli_args(arguments).create_model_config()
-        yield build_app(arguments, (*GENERATION_TASKS, "render", *POOLING_TASKS), model)
+        app = build_app(arguments, (*GENERATION_TASKS, "render", *POOLING_TASKS), model)
+    if was_cached:
+        envs.enable_envs_cache()
+    return app
 
 
 def test_every_route_of_the_engine_has_a_policy(real_app: Starlette) -> None:

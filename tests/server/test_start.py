@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[di
     """What the engine would be started with, each time; the admin token that commands of this user find."""
     found: list[dict[str, Any]] = []
 
-    async def serve(options: ServeOptions, listeners: list[socket.socket], *given: Any, **named: Any) -> None:
-        at = [listener.getsockname()[1] for listener in listeners]
+    async def serve(options: ServeOptions, entrance: run.Entrance, *given: Any, **named: Any) -> None:
+        at = [listener.getsockname()[1] for listener in entrance.listeners]
         found.append({"options": options, "ports": at, "token": find_token(at[-1], os.environ)})
 
     monkeypatch.setattr(run, "_serve", serve)

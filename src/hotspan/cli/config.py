@@ -58,7 +58,7 @@ def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     with explained():
         from hotspan.cli.serve import serve_options
         from hotspan.config.environment import environment
-        from hotspan.server.checks import check_start
+        from hotspan.server.hardening import check_start
 
         configuration = check_engine(load(context, model))
         check_start(serve_options(configuration), environment())

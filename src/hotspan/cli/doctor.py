@@ -64,11 +64,10 @@ def doctor(context: typer.Context, model: Model = None, as_json: Json = False, *
 def _refusal(options: "ServeOptions", surroundings: Mapping[str, str]) -> str | None:
     from hotspan.core.errors import ConfigError
     from hotspan.http.options import check_tls
-    from hotspan.server.events import guarded_events
     from hotspan.server.hardening import check_files, hardened
 
     try:
-        guarded_events(hardened(options, surroundings))
+        hardened(options, surroundings)
         check_tls(options.engine_values)
         check_files(options, surroundings)
     except ConfigError as error:

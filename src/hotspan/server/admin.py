@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, HTTPException
 from fastapi.responses import JSONResponse
@@ -15,9 +15,11 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
-from hotspan.server.adapters.base import EngineAdapter
-from hotspan.server.adapters.registry import AdapterRegistry
+from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.principal import Principal, current_principal
+
+if TYPE_CHECKING:
+    from hotspan.engine.launch import Engine
 
 DURABLE_S = 10.0
 """How long an invalidation may take to be durable before its caller is told that it is not yet."""
@@ -43,21 +45,6 @@ Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schem
 """Where another replica wrote the same to the log of an L2 that both use; the router says so (router/fan_out.py)."""
 
 _LOGGED = re.compile(r"(?P<epoch>[0-9a-f]{2,64}):(?P<generation>[0-9]{1,19}):(?P<namespace>[0-9a-f]{64})")
-
-
-class AdministeredEngine(Protocol):
-    """What the routes need of an engine (engine/launch.py)."""
-
-    async def administer(self, command: Answer, timeout_s: float | None = None) -> list[Answer]: ...
-
-    def salt(self, tenant: str, salt: str | None) -> str | None: ...
-
-    async def tokens(self, prompt: str) -> list[int]: ...
-
-    def adapter_path(self, name: str) -> str | None: ...
-
-    @property
-    def max_tokens(self) -> int: ...
 
 
 class Invalidation(BaseModel):
@@ -121,7 +108,7 @@ class CacheAdmin:
 
     def __init__(
         self,
-        engine: AdministeredEngine,
+        engine: "Engine",
         cache: CacheSettings | None,
         tenants: Tenants,
         adapters: AdapterRegistry | None = None,

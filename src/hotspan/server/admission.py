@@ -1,16 +1,17 @@
-"""Which requests may work now: a limited number at a time, each for a limited time, and none once the server stops.
+"""Which requests may work now: bodies within a budget, so many at a time, each for so long, none once the server stops.
 
-Each principal has places of its own: a tenant that sends more requests than the engine can take leaves those of others.
+Each principal has memory and places of its own: a tenant that sends more than the engine can take leaves those of
+others.
 """
 
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.http.bodies import Budget
+from hotspan.http.bodies import Bodies, Budget
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.server.exchange import ended
@@ -38,6 +39,7 @@ class Admission:
     def __init__(self, settings: HttpSettings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._bodies = Bodies(settings)
         self._places = Budget(settings.job_queue_size, max(1, settings.principals - 1))  # who has no key has no work
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -47,27 +49,31 @@ class Admission:
         self.is_draining = False
         self.in_flight = 0
 
-    async def run(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work of one request within its time; it ends early when nobody waits for it.
+    async def run(
+        self, exchange: Exchange, work: Callable[[bytes], Coroutine[Any, Any, None]], *, is_counted: bool = True
+    ) -> None:
+        """Read a request's body and do its work, which ends early when nobody waits for it.
 
-        Raises: HttpError 429 or 503, at once. An answer that is overdue ends with an error.
+        is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
+        Raises:     HttpError 408, 413, 429 or 503; ClientGone.
         """
         owner = current_principal()
-        try:
+        async with self._bodies.body(exchange, owner) as body:
+            if not is_counted:
+                async with exchange.watched():
+                    await work(body)
+                return
             self._enter(owner)
-        except HttpError:
-            work.close()
-            raise
-        async with self._place(owner), exchange.watched():
-            task = asyncio.create_task(work)
-            try:
-                await self._in_time(task)
-                await task
-            except _Overdue:
-                await exchange.fail(self._overdue())
-            finally:
-                exchange.gone.set()
-                await ended(task, _END_S)
+            async with self._place(owner), exchange.watched():
+                task = asyncio.create_task(work(body))
+                try:
+                    await self._in_time(task)
+                    await task
+                except _Overdue:
+                    await exchange.fail(self._overdue())
+                finally:
+                    exchange.gone.set()
+                    await ended(task, _END_S)
 
     def drain(self) -> None:
         """Admit nobody from now on."""

@@ -1,15 +1,24 @@
-"""What vLLM leaves open and hotspan closes, and what secure mode forbids; looked at before anything is loaded."""
+"""What vLLM leaves open and hotspan closes, and what a server refuses; looked at before anything is loaded."""
 
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hotspan.config.admin_token import given_token
 from hotspan.config.engine_options import split_words
+from hotspan.config.kv_events import FLAG, LOCAL_ENDPOINT, OPTION, Published, published, read_key
+from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
+from hotspan.formatters.declared import load_declared
+from hotspan.formatters.formatters import DECLARED, SCRIPT
+from hotspan.formatters.script import check_script
+from hotspan.http.options import check_tls
+from hotspan.keyring.keyring import open_keyring
 from hotspan.server.models.source import PICKLED
-from hotspan.server.options import ServeOptions
+from hotspan.server.options import ServeOptions, check_admin_port, check_host
 
 MEDIA_DOMAINS = "allowed_media_domains"
 NO_MEDIA_DOMAIN = "(none: the server was started without --allowed-media-domains)"
@@ -40,12 +49,19 @@ _ALWAYS = (
     *("DISALLOW_CUSTOM_INFERENCE_SCRIPTS",),
 )
 _MAX_NAMED = 3
+_ON = ("1", "true")
+_MAX_PORT = 65_535
+_EVENTS = OPTION.replace("_", "-")
 
 
 def hardened(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptions:
-    """The same, fetching media from nowhere unless domains were named, and in secure mode reading only safetensors.
+    """The same, with what vLLM leaves open closed.
 
-    Raises: ConfigError for an option that secure mode forbids.
+    Media are fetched from nowhere unless domains were named; KV events are published on this machine only unless an
+    address was named; secure mode reads only safetensors.
+
+    Raises: ConfigError for an option that secure mode forbids, and where KV events would tell other machines what the
+            rest of the configuration keeps secret.
     """
     given = options.engine_values
     added: tuple[str, ...] = ()
@@ -55,7 +71,117 @@ def hardened(options: ServeOptions, environment: Mapping[str, str]) -> ServeOpti
         _check_options(options, environment)
         if str(given.get("load_format", "auto")).lower() == "auto":
             added += ("--load-format", "safetensors")
-    return replace(options, engine=(*options.engine, *added))
+    return _guarded_events(replace(options, engine=(*options.engine, *added)))
+
+
+# -- what a start would refuse --------------------------------------------------------------------------------------
+
+
+def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if a server would refuse these options on any machine. `model.py` is read, never executed.
+
+    Blocks: in secure mode for a walk through the directories that the server reads.
+    """
+    hardened(options, environment)
+    check_tls(options.engine_values)
+    _check_addresses(options)
+    if options.cache is not None and (encryption := options.cache.encryption) is not None:
+        open_keyring(Path(encryption.store), encryption.kek, environment).close()
+    given_token(options.server.admin_token_file, environment)
+    check_engine_keys(options.engine_values.get("api_key"), environment)
+    check_engine_adapters(environment)
+    check_files(options, environment)
+    _check_formatters(options.server)
+
+
+def check_engine_keys(given: object, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for vLLM's own keys: they guard some routes and not others, and know no tenants."""
+    option = "--api-key" if given else "VLLM_API_KEY"
+    if given or environment.get("VLLM_API_KEY"):
+        raise ConfigError(
+            f"{option} is vLLM's and leaves routes open: leave it out, and give keys with --tenants FILE, as in "
+            'tenants: {default: {keys: ["..."]}}'
+        )
+
+
+def check_engine_adapters(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for vLLM's own routes: they take files from anywhere, and leave KV of old weights behind."""
+    if environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in _ON:
+        raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
+
+
+def _check_addresses(options: ServeOptions) -> None:
+    for flag, port in (("--port", options.server.port), ("--admin-port", options.server.admin_port)):
+        if port is not None and not 0 <= port <= _MAX_PORT:
+            raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MAX_PORT}")
+    check_admin_port(options.server, options.server.port)
+    try:
+        family = socket.AF_INET6 if ":" in options.server.host else socket.AF_INET
+        address = str(socket.getaddrinfo(options.server.host, options.server.port, family)[0][4][0])
+    except OSError:
+        address = options.server.host  # another machine may know the name
+    check_host(address, options)
+
+
+def _check_formatters(server: ServerSettings) -> None:
+    """What loading them would refuse, as far as it can be told without executing anything."""
+    directory = server.formatters
+    if directory is None:
+        return
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory: name the one with {SCRIPT} or {DECLARED}")
+    if (directory / DECLARED).exists():
+        load_declared(directory / DECLARED)
+    if (directory / SCRIPT).exists():
+        check_script(directory / SCRIPT)
+
+
+# -- KV events -----------------------------------------------------------------------------------------------------
+
+
+def secrets_of(options: ServeOptions) -> tuple[str, ...]:
+    """What a configuration keeps from others and KV events tell, by the options that say so."""
+    cache = options.cache
+    found = {
+        "--tenants": options.has_keys,
+        "--kek": cache is not None and cache.encryption is not None,
+        "--persistence none": cache is not None and cache.persistence == "none",
+    }
+    return tuple(name for name, is_so in found.items() if is_so)
+
+
+def _guarded_events(options: ServeOptions) -> ServeOptions:
+    events = published(options.engine_values)
+    key = None if options.cache is None else options.cache.events_key
+    if key is not None:
+        if events is None:
+            raise ConfigError(f"{FLAG} is given without KV events: give --{_EVENTS} too, or leave it out")
+        read_key(key)
+    if events is None:
+        return options
+    if options.cache is None:  # vLLM's default, and vLLM's publisher
+        _check_events(replace(events, endpoint=events.endpoint or "tcp://*:5557"), options)
+        return options
+    events = replace(events, endpoint=events.endpoint or LOCAL_ENDPOINT)
+    _check_events(events, options)
+    config = json.dumps({**events.config, "endpoint": events.endpoint})
+    return replace(options, engine=(*options.engine, f"--{_EVENTS}={config}"))
+
+
+def _check_events(events: Published, options: ServeOptions) -> None:
+    is_keyed = options.cache is not None and options.cache.events_key is not None
+    if not events.open_addresses or is_keyed:
+        return
+    if kept := secrets_of(options):
+        without = "" if options.cache is not None else " (a key needs hotspan's tiers, without --no-cache)"
+        raise ConfigError(
+            f"--{_EVENTS} publishes all tenants' tokens and salts at {', '.join(events.open_addresses)} to whoever "
+            f"connects, and {', '.join(kept)} keeps them secret: give {FLAG} FILE here and to the router{without}, "
+            f"or publish at {LOCAL_ENDPOINT}"
+        )
+
+
+# -- secure mode ---------------------------------------------------------------------------------------------------
 
 
 def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:

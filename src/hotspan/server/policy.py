@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.http.errors import HttpError
@@ -329,11 +329,25 @@ def _refused(status: int, code: str, message: str) -> HttpError:
 
 
 async def _refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":  # closed before it opened: the server makes that a 403
-        await receive()
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    await Exchange(scope, receive, send).fail(error)
+    if scope["type"] == "websocket":
+        await refuse_websocket(receive, send)
+    else:
+        await Exchange(scope, receive, send).fail(error)
+
+
+async def refuse_websocket(receive: Receive, send: Send) -> None:
+    """Close it before it opened: the server makes that a 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008})
+
+
+def declared(paths: Iterable[str], *methods: str) -> list[BaseRoute]:
+    """Routes for `matched`, of an app that answers them by itself."""
+
+    async def never(scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError("the app answers its routes itself")
+
+    return [Route(path, never, methods=list(methods)) for path in paths]
 
 
 def unlisted(routes: Iterable[BaseRoute], access: Mapping[str, Access]) -> list[str]:

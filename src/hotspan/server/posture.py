@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.kv_events import FLAG, published
 from hotspan.config.settings import L2Settings
-from hotspan.server.events import secrets_of
 from hotspan.server.facts import DOOR, SEGMENT, Facts
-from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options
+from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options, secrets_of
 from hotspan.server.options import ServeOptions, is_loopback
 
 

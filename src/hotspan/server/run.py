@@ -35,16 +35,13 @@ from hotspan.plan.weights import is_remote, model_directory, weights_bytes
 from hotspan.server.adapters.check import AdapterLimits, model_shapes
 from hotspan.server.adapters.registry import MAX_OF_A_TENANT, MAX_OF_ALL, AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
-from hotspan.server.adapters.snapshots import SnapshotStore
+from hotspan.server.adapters.snapshots import SnapshotStore, pinned_adapters
 from hotspan.server.adapters.source import Sources
-from hotspan.server.adapters.static import pinned_adapters
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
-from hotspan.server.checks import check_engine_adapters, check_engine_keys
-from hotspan.server.events import guarded_events
 from hotspan.server.front import Front
-from hotspan.server.hardening import REDIRECTS, check_files, hardened
-from hotspan.server.lmi.plugs import Forget
+from hotspan.server.hardening import REDIRECTS, check_engine_adapters, check_engine_keys, check_files, hardened
+from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.models.link import Link
 from hotspan.server.options import (
@@ -82,14 +79,10 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
     show_log()
     raise_file_limit()
     surroundings = environment()
-    options = guarded_events(hardened(options, surroundings))
+    options = hardened(options, surroundings)
     check_tls(options.engine_values)
     with contextlib.ExitStack() as stack:
-        bound = bind(options.server.host, options.server.port) if link is None else link.bind()
-        listener = stack.enter_context(contextlib.closing(bound))
-        listeners = [listener]
-        if (admin := bind_admin(options, listener)) is not None:
-            listeners.append(stack.enter_context(contextlib.closing(admin)))
+        entrance = stack.enter_context(open_entrance(options, surroundings, link))
         aftermath = stack.enter_context(Aftermath())
         error_file = stack.enter_context(_error_file(aftermath))
         stack.enter_context(_copies_swept(options.server, aftermath))
@@ -97,22 +90,13 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
             if options.extent is None:
                 check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
-        if link is None:
-            check_exposure(listener, options)
-            # Commands of this user look for the token by the port that they are to administer.
-            port = listeners[-1].getsockname()[1]
-            token = stack.enter_context(admin_token(port, options.server.admin_token_file, surroundings))
-            credentials = Credentials(options.tenants, token)
-        else:
-            credentials = link.credentials
-        policy = _Policy(credentials, _access(options, surroundings), options.server.admin_port)
         _prepare_environment(error_file.parent, stack)
         if is_remote(options.model):
-            with answering_while_loading(listener, tls_options(options.engine_values)):
+            with answering_while_loading(entrance.listeners[0], tls_options(options.engine_values)):
                 options = fetched(options, surroundings)
         check_files(options, surroundings)
         try:
-            asyncio.run(_serve(options, listeners, own_options, policy, error_file, aftermath))
+            asyncio.run(_serve(options, entrance, own_options, error_file, aftermath))
         except HotspanError as error:
             if error_file.exists() and (reason := error_file.read_text()):
                 raise ConfigError(reason) from error  # what an engine process said is nearer to the cause
@@ -122,9 +106,10 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Policy:
-    """Who may do what on this server."""
+class Entrance:
+    """Where a server listens, and who may do what there. listeners: the clients' socket, then the administrator's."""
 
+    listeners: list[socket.socket]
     credentials: Credentials
     access: Mapping[str, Access]
     admin_port: int | None
@@ -136,21 +121,37 @@ class _Policy:
         return Gate(app, self.access, self.credentials, self.admin_port)
 
 
-def _access(options: ServeOptions, surroundings: Mapping[str, str]) -> Mapping[str, Access]:
-    has_given_token = options.server.admin_token_file is not None or bool(surroundings.get(VARIABLE))
-    has_client_adapters = options.server.client_adapters is not None
-    return access_table(
-        has_keys=options.has_keys, has_given_token=has_given_token, has_client_adapters=has_client_adapters
-    )
+@contextlib.contextmanager
+def open_entrance(
+    options: ServeOptions, surroundings: Mapping[str, str], link: Link | None = None
+) -> Iterator[Entrance]:
+    """The entrance of a server with these options; with `link`, of one that only the front of its store may use.
+
+    Raises: ConfigError if an address can't be had, other machines could use it without a key, or there is nowhere to
+            leave the admin token.
+    """
+    server = options.server
+    with contextlib.ExitStack() as stack:
+        bound = bind(server.host, server.port) if link is None else link.bind()
+        listeners = [stack.enter_context(contextlib.closing(bound))]
+        if (admin := bind_admin(options, bound)) is not None:
+            listeners.append(stack.enter_context(contextlib.closing(admin)))
+        if link is None:
+            check_exposure(bound, options)
+            # Commands of this user look for the token by the port that they are to administer.
+            port = listeners[-1].getsockname()[1]
+            token = stack.enter_context(admin_token(port, server.admin_token_file, surroundings))
+        access = access_table(
+            has_keys=options.has_keys,
+            has_given_token=server.admin_token_file is not None or bool(surroundings.get(VARIABLE)),
+            has_client_adapters=server.client_adapters is not None,
+        )
+        credentials = Credentials(options.tenants, token) if link is None else link.credentials
+        yield Entrance(listeners, credentials, access, server.admin_port)
 
 
 async def _serve(
-    options: ServeOptions,
-    listeners: list[socket.socket],
-    own_options: tuple[str, ...],
-    policy: _Policy,
-    error_file: Path,
-    aftermath: Aftermath,
+    options: ServeOptions, entrance: Entrance, own_options: tuple[str, ...], error_file: Path, aftermath: Aftermath
 ) -> None:
     from hotspan.engine.arguments import add_cache, parse_engine_arguments
     from hotspan.engine.guard import RequestGuard
@@ -171,7 +172,7 @@ async def _serve(
     try:
         async with contextlib.AsyncExitStack() as stack:
             startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
-            with answering_while_loading(listeners[0], tls), loading_within(startup_s, error_file):
+            with answering_while_loading(entrance.listeners[0], tls), loading_within(startup_s, error_file):
                 stack.enter_context(pinned_adapters(arguments, _copies(options.server)))
                 engine = await stack.enter_async_context(launch(arguments, guard, aftermath))
                 registry = await _adapters(engine, options, formatters)
@@ -195,14 +196,14 @@ async def _serve(
                 forget=_forget(engine) if options.cache is not None else None,
             )
             server = DrainingServer(
-                _uvicorn(with_cors(policy.gate(front), vars(arguments)), arguments, http),
+                _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, http),
                 front.admission,
                 arguments.shutdown_timeout,
-                lambda: _ready_line(options, listeners[0], time.monotonic() - started),
+                lambda: _ready_line(options, entrance.listeners[0], time.monotonic() - started),
             )
             watch = asyncio.create_task(_watch(server, engine))
             try:
-                await server.serve(sockets=listeners)
+                await server.serve(sockets=entrance.listeners)
             finally:
                 watch.cancel()
             if engine.is_dead:
@@ -276,7 +277,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
         formatters,
         max_of_clients=options.server.max_client_adapters or (MAX_OF_A_TENANT if options.has_keys else MAX_OF_ALL),
     )
-    adapters.publish(lambda: registry.names(current_owner()))
+    adapters.publish(lambda: [adapter.name for adapter in registry.seen_by(current_owner())])
     await registry.autoload(directory, tenants=options.tenants.names)
     return registry
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
+from hotspan.http.errors import HttpError
 from hotspan.server.adapters.check import AdapterLimits, Shape, check_adapter, model_shapes
-from hotspan.server.adapters.errors import AdapterError
 from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
 
@@ -60,7 +60,7 @@ def test_sources_outside(tmp_path: Path, root: Path, src: str) -> None:
     write_adapter(root / "a")
     (root / "out").symlink_to(tmp_path / "secret")
     (root / "loop").symlink_to(root / "loop")
-    with pytest.raises(AdapterError) as caught:
+    with pytest.raises(HttpError) as caught:
         Sources([root]).directory(src)
     assert caught.value.status == 400
 
@@ -70,7 +70,7 @@ def test_what_is_outside_is_not_told(tmp_path: Path, root: Path) -> None:
     write_adapter(tmp_path / "there")
     said = []
     for name in ("there", "none"):
-        with pytest.raises(AdapterError) as caught:
+        with pytest.raises(HttpError) as caught:
             Sources([root]).directory(str(tmp_path / name))
         said.append(str(caught.value).replace(name, "X"))
     assert said[0] == said[1]
@@ -87,7 +87,7 @@ def test_no_path_leaves_the_root(parts: list[str], tmp_path_factory: pytest.Temp
         (top / "root" / "out").symlink_to("../outside")
     try:
         found = Sources([top / "root"]).directory("/".join(parts))
-    except AdapterError:
+    except HttpError:
         return
     assert found.is_relative_to(top / "root")
 
@@ -95,7 +95,7 @@ def test_no_path_leaves_the_root(parts: list[str], tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize("src", ["s3://bucket/adapter", "https://host/x", "hf://org/name"])
 def test_addresses(root: Path, src: str) -> None:
     """An address is told apart from a path, with what to do instead."""
-    with pytest.raises(AdapterError, match="copy it to"):
+    with pytest.raises(HttpError, match="copy it to"):
         Sources([root]).directory(src)
 
 
@@ -110,11 +110,11 @@ def test_files_that_are_links(tmp_path: Path, root: Path, store: SnapshotStore, 
     moved.rename(tmp_path / "outside")
     (directory / name).unlink()
     (directory / name).symlink_to(tmp_path / "outside")
-    with pytest.raises(AdapterError, match="leads out"):
+    with pytest.raises(HttpError, match="leads out"):
         take(store, [root], "a")
     (directory / name).unlink()
     os.mkfifo(directory / name)
-    with pytest.raises(AdapterError, match="is no file"):
+    with pytest.raises(HttpError, match="is no file"):
         take(store, [root], "a")
     assert list((tmp_path / "copies").iterdir()) == []
 
@@ -123,13 +123,13 @@ def test_missing_files(root: Path, store: SnapshotStore) -> None:
     """What is missing is named; a pickle in its place gets its remedy and is never read."""
     directory = write_adapter(root / "a")
     (directory / WEIGHTS).rename(directory / "adapter_model.bin")
-    with pytest.raises(AdapterError, match="safe_serialization"):
+    with pytest.raises(HttpError, match="safe_serialization"):
         take(store, [root], "a")
     (directory / "adapter_model.bin").unlink()
-    with pytest.raises(AdapterError, match=f"no readable {WEIGHTS}"):
+    with pytest.raises(HttpError, match=f"no readable {WEIGHTS}"):
         take(store, [root], "a")
     (directory / CONFIG).unlink()
-    with pytest.raises(AdapterError, match=f"no readable {CONFIG}"):
+    with pytest.raises(HttpError, match=f"no readable {CONFIG}"):
         take(store, [root], "a")
 
 
@@ -172,7 +172,7 @@ def test_a_copy_goes_with_its_last_holder(root: Path, store: SnapshotStore) -> N
 def test_a_refused_adapter_leaves_nothing(tmp_path: Path, root: Path, store: SnapshotStore) -> None:
     """A copy whose check fails is gone."""
     write_adapter(root / "a", r=64)
-    with pytest.raises(AdapterError, match="rank"):
+    with pytest.raises(HttpError, match="rank"):
         take(store, [root], "a")
     assert list((tmp_path / "copies").iterdir()) == []
 
@@ -269,7 +269,7 @@ def test_what_fits_passes(tmp_path: Path) -> None:
 )
 def test_configurations_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """Each is refused before anything is loaded, and the message says which."""
-    with pytest.raises(AdapterError, match=message) as caught:
+    with pytest.raises(HttpError, match=message) as caught:
         check(tmp_path, **changes)
     assert caught.value.status == 400
 
@@ -279,7 +279,7 @@ def test_configurations_that_are_none(tmp_path: Path, text: str) -> None:
     """What is no JSON object is refused."""
     write_adapter(tmp_path)
     (tmp_path / CONFIG).write_text(text)
-    with pytest.raises(AdapterError, match=CONFIG):
+    with pytest.raises(HttpError, match=CONFIG):
         check_adapter(tmp_path, FITS)
 
 
@@ -289,24 +289,24 @@ def test_damaged_weights(tmp_path: Path, cut: int) -> None:
     write_adapter(tmp_path)
     data = (tmp_path / WEIGHTS).read_bytes()
     (tmp_path / WEIGHTS).write_bytes(data[:cut])
-    with pytest.raises(AdapterError, match="damaged"):
+    with pytest.raises(HttpError, match="damaged"):
         check_adapter(tmp_path, FITS)
 
 
 def test_weights_of_another_model(tmp_path: Path) -> None:
     """Other sizes, other modules, half a module, halves of two ranks, and no LoRA at all."""
-    with pytest.raises(AdapterError, match=r"8 -> 16 and the model's is 16 -> 16"):
+    with pytest.raises(HttpError, match=r"8 -> 16 and the model's is 16 -> 16"):
         check(tmp_path, weights=tensors(inputs=8))
     renamed = {name.replace("model.layers", "lm.layers"): value for name, value in tensors().items()}
-    with pytest.raises(AdapterError, match="none of the adapter's modules"):
+    with pytest.raises(HttpError, match="none of the adapter's modules"):
         check(tmp_path, weights=renamed)
     whole = tensors()
-    with pytest.raises(AdapterError, match="only half"):
+    with pytest.raises(HttpError, match="only half"):
         check(tmp_path, weights=dict(list(whole.items())[:1]))
     b = next(name for name in whole if "lora_B" in name)
-    with pytest.raises(AdapterError, match="ranks 4 and 2"):
+    with pytest.raises(HttpError, match="ranks 4 and 2"):
         check(tmp_path, weights=whole | {b: np.zeros((16, 2), np.float32)})
-    with pytest.raises(AdapterError, match="no LoRA weights"):
+    with pytest.raises(HttpError, match="no LoRA weights"):
         check(tmp_path, weights={"a.weight": np.zeros((2, 2), np.float32)})
 
 
@@ -330,7 +330,7 @@ def test_shapes_of_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["([a-z]+)+!", "(a|a)(a|a)", "a?a?a?aaa", ".*.*.*x", "a{1,9}{1,9}", "a" * 300])
 def test_patterns_that_take_for_ever(tmp_path: Path, name: str, pattern: str) -> None:
     """The engine matches an adapter's patterns by itself: those whose time is not bounded are refused."""
-    with pytest.raises(AdapterError, match="for ever"):
+    with pytest.raises(HttpError, match="for ever"):
         check(tmp_path, **{name: {pattern: 4}})
 
 
@@ -345,23 +345,23 @@ def test_patterns_that_peft_writes(tmp_path: Path, pattern: str) -> None:
 def test_many_patterns(tmp_path: Path) -> None:
     """Patterns are counted with the modules that each is matched against."""
     check(tmp_path, rank_pattern={f"layers.{n}.q_proj": 4 for n in range(1000)})
-    with pytest.raises(AdapterError, match="too many patterns"):
+    with pytest.raises(HttpError, match="too many patterns"):
         check(tmp_path, rank_pattern={f"layers.{n}.*.q_proj": 4 for n in range(8001)})
 
 
 @pytest.mark.parametrize("changes", [{"rank_pattern": 4}, {"alpha_pattern": ["q_proj"]}])
 def test_patterns_that_are_none(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Patterns of another type are refused with what to give."""
-    with pytest.raises(AdapterError, match="give an object"):
+    with pytest.raises(HttpError, match="give an object"):
         check(tmp_path, **changes)
 
 
 def test_weights_that_are_larger_than_the_configuration_says(tmp_path: Path) -> None:
     """The rank of the tensors counts, too; and a module has a name of ordinary length."""
-    with pytest.raises(AdapterError, match="--max-lora-rank 9"):
+    with pytest.raises(HttpError, match="--max-lora-rank 9"):
         check(tmp_path, weights=tensors(rank=9))
     long = {name.replace("self_attn", "a" * 300): data for name, data in tensors().items()}
-    with pytest.raises(AdapterError, match="a module of"):
+    with pytest.raises(HttpError, match="a module of"):
         check(tmp_path, weights=long)
 
 
@@ -369,7 +369,7 @@ def test_a_configuration_without_an_end_of_depth(tmp_path: Path) -> None:
     """Nesting that no parser follows is an error of the adapter's."""
     directory = write_adapter(tmp_path / "a")
     (directory / CONFIG).write_text("[" * 100_000)
-    with pytest.raises(AdapterError, match="is no JSON"):
+    with pytest.raises(HttpError, match="is no JSON"):
         check_adapter(directory, FITS)
 
 
@@ -377,10 +377,10 @@ def test_no_adapter_fills_the_disk(tmp_path: Path, root: Path) -> None:
     """A file of any size is refused before a byte is copied; a sparse one costs its owner nothing."""
     directory = write_adapter(root / "a")
     os.truncate(directory / WEIGHTS, 1 << 42)
-    with pytest.raises(AdapterError, match="stay free") as caught:
+    with pytest.raises(HttpError, match="stay free") as caught:
         take(SnapshotStore(tmp_path / "copies"), [root], "a")
     assert caught.value.status == 507
     os.truncate(directory / WEIGHTS, 1 << 20)
-    with pytest.raises(AdapterError, match="may have") as caught:
+    with pytest.raises(HttpError, match="may have") as caught:
         take(SnapshotStore(tmp_path / "copies", max_bytes=1 << 19), [root], "a")
     assert caught.value.status == 400 and list((tmp_path / "copies").iterdir()) == []

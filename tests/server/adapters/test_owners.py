@@ -207,7 +207,7 @@ async def test_tenants_directories_are_no_adapters(rig: Rig) -> None:
     rig.write("globex", 2)
     (rig.root / "globex" / "model.py").touch()
     await rig.registry.autoload(rig.root, tenants=("acme", "globex"))
-    assert list(rig.registry.names()) == ["shared"] and set(rig.formats.added) == {"shared"}
+    assert [one.name for one in rig.registry.seen_by("")] == ["shared"] and set(rig.formats.added) == {"shared"}
     assert "the directory of the tenant 'globex'" in rig.registry._refused["globex"]
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from hotspan.core.errors import ConfigError
+from hotspan.server.adapters.snapshots import pinned_adapters
 from hotspan.server.adapters.source import CONFIG, WEIGHTS
-from hotspan.server.adapters.static import pinned_adapters
 
 
 @pytest.fixture

@@ -42,25 +42,6 @@ def loads(container: Container, name: str) -> int:
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", [ADAPTER, ADAPTER.lower(), ADAPTER.upper()])
-def test_the_header_counts_in_any_case(container: Container, texts: dict[str, str], header: str) -> None:
-    """However the header is written, the adapter answers; the base model never does in its place."""
-    for adapter in ("legal", "poet"):
-        assert container.generate(PROMPT, headers={header: adapter}) == texts[adapter]
-        reply = container.http.post("/v1/completions", json={"prompt": PROMPT}, headers={header: adapter})
-        assert reply.json()["model"] == adapter
-
-
-def test_header_before_body_before_model(container: Container, texts: dict[str, str]) -> None:
-    """The header beats `adapters`, which beats `model`; an empty `adapters` is the base model."""
-    assert container.generate(PROMPT, adapters="legal") == texts["legal"]
-    assert container.generate(PROMPT, adapters=["legal"]) == texts["legal"]
-    assert container.generate(PROMPT, model="poet") == texts["poet"]
-    assert container.generate(PROMPT, adapters="legal", model="poet") == texts["legal"]
-    assert container.generate(PROMPT, adapters="legal", model="poet", headers={ADAPTER: "poet"}) == texts["poet"]
-    assert container.generate(PROMPT, adapters="", model="poet") == texts[""]
-
-
 def test_every_schema_takes_an_adapter(container: Container, texts: dict[str, str]) -> None:
     """Chats, completions and streams are the adapter's, too."""
     headers, sampling = {ADAPTER: "poet"}, {"max_tokens": 10, "temperature": 0}
@@ -73,14 +54,6 @@ def test_every_schema_takes_an_adapter(container: Container, texts: dict[str, st
     of_base = container.http.post("/invocations", json=chat).json()
     assert of_poet["model"] == "poet" and of_base["model"] == "lmi"
     assert of_poet["choices"][0]["message"]["content"] != of_base["choices"][0]["message"]["content"]
-
-
-def test_an_unknown_adapter_is_404(container: Container) -> None:
-    """By header, body or model; on each route."""
-    for body, headers in (({}, {ADAPTER: "nobody"}), ({"adapters": "nobody"}, {}), ({"model": "nobody"}, {})):
-        for path in ("/invocations", "/predictions/lmi", "/models/lmi/invoke"):
-            reply = container.http.post(path, json={"inputs": PROMPT} | body, headers=headers)
-            assert "'nobody'" in the_error(reply, 404)["message"]
 
 
 def test_an_adapter_that_is_broken_says_why(container: Container) -> None:
@@ -109,64 +82,7 @@ def test_an_adapter_comes_and_goes(container: Container, texts: dict[str, str], 
         the_error(container.http.post("/invocations", json=BODY, headers={ADAPTER: name}), 404)
 
 
-def test_pages_of_adapters(container: Container) -> None:
-    """`limit` and the token of the page before list each adapter once."""
-    first = container.http.get("/adapters", params={"limit": 1}).json()
-    second = container.http.get("/adapters", params={"limit": 1, "next_page_token": first["nextPageToken"]}).json()
-    names = [one["name"] for page in (first, second) for one in page["adapters"]]
-    assert names == ["legal", "poet"] and "nextPageToken" not in second
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        ({"src": "../../etc"}, 400),
-        ({"src": "s3://bucket/adapter"}, 400),
-        ({"src": "nothing"}, 400),
-        ({"src": "torn"}, 400),
-        ({"src": "poet", "preload": "perhaps"}, 400),
-        ({"src": "poet", "preload": False, "pin": True}, 400),
-        ({"src": "poet", "prelaod": True}, 400),
-        ({"name": "lmi", "src": "poet"}, 409),
-        ({"name": "a/b", "src": "poet"}, 400),
-    ],
-)
-def test_what_can_not_be_registered(container: Container, name: str, arguments: Any, status: int) -> None:
-    """The true status, one shape, and nothing is registered."""
-    the_error(container.admin.post("/adapters", json={"name": name} | arguments), status)
-    assert [one["name"] for one in container.http.get("/adapters").json()["adapters"]] == ["legal", "poet"]
-
-
-def test_pins_leave_a_slot(container: Container, name: str) -> None:
-    """Of two slots one can be pinned; a second pin is a 507, and the pinned adapter answers on."""
-    assert container.admin.post("/adapters/legal/update", json={"preload": True, "pin": True}).status_code == 200
-    try:
-        the_error(container.admin.post("/adapters", json={"name": name, "src": "poet", "pin": True}), 507)
-        assert container.http.get("/adapters/legal").json()["pin"] is True
-        assert container.generate(PROMPT, headers={ADAPTER: "legal"})
-        assert container.generate(PROMPT, headers={ADAPTER: "poet"})
-    finally:
-        assert container.admin.post("/adapters/legal/update", json={"preload": False, "pin": False}).status_code == 200
-
-
 # -- the lazy promise --------------------------------------------------------------------------------------------------
-
-
-async def test_a_hundred_first_calls_load_once(container: Container, texts: dict[str, str], name: str) -> None:
-    """preload=false registers without loading; a hundred callers at once all get its answer, of one load."""
-    made = container.admin.post("/adapters", json={"name": name, "src": "poet", "preload": False})
-    assert made.status_code == 200
-    assert container.http.get(f"/adapters/{name}").json()["loaded"] is False
-    before = loads(container, name)
-    limits = httpx.Limits(max_connections=CALLERS)
-    async with httpx.AsyncClient(base_url=container.server.url, limits=limits, timeout=60) as http:
-        replies = await asyncio.gather(
-            *(http.post("/invocations", json=BODY, headers={ADAPTER: name}) for _ in range(CALLERS))
-        )
-    assert {reply.status_code for reply in replies} == {200}
-    assert {reply.json()["generated_text"] for reply in replies} == {texts["poet"]}
-    assert container.http.get(f"/adapters/{name}").json()["loaded"] is True
-    assert loads(container, name) == before + 1
 
 
 async def test_weights_that_can_not_be_loaded(container: Container, texts: dict[str, str]) -> None:

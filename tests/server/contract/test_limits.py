@@ -1,14 +1,12 @@
 """What a real server does with too many requests, with clients that hang up, and with clients that never finish."""
 
 import asyncio
-import statistics
 import time
 
 import httpx
 import pytest
 
 from .rig import GREEDY, PLACES, Container, the_error
-from .slow_sockets import slow_sockets
 
 pytestmark = pytest.mark.engine
 
@@ -69,41 +67,3 @@ async def test_as_many_as_may_be_and_one_more(container: Container) -> None:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
     await asyncio.to_thread(container.wait_until_idle)
-
-
-def p99(seconds: list[float]) -> float:
-    return statistics.quantiles(seconds, n=100)[98]
-
-
-def timed(container: Container) -> list[float]:
-    """Seconds of short requests, one after the other."""
-    found = []
-    for _ in range(REQUESTS):
-        began = time.perf_counter()
-        container.generate("Say", parameters={"max_new_tokens": 2})
-        found.append(time.perf_counter() - began)
-    return found
-
-
-@pytest.mark.timing
-def test_slow_clients_slow_nobody_else(container: Container) -> None:
-    """Beside a thousand of them, who hold their connections, a healthy client's p99 is what it was.
-
-    Of alternating rounds, for the machine has its own moments: in some of them the least of each kind tell, in others
-    the median of the rounds' ratios. Whoever is slowed down is by both.
-    """
-    container.wait_until_idle()
-    timed(container)
-    alone: list[float] = []
-    beside: list[float] = []
-
-    def are_slowed() -> bool:
-        ratio = statistics.median(b / a for a, b in zip(alone, beside, strict=True))
-        return min(beside) > GOAL * min(alone) and ratio > GOAL
-
-    while not beside or (are_slowed() and len(beside) < ROUNDS):
-        alone.append(p99(timed(container)))
-        with slow_sockets(container.server.port, SLOW) as sockets:
-            beside.append(p99(timed(container)))
-            assert sockets.open > 0.8 * SLOW
-    assert not are_slowed(), (beside, alone)

@@ -29,15 +29,6 @@ def is_place(text: str) -> bool:
     return found.keys() == {"city", "is_far"} and found["city"] in ("Oslo", "Rome") and found["is_far"] in (True, False)
 
 
-def test_chat(container: Container) -> None:
-    """A chat is answered with usage that adds up, by the name that was asked."""
-    answer = container.openai.chat.completions.create(model="lmi", messages=MESSAGES, max_tokens=7, temperature=0)
-    assert answer.model == "lmi" and answer.choices[0].finish_reason == "length"
-    usage = answer.usage
-    assert usage and usage.completion_tokens == 7 and usage.total_tokens == usage.prompt_tokens + 7
-    assert usage.prompt_tokens_details is not None
-
-
 def test_a_stream_is_real_sse(container: Container) -> None:
     """Events with `data:`, [DONE] at the end, usage before it; the deltas add up to the whole answer."""
     asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
@@ -51,52 +42,6 @@ def test_a_stream_is_real_sse(container: Container) -> None:
     events = reply.text.split("\n\n")
     assert events.pop() == "" and events.pop() == "data: [DONE]"
     assert all(json.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk" for event in events)
-
-
-def test_completions(container: Container) -> None:
-    """Several prompts, log probabilities, echo and stops, as OpenAI's completions have them."""
-    answer = container.openai.completions.create(
-        model="lmi", prompt=["Once", "Twice"], max_tokens=4, temperature=0, logprobs=2, echo=True
-    )
-    assert answer.choices[0].text.startswith("Once") and answer.choices[1].text.startswith("Twice")
-    told = answer.choices[0].logprobs
-    assert told and told.token_logprobs and told.top_logprobs and told.token_logprobs[0] is None
-    text = container.openai.completions.create(model="lmi", prompt="Once", max_tokens=8, temperature=0).choices[0].text
-    stopped = container.openai.completions.create(
-        model="lmi", prompt="Once", max_tokens=8, temperature=0, stop=[text[5:8]]
-    )
-    assert stopped.choices[0].text == text[: text.index(text[5:8])]
-
-
-def test_a_tool_that_is_named_is_called(container: Container) -> None:
-    """tool_choice with a function's name gives one call of it, with arguments of its schema."""
-    answer = container.openai.chat.completions.create(
-        model="lmi",
-        messages=MESSAGES,
-        max_tokens=500,
-        seed=1,
-        tools=[TOOL],
-        tool_choice={"type": "function", "function": {"name": "find_place"}},
-    )
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert call.type == "function" and call.function.name == "find_place" and is_place(call.function.arguments)
-
-
-def test_a_required_tool_in_a_stream(container: Container) -> None:
-    """tool_choice=required streams the call in pieces that add up to one with arguments of its schema."""
-    stream = container.openai.chat.completions.create(
-        model="lmi",
-        messages=MESSAGES,
-        max_tokens=500,
-        seed=1,
-        tools=[TOOL],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        stream=True,
-    )
-    calls = [call for chunk in stream if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
-    assert [call.function.name for call in calls if call.function and call.function.name] == ["find_place"]
-    assert is_place("".join(call.function.arguments or "" for call in calls if call.function))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -129,15 +74,6 @@ def test_a_tool_that_the_model_chooses(container: Container, is_stream: bool) ->
     assert not content.strip() and reason == "tool_calls"
 
 
-def test_a_model_that_chooses_no_tool(container: Container) -> None:
-    """tool_choice=auto: what is no call is content, streamed or not."""
-    asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "tools": [TOOL]}
-    whole = container.openai.chat.completions.create(**asked, tool_choice="auto").choices[0]
-    assert whole.message.content and not whole.message.tool_calls and whole.finish_reason == "length"
-    stream = container.openai.chat.completions.create(**asked, tool_choice="auto", stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == whole.message.content
-
-
 def test_structured_output(container: Container) -> None:
     """response_format with a JSON schema, and the engine's own choice and regex, hold for every sampled text."""
     asked: Any = {"model": "lmi", "messages": MESSAGES, "max_tokens": 60, "temperature": 1.5}
@@ -149,17 +85,6 @@ def test_structured_output(container: Container) -> None:
         assert answer.choices[0].message.content in fits
     reply = container.invoke({"inputs": "Say", "parameters": {"response_format": schema, "max_new_tokens": 60}})
     assert is_place(reply.json()["generated_text"])
-
-
-def test_an_adapter_is_a_model(container: Container) -> None:
-    """The adapters are in the list, answer under their names, and say others' things."""
-    assert {"lmi", "legal", "poet"} <= {model.id for model in container.openai.models.list()}
-    texts = {}
-    for name in ("lmi", "legal", "poet"):
-        answer = container.openai.completions.create(model=name, prompt="Once", max_tokens=8, temperature=0)
-        assert answer.model == name
-        texts[name] = answer.choices[0].text
-    assert len(set(texts.values())) == 3
 
 
 def test_the_benchmarks_check(container: Container) -> None:

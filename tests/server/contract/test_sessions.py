@@ -8,7 +8,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 
-from .rig import SESSION, SESSION_S, Container, the_error
+from .rig import SESSION, SESSION_S, Container
 
 pytestmark = pytest.mark.engine
 
@@ -58,27 +58,3 @@ def test_new_session_beside_a_prompt(container: Container) -> None:
     """The header alone opens a session for the request that carries it."""
     reply = ask(container, "NEW_SESSION", 102)
     assert forgotten(container, reply.headers[NEW].partition(";")[0]) > 0
-
-
-def test_an_expired_session_is_no_session(container: Container) -> None:
-    """After its time a request that names it is answered, and leaves nothing under its id."""
-    session = opened(container)
-    (kept,) = (container.server.log.parent / "sessions").glob(f"*/{session}")
-    kept.write_text(repr(time.time()))  # when it ends
-    ask(container, session, 103)
-    assert forgotten(container, session) == 0
-
-
-def test_a_session_is_closed(container: Container) -> None:
-    """CLOSE ends it and says so in the header."""
-    session = opened(container)
-    reply = container.invoke({"requestType": "CLOSE"}, **{SESSION: session})
-    assert reply.status_code == 200 and reply.headers[CLOSED] == session
-    assert reply.json() == {"closed_session_id": session}
-
-
-def test_wrong_session_requests(container: Container) -> None:
-    """A request type that is none, a close without an id, an id that is none: 400 that says what to send."""
-    assert "NEW_SESSION" in the_error(container.invoke({"requestType": "OPEN"}), 400)["message"]
-    the_error(container.invoke({"requestType": "CLOSE"}), 400)
-    the_error(container.invoke({"inputs": "Say"}, **{SESSION: "no/session"}), 400)

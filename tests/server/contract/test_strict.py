@@ -1,9 +1,7 @@
 """A second server, of variables alone: LMI's statuses, a short time limit, two places; and how it stops, at last."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
 from tests.server.conftest import free_port
-from tests.timing import TRIES
 
 from .rig import GREEDY, Container, rows, the_error
 from .rig import container as serving
@@ -109,74 +105,6 @@ def test_an_answer_that_takes_too_long(strict: Container) -> None:
     told = rows(strict.invoke(LONG | {"stream": True}))
     assert all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
     assert strict.generate("Say")
-
-
-def test_lmis_status_of_a_full_queue(strict: Container) -> None:
-    """503 and not 429, with a time to come back; /ping is not refused."""
-    deadline = time.monotonic() + 60
-    while True:  # the first may be over before the second has begun
-        with (
-            strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as one,
-            strict.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as other,
-        ):
-            for held in (one, other):
-                next(held.iter_lines())
-            refused, ping = strict.invoke(SHORT), strict.http.get("/ping")
-        if (one.status_code, other.status_code, refused.status_code) == (200, 200, 503):
-            break
-        assert time.monotonic() < deadline
-    the_error(refused, 503)
-    assert int(refused.headers["retry-after"]) > 0
-    assert ping.json() == {"status": "Healthy"}
-    deadline = time.monotonic() + 60
-    while strict.invoke({"inputs": "Say"}).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def stopped(server: Container) -> bool:
-    """Stop it while it works; whether somebody came between the signal and the end."""
-    short = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 20}, "stream": True}
-    with (
-        httpx.Client(base_url=server.server.url, timeout=60) as other,  # made before: that takes long
-        server.http.stream("POST", "/invocations", json=LONG | {"stream": True}) as cut_off,
-        server.http.stream("POST", "/invocations", json=short) as reply,
-    ):
-        assert other.get("/ping").json() == {"status": "Healthy"}
-        began = time.monotonic()
-        server.server.process.send_signal(signal.SIGTERM)
-        ping = refused = None
-        with contextlib.suppress(httpx.TransportError):
-            while (ping := other.get("/ping")).status_code == 200:
-                assert time.monotonic() - began < 30
-            refused = other.post("/invocations", json={"inputs": "Say"})
-        told = [json.loads(line) for line in reply.iter_lines()]
-        assert len(told) == 20 and told[-1]["generated_text"]
-        assert json.loads(list(cut_off.iter_lines())[-1])["error"]["code"] == 504
-    assert server.server.process.wait(30) == 0 and time.monotonic() - began < 30
-    if ping is None or refused is None:
-        return False
-    assert (ping.status_code, ping.json()) == (503, {"status": "Draining"})
-    assert int(refused.headers["retry-after"]) > 0 and "stops" in the_error(refused, 503)["message"]
-    return True
-
-
-@pytest.mark.timing
-def test_a_stop_lets_requests_end(
-    strict: Container, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """SIGTERM: what is in work ends as it would, who comes is sent away, and the server is gone well within 30 s.
-
-    The last test with this server: it stops it. What is in work lasts no longer than its time limit: where nobody else
-    came before it ended, another server is stopped.
-    """
-    is_seen = stopped(strict)
-    for _ in range(TRIES - 1):
-        if is_seen:
-            break
-        with serving(tmp_path_factory.mktemp("strict"), VARIABLES | {"HF_MODEL_ID": str(tiny_model)}) as another:
-            is_seen = stopped(another)
-    assert is_seen, "each server was gone before anybody was sent away"
 
 
 def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:

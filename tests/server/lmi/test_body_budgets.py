@@ -56,7 +56,7 @@ async def uploads(path: str, count: int, request: bytes) -> AsyncIterator[list[a
 async def test_slow_uploads_of_one_tenant_stop_nobody_else() -> None:
     """A tenant that fills all the memory that it can is refused; another tenant and the administrator are answered."""
     app = gated(FakeEngine(), held_bytes=HELD, principals=PRINCIPALS, stall_s=1000)
-    bodies = app._app._bodies  # type: ignore[attr-defined]
+    bodies = app._app.admission._bodies  # type: ignore[attr-defined]
     async with serving_a_file(app) as path:
         slow = signed(upload(b"POST /invocations HTTP/1.1\r\n", 900), KEY_A)
         async with uploads(path, 20, slow):
@@ -73,7 +73,7 @@ async def test_slow_uploads_of_one_tenant_stop_nobody_else() -> None:
 async def test_uploads_of_one_tenant_are_bounded_in_number() -> None:
     """Bodies that hardly begin take no memory, but connections: others still have theirs."""
     app = gated(FakeEngine(), connections=32, principals=PRINCIPALS, stall_s=1000)
-    bodies = app._app._bodies  # type: ignore[attr-defined]
+    bodies = app._app.admission._bodies  # type: ignore[attr-defined]
     async with serving_a_file(app) as path:
         slow = signed(upload(b"POST /invocations HTTP/1.1\r\n", 1), KEY_A)
         async with uploads(path, 20, slow):
@@ -97,7 +97,7 @@ async def test_uploads_of_one_tenant_are_bounded_in_number() -> None:
 async def test_bodies_of_public_routes_are_not_read(start: bytes) -> None:
     """Who has no key takes no memory: the answer does not wait for the body, and the connection is closed soon."""
     app = gated(FakeEngine(), held_bytes=HELD, principals=PRINCIPALS)
-    bodies = app._app._bodies  # type: ignore[attr-defined]
+    bodies = app._app.admission._bodies  # type: ignore[attr-defined]
     async with serving_a_file(app) as path, uploads(path, 40, upload(start, 900)) as readers:
         for reader in readers:
             assert (await reader.readuntil(b"\r\n\r\n")).split()[1] not in (b"408", b"503")

@@ -3,15 +3,9 @@
 import asyncio
 import contextlib
 import resource
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from statistics import median
+from collections.abc import AsyncIterator
 from typing import Any
 
-import psutil
 import pytest
 
 from hotspan.http.connections import connection_class
@@ -205,84 +199,3 @@ def test_files_are_left_for_others() -> None:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connection_class(HttpSettings(connections=10**9)).most == files // 2  # type: ignore[attr-defined]
     assert connection_class(HttpSettings(connections=7)).most == 7  # type: ignore[attr-defined]
-
-
-_SERVER = """
-import resource, socket, sys
-sys.path.insert(0, ".")
-import uvicorn
-from hotspan.http.connections import connection_class
-from hotspan.server.settings import HttpSettings
-from tests.server.lmi.test_connections import plain
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-limits = HttpSettings(head_s=600, stall_s=600, connections=4096)
-options = {"lifespan": "off", "log_level": "critical", "http": connection_class(limits)}
-uvicorn.Server(uvicorn.Config(plain, **options)).run([socket.socket(fileno=int(sys.argv[1]))])
-"""
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[int, psutil.Process]]:
-    """A server in a process of its own, so that its clients' work is not its own; its port first."""
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        fd, port = listener.fileno(), listener.getsockname()[1]
-        process = subprocess.Popen([sys.executable, "-c", _SERVER, str(fd)], pass_fds=[fd])
-    try:
-        yield port, psutil.Process(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def p99_s(port: int, requests: int = 600) -> float:
-    """A healthy client's p99."""
-    took = []
-    with socket.create_connection(("127.0.0.1", port)) as healthy:
-        healthy.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(requests):
-            began = time.perf_counter()
-            healthy.sendall(GET)
-            while not (part := healthy.recv(4096)).endswith(b"xx"):
-                assert part, "the server hung up"
-            took.append(time.perf_counter() - began)
-    return sorted(took)[int(requests * 0.99)]
-
-
-@pytest.mark.timing
-def test_a_thousand_slow_sockets(server: tuple[int, psutil.Process]) -> None:
-    """1,000 sockets with half a head or half a body leave a healthy client's p99 within 1.2 of what it was.
-
-    Of alternating rounds, for the machine has its own moments: in some of them the least of each kind tell, in others
-    the median of the rounds' ratios. Whoever is slowed down is by both.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    port, process = server
-    alone, crowded = [], []
-    for _ in range(25):
-        alone.append(p99_s(port))
-        with slow_sockets(port, process):
-            crowded.append(p99_s(port))
-        ratio = median(beside / before for before, beside in zip(alone, crowded, strict=True))
-        if len(alone) >= 5 and (min(crowded) <= 1.2 * min(alone) or ratio <= 1.2):
-            return
-    raise AssertionError(f"p99 {min(crowded) * 1e3:.2f} ms beside slow sockets, {min(alone) * 1e3:.2f} ms alone")
-
-
-@contextlib.contextmanager
-def slow_sockets(port: int, process: psutil.Process) -> Iterator[None]:
-    """A thousand of them, which the server has accepted and still holds at the end."""
-    with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1000)]
-        for number, held in enumerate(slow):
-            held.sendall(HALF_A_BODY if number % 2 else GET[:-2])
-        deadline = time.monotonic() + 60
-        while process.num_fds() < len(slow):
-            assert time.monotonic() < deadline, "the server does not take them"
-            time.sleep(0.02)
-        yield
-        for held in slow[::100]:
-            held.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                held.recv(1)

@@ -16,7 +16,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from hotspan.http.sse import events
-from hotspan.server.lmi.parameters import RENAMED, SAME
+from hotspan.server.lmi.request import RENAMED, SAME
 from hotspan.server.lmi.schema import Generation, Rows
 
 TEXTS = {1: "<s>", 17: "Say", 5: "Hello", 6: " wide", 7: " world", 2: "</s>"}

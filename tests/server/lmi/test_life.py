@@ -118,6 +118,13 @@ async def test_a_full_queue(compat: str, status: int) -> None:
         assert (await http.post("/invocations", json={"inputs": "Say"})).status_code == 200
 
 
+def exchange() -> AppExchange:
+    """A request without a body, whose client stays."""
+    coming: asyncio.Queue[Any] = asyncio.Queue()
+    coming.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    return AppExchange({"type": "http", "headers": []}, coming.get, asyncio.Queue[Any]().put, is_lmi=False)
+
+
 @in_simulated_time
 async def test_no_principal_takes_every_place() -> None:
     """A principal with more requests than its share is refused while places are left, which others then get."""
@@ -128,11 +135,8 @@ async def test_no_principal_takes_every_place() -> None:
         await ending.wait()
 
     def ask(tenant: str) -> asyncio.Task[None]:
-        exchange = AppExchange(
-            {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
-        )
         with asking(Principal(tenant, has_key=True)):
-            return asyncio.create_task(admission.run(exchange, work()))
+            return asyncio.create_task(admission.run(exchange(), lambda body: work()))
 
     noisy = [ask("noisy") for _ in range(20)]
     await until(lambda: sum(task.done() for task in noisy) == 14)
@@ -152,24 +156,19 @@ async def test_retry_after_is_measured() -> None:
     clock = SimulatedClock()
     admission = Admission(HttpSettings(job_queue_size=1), clock)
 
-    def exchange() -> AppExchange:
-        return AppExchange(
-            {"type": "http", "headers": []}, asyncio.Queue[Any]().get, asyncio.Queue[Any]().put, is_lmi=False
-        )
-
     async def work(seconds: float) -> None:
         clock.advance(seconds)
 
     async def refused() -> None:
         with pytest.raises(HttpError) as error:
-            await admission.run(exchange(), work(0))
+            await admission.run(exchange(), lambda body: work(0))
         told.append(error.value.retry_s)
 
     told: list[int | None] = []
     for seconds in (0.01, 20.0, 1000.0):
         for _ in range(60):
-            await admission.run(exchange(), work(seconds))
-        await admission.run(exchange(), refused())
+            await admission.run(exchange(), lambda body, seconds=seconds: work(seconds))
+        await admission.run(exchange(), lambda body: refused())
     assert told == [1, 20, 60]
 
 
@@ -290,9 +289,9 @@ async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
     async with serving_a_file(app) as path:
         _, writer = await asyncio.open_unix_connection(path)
         writer.write(HEAD + b"content-length: 500\r\n\r\n{")
-        await until(lambda: app._bodies._held.used == 1)
+        await until(lambda: app.admission._bodies._held.used == 1)
         writer.close()
-        await until(lambda: app._bodies._held.used == 0, 0.5)
+        await until(lambda: app.admission._bodies._held.used == 0, 0.5)
         assert not engine.seen
 
 

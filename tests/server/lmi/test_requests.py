@@ -9,8 +9,15 @@ from starlette.datastructures import Headers
 from hotspan.http.errors import HttpError, error_type
 from hotspan.http.sse import event, events
 from hotspan.server.exchange import lmi_status
-from hotspan.server.lmi.choice import chosen_schema, session_request, take_adapter
-from hotspan.server.lmi.parameters import OWN, RENAMED, SAME, TOP_LEVEL
+from hotspan.server.lmi.request import (
+    OWN,
+    RENAMED,
+    SAME,
+    TOP_LEVEL,
+    chosen_schema,
+    session_request,
+    take_adapter,
+)
 from hotspan.server.lmi.schema import Generation, embeddings_body
 
 json_values = st.recursive(

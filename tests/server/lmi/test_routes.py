@@ -13,7 +13,7 @@ from hotspan.core.errors import FormatterError
 from hotspan.http.errors import HttpError
 from hotspan.server import policy
 from hotspan.server.front import Front
-from hotspan.server.lmi.choice import chosen_schema
+from hotspan.server.lmi.request import chosen_schema
 from hotspan.server.lmi.routes import OPENAI, WORK
 from hotspan.server.principal import Principal, asking
 from hotspan.server.settings import HttpSettings

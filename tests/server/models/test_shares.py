@@ -17,8 +17,7 @@ from hotspan.plan.host import Host
 from hotspan.plan.memory import Available, SharedMemory
 from hotspan.plan.mounts import Medium
 from hotspan.server.models import shares as module
-from hotspan.server.models.devices import split_devices, visible_devices
-from hotspan.server.models.shares import Share, shares
+from hotspan.server.models.shares import Share, shares, split_devices, visible_devices
 
 DISK = DiskProbe(Path("/nvme/kv"), "ext4", Medium.NVME, 500 * GIB)
 

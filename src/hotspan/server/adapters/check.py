@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from hotspan.server.adapters.errors import AdapterError
+from hotspan.http.errors import HttpError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -48,11 +48,11 @@ class AdapterLimits:
 
 
 def check_adapter(directory: Path, limits: AdapterLimits) -> None:
-    """Raise AdapterError for what can't be loaded, or would not be this adapter's answer once it is."""
+    """Raise HttpError for what can't be loaded, or would not be this adapter's answer once it is."""
     config = _config(directory / CONFIG)
     ranks = _ranks(config)
     if max(ranks) > limits.max_rank:
-        raise AdapterError(
+        raise HttpError(
             400,
             f"the adapter's rank is {max(ranks)} and the engine takes {limits.max_rank}: serve with --max-lora-rank "
             f"{max(ranks)} or more",
@@ -62,13 +62,13 @@ def check_adapter(directory: Path, limits: AdapterLimits) -> None:
     for module, shape in modules.items():
         known = limits.shapes.get(module)
         if known is not None and shape is not None and shape != known:
-            raise AdapterError(
+            raise HttpError(
                 400,
                 f"the adapter's {module} is {shape.inputs} -> {shape.outputs} and the model's is {known.inputs} -> "
                 f"{known.outputs}: it was trained for another model",
             )
     if not limits.shapes.keys() & modules.keys() and _kinds(limits.shapes) & _kinds(modules):
-        raise AdapterError(
+        raise HttpError(
             400, f"the model has none of the adapter's modules ({_few(modules)}): it was trained for another model"
         )
 
@@ -94,27 +94,25 @@ def model_shapes(model: Path) -> Mapping[str, Shape]:
 
 def _config(path: Path) -> Mapping[str, Any]:
     if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise AdapterError(400, f"{CONFIG} is {path.stat().st_size} bytes long: give the one that PEFT wrote")
+        raise HttpError(400, f"{CONFIG} is {path.stat().st_size} bytes long: give the one that PEFT wrote")
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise AdapterError(400, f"{CONFIG} is no JSON ({error}): give the one that PEFT wrote") from error
+        raise HttpError(400, f"{CONFIG} is no JSON ({error}): give the one that PEFT wrote") from error
     if not isinstance(config, dict):
-        raise AdapterError(400, f"{CONFIG} holds no JSON object: give the one that PEFT wrote")
+        raise HttpError(400, f"{CONFIG} holds no JSON object: give the one that PEFT wrote")
     kind = config.get("peft_type", _LORA)
     if kind != _LORA:
-        raise AdapterError(400, f"{CONFIG} says peft_type {kind!r}: only {_LORA} adapters can be served")
+        raise HttpError(400, f"{CONFIG} says peft_type {kind!r}: only {_LORA} adapters can be served")
     targets = config.get("target_modules")
     if not targets or not isinstance(targets, str | list):
-        raise AdapterError(400, f"{CONFIG} says target_modules {targets!r}: it must name the modules that are adapted")
+        raise HttpError(400, f"{CONFIG} says target_modules {targets!r}: it must name the modules that are adapted")
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise AdapterError(400, f"{CONFIG} says lora_alpha {alpha!r}: it must be a number")
+        raise HttpError(400, f"{CONFIG} says lora_alpha {alpha!r}: it must be a number")
     for name, plain in (("bias", "none"), ("use_dora", False)):
         if config.get(name, plain) != plain:
-            raise AdapterError(
-                400, f"{CONFIG} says {name} {config[name]!r}, which the engine can't serve: train without"
-            )
+            raise HttpError(400, f"{CONFIG} says {name} {config[name]!r}, which the engine can't serve: train without")
     return config
 
 
@@ -123,29 +121,27 @@ def _ranks(config: Mapping[str, Any]) -> list[int]:
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
     for rank in ranks:
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-            raise AdapterError(
-                400, f"{CONFIG} says rank {rank!r} (r or rank_pattern): it must be a whole number above 0"
-            )
+            raise HttpError(400, f"{CONFIG} says rank {rank!r} (r or rank_pattern): it must be a whole number above 0")
     return ranks
 
 
 def _check_cost(config: Mapping[str, Any], modules: Collection[str]) -> None:
-    """Raise AdapterError for patterns that could stop the engine, which matches each of them against each module."""
+    """Raise HttpError for patterns that could stop the engine, which matches each of them against each module."""
     cost = 0
     for name in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(name) or {}
         if not isinstance(patterns, dict):
-            raise AdapterError(400, f"{CONFIG} says {name} {patterns!r:.80}: give an object of patterns and numbers")
+            raise HttpError(400, f"{CONFIG} says {name} {patterns!r:.80}: give an object of patterns and numbers")
         for pattern in patterns:
             if len(pattern) > _MAX_NAME_LENGTH or not _PATTERN.fullmatch(pattern):
-                raise AdapterError(
+                raise HttpError(
                     400,
                     f"{CONFIG} has the pattern {pattern!r:.80} in {name}, and matching it could take for ever: use "
                     "module names, without groups, alternatives or more than one of * + ?",
                 )
             cost += len(modules) * (_REPETITION_COST if re.search("[*+?]", pattern) else 1)
     if cost > _MAX_MATCHES:
-        raise AdapterError(
+        raise HttpError(
             400,
             f"{CONFIG} has too many patterns in rank_pattern and alpha_pattern for {len(modules):,} modules: the "
             "engine would stand still while it matches them",
@@ -157,15 +153,15 @@ def _modules(path: Path, max_rank: int) -> dict[str, Shape | None]:
     try:
         tensors = _tensors(path)
     except SafetensorError as error:
-        raise AdapterError(400, f"{WEIGHTS} is damaged or no safetensors file ({error}): copy it again") from error
+        raise HttpError(400, f"{WEIGHTS} is damaged or no safetensors file ({error}): copy it again") from error
     halves: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in tensors.items():
         if found := _HALF.fullmatch(name):
             halves.setdefault(found["module"], {})[found["half"]] = shape
     if not halves:
-        raise AdapterError(400, f"{WEIGHTS} holds no LoRA weights ({_few(tensors)}): give the file that PEFT wrote")
+        raise HttpError(400, f"{WEIGHTS} holds no LoRA weights ({_few(tensors)}): give the file that PEFT wrote")
     if too_long := next((module for module in halves if len(module) > _MAX_NAME_LENGTH), None):
-        raise AdapterError(
+        raise HttpError(
             400,
             f"{WEIGHTS} has a module of {len(too_long)} characters ({too_long:.40}...): give the file that PEFT wrote",
         )
@@ -174,14 +170,14 @@ def _modules(path: Path, max_rank: int) -> dict[str, Shape | None]:
 
 def _shape(module: str, pair: Mapping[str, tuple[int, ...]], max_rank: int) -> Shape | None:
     if pair.keys() != {"A", "B"}:
-        raise AdapterError(400, f"{WEIGHTS} has only half of {module} (lora_{min(pair)}): give the whole adapter")
+        raise HttpError(400, f"{WEIGHTS} has only half of {module} (lora_{min(pair)}): give the whole adapter")
     a, b = pair["A"], pair["B"]
     if len(a) != 2 or len(b) != 2:
         return None
     if a[0] != b[1]:
-        raise AdapterError(400, f"{WEIGHTS} has halves of {module} with ranks {a[0]} and {b[1]}: they must be equal")
+        raise HttpError(400, f"{WEIGHTS} has halves of {module} with ranks {a[0]} and {b[1]}: they must be equal")
     if a[0] > max_rank:
-        raise AdapterError(
+        raise HttpError(
             400,
             f"{WEIGHTS} has {module} with rank {a[0]}, and the engine takes {max_rank}: serve with --max-lora-rank "
             f"{a[0]} or more",

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hotspan.core.errors import did_you_mean
-from hotspan.server.adapters.base import Adapter
-from hotspan.server.adapters.errors import AdapterError
-from hotspan.server.adapters.registry import LORA_OFF, AdapterRegistry
+from hotspan.http.errors import HttpError
+from hotspan.server.adapters.registry import LORA_OFF, Adapter, AdapterRegistry
 from hotspan.server.principal import SERVER, current_owner, current_principal
 
 MODEL = "/models/{model}"
@@ -63,7 +62,7 @@ class AdapterRoutes:
         name = request.path_params["adapter_name"]
         asked = await _asked(request, "name", "src", "preload", "pin", "tenant")
         if asked.get("name", name) != name:
-            raise AdapterError(400, f"name is {asked['name']!r} and the path says {name!r}: leave name out")
+            raise HttpError(400, f"name is {asked['name']!r} and the path says {name!r}: leave name out")
         src = _text(asked, "src") if "src" in asked else None
         owner = _owner(asked) or SERVER
         await self._registry.update(
@@ -84,11 +83,9 @@ class AdapterRoutes:
     async def list(self, request: Request) -> dict[str, Any]:
         asked = await _asked(request, "limit", "next_page_token", "tenant")
         limit, token = _count(asked, "limit", 1, 100), _count(asked, "next_page_token", 0, 0)
-        page = self._registry.page(limit, token, owner=_owner(asked))
-        listed: dict[str, Any] = {"adapters": [self._described(adapter) for adapter in page.adapters]}
-        if page.next_page_token is not None:
-            listed["nextPageToken"] = str(page.next_page_token)
-        return listed
+        found, end = self._registry.seen_by(_owner(asked)), token + limit
+        listed: dict[str, Any] = {"adapters": [self._described(adapter) for adapter in found[token:end]]}
+        return listed | ({"nextPageToken": str(end)} if end < len(found) else {})
 
     def _described(self, adapter: Adapter) -> dict[str, Any]:
         """What the caller may know of an adapter: where it comes from, only if it may change it."""
@@ -102,11 +99,11 @@ class AdapterRoutes:
         return said | rest
 
     def check_model(self, request: Request) -> None:
-        """Raise AdapterError if the path names another model."""
+        """Raise HttpError if the path names another model."""
         model = request.path_params.get("model")
         if model is not None and model not in self._models:
             names = ", ".join(sorted(self._models))
-            raise AdapterError(404, f"there is no model {model!r:.140} here: it is {names}, or leave /models/... out")
+            raise HttpError(404, f"there is no model {model!r:.140} here: it is {names}, or leave /models/... out")
 
 
 def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *, is_open: bool = False) -> APIRouter:
@@ -129,26 +126,26 @@ def _answering(routes: AdapterRoutes | None, handler: _Handler) -> Callable[[Req
     async def answer(request: Request) -> JSONResponse:
         try:
             if routes is None:
-                raise AdapterError(400, LORA_OFF)
+                raise HttpError(400, LORA_OFF)
             routes.check_model(request)
             return JSONResponse(await handler(routes, request))
-        except AdapterError as error:
+        except HttpError as error:
             return JSONResponse(error.body(error.status), error.status, error.headers)
 
     return answer
 
 
 async def _asked(request: Request, *known: str) -> dict[str, Any]:
-    """The arguments, of the query and of a JSON body. Raises: AdapterError for what is unknown or said twice."""
+    """The arguments, of the query and of a JSON body. Raises: HttpError for what is unknown or said twice."""
     asked: dict[str, Any] = dict(request.query_params)
     for name, value in (await _body(request)).items():
         if asked.get(name, value) != value:
-            raise AdapterError(400, f"{name} is {asked[name]!r} in the query and {value!r} in the body: give it once")
+            raise HttpError(400, f"{name} is {asked[name]!r} in the query and {value!r} in the body: give it once")
         asked[name] = value
     for name in asked:
         if name not in known:
             hint = did_you_mean(name, known, f"there are {', '.join(known)}")
-            raise AdapterError(400, f"unknown argument {name!r:.80}: {hint}")
+            raise HttpError(400, f"unknown argument {name!r:.80}: {hint}")
     return asked
 
 
@@ -157,24 +154,22 @@ async def _body(request: Request) -> Mapping[str, Any]:
     async for part in request.stream():
         data += part
         if len(data) > _MAX_BODY_BYTES:
-            raise AdapterError(
-                413, f"the body is over {_MAX_BODY_BYTES} bytes: it takes the adapter's src, not its files"
-            )
+            raise HttpError(413, f"the body is over {_MAX_BODY_BYTES} bytes: it takes the adapter's src, not its files")
     if not data.strip():
         return {}
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise AdapterError(400, f"the body is no JSON ({error}): give an object, or arguments in the query") from error
+        raise HttpError(400, f"the body is no JSON ({error}): give an object, or arguments in the query") from error
     if not isinstance(body, dict):
-        raise AdapterError(400, f"the body is {body!r:.80}: give a JSON object")
+        raise HttpError(400, f"the body is {body!r:.80}: give a JSON object")
     return body
 
 
 def _text(asked: Mapping[str, Any], name: str) -> str:
     value = asked.get(name)
     if not isinstance(value, str) or not value:
-        raise AdapterError(400, f"{name} is missing: give it as text, in the query or in a JSON body")
+        raise HttpError(400, f"{name} is missing: give it as text, in the query or in a JSON body")
     return value
 
 
@@ -184,23 +179,23 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool | None:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise AdapterError(400, f"{name} is {value!r:.80}: give true or false")
+    raise HttpError(400, f"{name} is {value!r:.80}: give true or false")
 
 
 def _count(asked: Mapping[str, Any], name: str, least: int, default: int) -> int:
     value = asked.get(name, default)
     text = str(value)
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < least:
-        raise AdapterError(400, f"{name} is {value!r:.80}: give a whole number from {least} on")
+        raise HttpError(400, f"{name} is {value!r:.80}: give a whole number from {least} on")
     return min(int(text), _MAX_LIMIT) if name == "limit" else int(text)
 
 
 def _owner(asked: Mapping[str, Any]) -> str | None:
-    """Whose adapters a request is about; None: the administrator names no tenant. Raises: AdapterError."""
+    """Whose adapters a request is about; None: the administrator names no tenant. Raises: HttpError."""
     tenant = asked.get("tenant")
     if not current_principal().is_admin:
         if tenant is not None:
-            raise AdapterError(403, "tenant is the administrator's to give: leave it out")
+            raise HttpError(403, "tenant is the administrator's to give: leave it out")
         return current_owner()
     return None if tenant is None else _text(asked, "tenant")
 

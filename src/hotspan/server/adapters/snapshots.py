@@ -9,19 +9,27 @@ not do: a file that is written in place changes under all its names. The path is
 and on every replica, since the engine makes it part of the names of an adapter's KV.
 """
 
+import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.held import PART, changing, hold, remove_unheld, sweep
 from hotspan.core.types import GIB
-from hotspan.server.adapters.errors import AdapterError
+from hotspan.http.errors import HttpError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
+
+logger = logging.getLogger(__name__)
+
+_ANYWHERE = Sources([Path("/")])
+"""For adapters of the command line: the operator names the files, which may be links, as in the hub's cache."""
 
 _PART_BYTES = 1 << 22
 _RESERVE_BYTES = GIB
@@ -74,7 +82,7 @@ class SnapshotStore:
     def take(self, sources: Sources, directory: Path, check: Callable[[Path], None]) -> Snapshot:
         """A copy of the adapter in `directory`, if `check` raises nothing about it. Blocks: for copying it.
 
-        Raises: AdapterError; nothing is left behind then.
+        Raises: HttpError; nothing is left behind then.
         """
         try:
             with changing(self._root):
@@ -127,23 +135,52 @@ class SnapshotStore:
         return digest.hexdigest()
 
     def _checked_size(self, name: str, size: int) -> int:
-        """The size. A file without contents (a sparse one) may be of any size. Raises: AdapterError."""
+        """The size. A file without contents (a sparse one) may be of any size. Raises: HttpError."""
         if size > self._max_bytes:
-            raise AdapterError(
+            raise HttpError(
                 400, f"{name} has {size / GIB:.2f} GiB, and an adapter may have {self._max_bytes / GIB:.2f} GiB here"
             )
         disk = shutil.disk_usage(self._root)
         reserve = min(_RESERVE_BYTES, disk.total // _RESERVE_PART)
         if size > disk.free - reserve:
-            raise AdapterError(
+            raise HttpError(
                 507,
                 f"the adapter can't be copied to {self._root}: {name} has {size / GIB:.2f} GiB, "
                 f"{disk.free / GIB:.2f} GiB are free and {reserve / GIB:.2f} GiB of that stay free: make room there",
             )
         return size
 
-    def _no_room(self, error: OSError) -> AdapterError:
-        return AdapterError(507, f"the adapter can't be copied to {self._root} ({error.strerror}): make room there")
+    def _no_room(self, error: OSError) -> HttpError:
+        return HttpError(507, f"the adapter can't be copied to {self._root} ({error.strerror}): make room there")
+
+
+@contextlib.contextmanager
+def pinned_adapters(arguments: Namespace, store: Path) -> Iterator[None]:
+    """Let the engine load --lora-modules from copies of their files as they are now, kept until the end.
+
+    The engine reads an adapter's files again whenever it has evicted it: files that were overwritten meanwhile would
+    answer under the KV of the old ones. What is no local directory of safetensors stays where it is; its KV is not
+    cached any more once its files change (engine/fingerprint.py).
+
+    Mutates: the paths in `arguments.lora_modules`.
+    Blocks:  for copying the files.
+    Raises:  ConfigError if they can't be copied to `store`.
+    """
+    with contextlib.ExitStack() as held:
+        copies: SnapshotStore | None = None
+        for adapter in getattr(arguments, "lora_modules", None) or ():
+            directory = Path(adapter.path).expanduser()
+            if not all((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
+                continue
+            copies = copies or SnapshotStore(store)
+            try:
+                snapshot = copies.take(_ANYWHERE, directory.resolve(), lambda path: None)
+            except HttpError as error:
+                raise ConfigError(f"--lora-modules {adapter.name}: {error}") from error
+            held.callback(snapshot.close)
+            logger.info("adapter_copied name=%s digest=%s", adapter.name, snapshot.digest[:12])
+            adapter.path = str(snapshot.path)
+        yield
 
 
 def _private(path: str, flags: int) -> int:

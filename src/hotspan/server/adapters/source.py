@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotspan.server.adapters.errors import AdapterError
+from hotspan.http.errors import HttpError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -27,46 +27,44 @@ class Sources:
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
 
     def of(self, owner: str) -> "Sources":
-        """Where a tenant's adapters may come from: the directory of its name in each root. Raises: AdapterError."""
+        """Where a tenant's adapters may come from: the directory of its name in each root. Raises: HttpError."""
         if not owner:
             return self
         if owner in (".", "..") or "/" in owner:
-            raise AdapterError(400, f"tenant {owner!r} has a name that no directory can have: ask the administrator")
+            raise HttpError(400, f"tenant {owner!r} has a name that no directory can have: ask the administrator")
         places = [(root, Path(os.path.realpath(root / owner))) for root in self.roots]
         return Sources([place for root, place in places if place.is_relative_to(root) and place != root])
 
     def directory(self, src: str) -> Path:
-        """The directory that a source names, without links. Raises: AdapterError."""
+        """The directory that a source names, without links. Raises: HttpError."""
         if scheme := _SCHEME.match(src):
-            raise AdapterError(
+            raise HttpError(
                 400,
                 f"src {src!r} is a {scheme[0]} address, and adapters come from directories: copy it to "
                 f"{self._wanted()} and give its path",
             )
         if not src or not src.isprintable():
-            raise AdapterError(400, f"src is {src!r}: give the adapter's directory in {self._wanted()}")
+            raise HttpError(400, f"src is {src!r}: give the adapter's directory in {self._wanted()}")
         places = [place for root in self.roots if (place := Path(os.path.realpath(root / src))).is_relative_to(root)]
         for place in places:
             if place.is_dir():
                 return place
         if places:
-            raise AdapterError(400, f"src {src!r} is no directory in {self._wanted()}: put the adapter's files there")
-        raise AdapterError(400, f"src {src!r} leads out of where adapters may be: give a path in {self._wanted()}")
+            raise HttpError(400, f"src {src!r} is no directory in {self._wanted()}: put the adapter's files there")
+        raise HttpError(400, f"src {src!r} leads out of where adapters may be: give a path in {self._wanted()}")
 
     def open(self, directory: Path, name: str) -> int:
-        """A descriptor of one of an adapter's files; the caller closes it. Raises: AdapterError."""
+        """A descriptor of one of an adapter's files; the caller closes it. Raises: HttpError."""
         try:
             file = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise AdapterError(400, _missing(directory, name, error)) from error
+            raise HttpError(400, _missing(directory, name, error)) from error
         try:
             opened = Path(os.readlink(f"/proc/self/fd/{file}"))
             if not any(opened.is_relative_to(root) for root in self.roots):
-                raise AdapterError(
-                    400, f"{name} of {directory} leads out of {self._wanted()}: put the file itself there"
-                )
+                raise HttpError(400, f"{name} of {directory} leads out of {self._wanted()}: put the file itself there")
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise AdapterError(400, f"{name} of {directory} is no file: put the adapter's file there")
+                raise HttpError(400, f"{name} of {directory} is no file: put the adapter's file there")
         except BaseException:
             os.close(file)
             raise
@@ -87,10 +85,10 @@ def _missing(directory: Path, name: str, error: OSError) -> str:
 
 
 def refuse_formatters(directory: Path) -> None:
-    """Raise AdapterError for a tenant's adapter with formatters: they run in the server, with all tenants' texts."""
+    """Raise HttpError for a tenant's adapter with formatters: they run in the server, with all tenants' texts."""
     for name in _FORMATTERS:
         if os.path.lexists(directory / name):
-            raise AdapterError(
+            raise HttpError(
                 403,
                 f"{name} would run in the server, for a tenant's adapter: remove it, or let the administrator register "
                 "the adapter for everybody",

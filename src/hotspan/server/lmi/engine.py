@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from hotspan.http.exchange import JSON, ClientGone, Exchange
 from hotspan.server.exchange import ended
-from hotspan.server.lmi.choice import ADAPTER_HEADER
+from hotspan.server.lmi.request import ADAPTER_HEADER
 from hotspan.server.lmi.sessions import HEADER as SESSION_HEADER
 
 _END_S = 1.0

@@ -1,27 +1,43 @@
 """LMI's and SageMaker's routes, and what they add to the engine's own: adapters by header, sessions, formatters.
 
 body -> adapter -> input formatter -> schema -> engine -> LMI's schema -> output formatter
+
+A request to one of the engine's own routes that asks for none of these goes to the engine untouched.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from hotspan.formatters import Formatters
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, raw
 from hotspan.http.sse import SSE, event, events
+from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.exchange import JSONLINES, AppExchange
-from hotspan.server.lmi.choice import ADAPTER_HEADER, Schema, chosen_schema, session_request, take_adapter
 from hotspan.server.lmi.engine import AppResponse, asked, forwarded_scope, request_scope
-from hotspan.server.lmi.parameters import own_name
-from hotspan.server.lmi.plugs import Adapters, Forget, Formatters, Payload
+from hotspan.server.lmi.request import (
+    ADAPTER_HEADER,
+    Schema,
+    chosen_schema,
+    own_name,
+    session_request,
+    take_adapter,
+)
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
 from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
 from hotspan.server.principal import current_owner, current_tenant
 from hotspan.server.settings import LMI_NAMES
+
+Payload = dict[str, Any]
+Forget = Callable[[str, str], Awaitable[None]]
+"""Invalidates what the cache holds of a session, given its id and tenant."""
+
+INVOCATIONS = "/invocations"
+BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
 
 OPENAI = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
@@ -65,27 +81,48 @@ class _Call:
     body: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plugs:
-    """What is plugged in; None is not there."""
+class Dialect:
+    """Answers requests out of the engine's app.
 
-    adapters: Adapters | None = None
-    formatters: Formatters | None = None
-    sessions: Sessions | None = None
-    forget: Forget | None = None
+    base_names: of the base model.
+    forget:     called for each session that is closed.
+    """
 
-
-class Invocations:
-    """Answers invocations out of the engine's app."""
-
-    def __init__(self, app: ASGIApp, plugs: Plugs, *, base_names: tuple[str, ...], is_embedding: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        base_names: tuple[str, ...],
+        is_embedding: bool,
+        adapters: AdapterRegistry | None = None,
+        formatters: Formatters | None = None,
+        sessions: Sessions | None = None,
+        forget: Forget | None = None,
+    ) -> None:
         self._app = app
-        self._plugs = plugs
         self._base_names = base_names
         self._is_embedding = is_embedding
+        self._adapters = adapters
+        self._formatters = formatters
+        self._sessions = sessions
+        self._forget = forget
 
-    async def invoke(self, exchange: AppExchange, body: bytes, model: str | None = None) -> None:
-        """AppResponse an invocation; `model`: the one that its path names. Raises: HotspanError, ClientGone."""
+    @property
+    def has_formatters(self) -> bool:
+        """Whether anything is formatted, for any model."""
+        return self._formatters is not None and not self._formatters.is_empty
+
+    async def answer(self, exchange: AppExchange, path: str, body: bytes, model: str | None = None) -> None:
+        """Answer a request to `path`, which names `model`. Raises: HotspanError, ClientGone."""
+        is_post = exchange.method == "POST"
+        if is_post and (path == INVOCATIONS or path in BY_NAME):
+            await self._invoke(exchange, body, model)
+        elif not is_post or self._is_plain(exchange, path):
+            await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
+        else:
+            await self._forward(await self._call(exchange, _parsed(exchange, body), path, body), path)
+
+    async def _invoke(self, exchange: AppExchange, body: bytes, model: str | None) -> None:
         if model is not None and model not in self._base_names:
             raise HttpError(404, f"there is no model {model!r:.80}: it is called {' or '.join(self._base_names)}")
         payload = _parsed(exchange, body)
@@ -101,41 +138,34 @@ class Invocations:
         else:
             await self._forward(call, schema.value)
 
-    async def relay(self, exchange: AppExchange, path: str, body: bytes) -> None:
-        """AppResponse a request to one of the engine's own routes. Raises: HotspanError, ClientGone."""
-        plugs, is_post = self._plugs, exchange.scope["method"] == "POST"
-        is_plain = plugs.adapters is None and plugs.formatters is None and not _names_anything(exchange)
-        if is_post and path in WORK and path not in OPENAI and exchange.headers.get(ADAPTER_HEADER):
-            raise HttpError(400, f"{path} takes no adapter by header: leave {ADAPTER_HEADER} out", param=ADAPTER_HEADER)
-        if is_plain or not is_post or path not in OPENAI:
-            if is_post and path in _UNFORMATTED and self.has_formatters:
+    def _is_plain(self, exchange: AppExchange, path: str) -> bool:
+        """Whether a POST to one of the engine's own routes is its own affair. Raises: HttpError for what can't be."""
+        if path not in OPENAI:
+            if path in WORK and exchange.headers.get(ADAPTER_HEADER):
+                message = f"{path} takes no adapter by header: leave {ADAPTER_HEADER} out"
+                raise HttpError(400, message, param=ADAPTER_HEADER)
+            if path in _UNFORMATTED and self.has_formatters:
                 raise _unformatted(path)
-            await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
-            return
-        payload = _parsed(exchange, body)
-        await self._forward(await self._call(exchange, payload, path, body), path)
-
-    @property
-    def has_formatters(self) -> bool:
-        """Whether anything is formatted, for any model."""
-        return self._plugs.formatters is not None and not self._plugs.formatters.is_empty
+            return True
+        names_nothing = HEADER not in exchange.headers and ADAPTER_HEADER not in exchange.headers
+        return self._adapters is None and self._formatters is None and names_nothing
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     async def _call(self, exchange: AppExchange, payload: Payload, path: str | None = None, body: bytes = b"") -> _Call:
         """Adapter, session and input formatter applied to a request; `path` if it is one of the engine's own."""
-        plugs, named, is_same = self._plugs, payload.get("model"), "adapters" not in payload
+        formatters, named, is_same = self._formatters, payload.get("model"), "adapters" not in payload
         name = take_adapter(payload, exchange.headers, self._base_names)
-        if name is not None and plugs.adapters is not None:
-            name = plugs.adapters.key_of(name, current_owner())
+        if name is not None and self._adapters is not None:
+            name = self._adapters.key_of(name, current_owner())
         if path in _UNFORMATTED and self._is_formatted(name):
             raise _unformatted(path)
         model = name
-        if name is not None and plugs.adapters is not None:
-            model = await plugs.adapters.resolve(name)
+        if name is not None and self._adapters is not None:
+            model = await self._adapters.resolve(name)
         session = self._session_of(exchange)
-        if plugs.formatters is not None and plugs.formatters.has_input(name):
-            payload = dict(await plugs.formatters.input(name, payload, exchange.named_headers))
+        if formatters is not None and formatters.has_input(name):
+            payload = dict(await formatters.input(name, payload, exchange.named_headers))
             is_same = False
         is_same &= named == model if model is not None else named is None or named not in LMI_NAMES
         payload.pop("model", None)
@@ -147,14 +177,14 @@ class Invocations:
         return _Call(exchange, payload, name, session, body if is_same else None)
 
     def _session_of(self, exchange: AppExchange) -> str | None:
-        named, sessions = exchange.headers.get(HEADER), self._plugs.sessions
+        named, sessions = exchange.headers.get(HEADER), self._sessions
         if not named or sessions is None:
             return None
         return _new_session(exchange, sessions) if named == NEW else sessions.use(current_tenant(), named)
 
     async def _session(self, exchange: AppExchange, asks: str) -> None:
         """Open or close a session."""
-        sessions = self._plugs.sessions
+        sessions = self._sessions
         if sessions is None:
             raise HttpError(400, "this server keeps no sessions: leave requestType out", param="requestType")
         if asks == NEW:
@@ -164,8 +194,8 @@ class Invocations:
             if not name:
                 raise HttpError(400, f"which session is to be closed? Send its id as {HEADER}", param=HEADER)
             sessions.close(current_tenant(), name)
-            if self._plugs.forget is not None:
-                await self._plugs.forget(name, current_tenant())
+            if self._forget is not None:
+                await self._forget(name, current_tenant())
             exchange.answer_headers[CLOSED_HEADER] = name
             answer = {"closed_session_id": name}
         await exchange.respond(200, json.dumps(answer).encode())
@@ -175,7 +205,7 @@ class Invocations:
     async def _forward(self, call: _Call, path: str) -> None:
         """An OpenAI body, with OpenAI's answer."""
         exchange, body = call.exchange, _encoded(call, path)
-        formatters = self._plugs.formatters
+        formatters = self._formatters
         if formatters is None or not formatters.has_output(call.adapter):
             await self._app(request_scope(exchange, path, body), exchange.received(body), exchange.send)
             return
@@ -235,12 +265,12 @@ class Invocations:
         await exchange.write(event(b"[DONE]") if kind == SSE else b"", is_last=True)
 
     def _is_formatted(self, adapter: str | None) -> bool:
-        formatters = self._plugs.formatters
+        formatters = self._formatters
         return formatters is not None and (formatters.has_input(adapter) or formatters.has_output(adapter))
 
     async def _output(self, call: _Call, said: Any) -> Any:
         """What the formatter makes of an answer, if there is one."""
-        formatters = self._plugs.formatters
+        formatters = self._formatters
         if formatters is None or not formatters.has_output(call.adapter):
             return said
         return await formatters.output(call.adapter, said, call.exchange.named_headers)
@@ -291,11 +321,6 @@ def _encoded(call: _Call, path: str) -> bytes:
         if directives is None or isinstance(directives, dict):
             payload = {**payload, "kv_transfer_params": {"session": call.session, **(directives or {})}}
     return json.dumps(payload).encode()
-
-
-def _names_anything(exchange: AppExchange) -> bool:
-    """Whether the headers ask for what the engine does not know."""
-    return HEADER in exchange.headers or ADAPTER_HEADER in exchange.headers
 
 
 def _content(said: Any) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotspan.http.errors import HttpError
-from hotspan.server.lmi.parameters import engine_parameters, flag
+from hotspan.server.lmi.request import engine_parameters, flag
 
 DEFAULT_MAX_NEW_TOKENS = 30
 

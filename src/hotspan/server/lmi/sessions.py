@@ -13,7 +13,6 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
@@ -45,14 +44,6 @@ class Session:
         """What a response says of it."""
         ends = datetime.fromtimestamp(self.ends_s, UTC)
         return f"{self.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
-
-
-class State(Enum):
-    """What is known of an id."""
-
-    LIVE = "live"
-    EXPIRED = "expired"
-    UNKNOWN = "unknown"
 
 
 class Sessions:
@@ -96,10 +87,10 @@ class Sessions:
         Raises: HttpError 400 where the id is none, or unknown in strict mode.
         """
         _check(name)
-        state = self._state(tenant, name)
-        if state is State.UNKNOWN and self._is_strict:
+        ends_s = _ends_s(self._place(tenant) / name)
+        if ends_s is None and self._is_strict:
             raise _unknown(name)
-        return None if state is State.EXPIRED else name
+        return name if ends_s is None or self._clock.unix() < ends_s else None
 
     def close(self, tenant: str, name: str) -> None:
         """End a session. Raises: HttpError 400 where the id is none, or unknown in strict mode."""
@@ -116,12 +107,6 @@ class Sessions:
 
     def _place(self, tenant: str) -> Path:
         return self._directory / f"{tenant_label(tenant):016x}"
-
-    def _state(self, tenant: str, name: str) -> State:
-        ends_s = _ends_s(self._place(tenant) / name)
-        if ends_s is None:
-            return State.UNKNOWN
-        return State.LIVE if self._clock.unix() < ends_s else State.EXPIRED
 
     def _sweep(self, place: Path) -> int:
         """Remove what has expired; how many there were."""

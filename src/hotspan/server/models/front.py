@@ -1,6 +1,6 @@
 """The front of a store: finds the model that a request means, hands it on, and answers itself what is about all.
 
-client -> Gate (policy.py) -> StoreFront: body -> model -> admission -> relay -> the model's own server
+client -> Gate (policy.py) -> StoreFront: Admission -> model -> relay -> the model's own server
 """
 
 import asyncio
@@ -11,19 +11,27 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from hotspan.http.bodies import Bodies
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
-from hotspan.server.front import LMI_HAS, PING
+from hotspan.server.front import LMI_HAS, PING, tell_health
 from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
 from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
-from hotspan.server.policy import ADMIN, CLIENT, METRICS, PUBLIC, UNLESS_SHARED, matched
+from hotspan.server.policy import (
+    ADMIN,
+    CLIENT,
+    METRICS,
+    PUBLIC,
+    UNLESS_SHARED,
+    declared,
+    matched,
+    refuse_websocket,
+)
 from hotspan.server.principal import current_principal
 from hotspan.server.settings import HttpSettings
 
@@ -52,20 +60,14 @@ class StoreFront:
         self._default = None if default is None else self._by_name[default]
         self._settings = settings
         self._has_keys = has_keys
-        self._bodies = Bodies(settings)
         self._created = int(time.time())
         paths = dict.fromkeys((*PUBLIC, *CLIENT, *ADMIN, *UNLESS_SHARED, METRICS))
-        self._routes = [Route(path, _never, methods=list(_METHODS)) for path in paths]
-
-    @property
-    def routes(self) -> Sequence[BaseRoute]:
+        self.routes: Sequence[BaseRoute] = declared(paths, *_METHODS)
         """Every route of the policy: a model's server has them or not."""
-        return self._routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
+            await refuse_websocket(receive, send)
             return
         if scope["type"] != "http":
             return
@@ -76,35 +78,29 @@ class StoreFront:
 
     def _place(self, scope: Scope) -> tuple[str, str | None]:
         """The route, by its path as the policy has it, and the model that the path names."""
-        found = matched(scope, self._routes)
+        found = matched(scope, self.routes)
         name = found.params.get("model")
         return (found.path if found.is_whole and found.path else scope["path"]), None if name is None else str(name)
 
     async def _answer(self, exchange: Exchange, path: str, named: str | None) -> None:
         if path in (PING, HEALTH):
-            await self._health(exchange, path)
+            await self._health(exchange, has_body=path == PING)
             return
-        async with self._bodies.body(exchange, current_principal()) as body:
-            if exchange.scope["method"] == "OPTIONS":  # a browser's question, to which all have the same answer
-                async with exchange.watched():
-                    await relay(self._default or self._models[0], exchange, body)
+
+        async def work(body: bytes) -> None:
+            if exchange.method == "OPTIONS":  # a browser's question, to which all have the same answer
+                await relay(self._default or self._models[0], exchange, body)
             elif path == METRICS:
-                async with exchange.watched():
-                    await self._metrics(exchange)
+                await self._metrics(exchange)
             elif path == MODELS:
-                async with exchange.watched():
-                    answers = await self._of_ready(exchange)
-                    await _respond(exchange, merged_models(answers, self._models, self._created))
+                await _respond(exchange, merged_models(await self._of_ready(exchange), self._models, self._created))
             elif path in OF_ALL:
-                async with exchange.watched():
-                    await self._of_all(exchange, path, body)
+                await self._of_all(exchange, path, body)
             else:
-                work = relay(self._meant(exchange, named, body), exchange, body)
-                if exchange.scope["method"] == "POST" and path in CLIENT:
-                    await self.admission.run(exchange, work)
-                else:
-                    async with exchange.watched():
-                        await work
+                await relay(self._meant(exchange, named, body), exchange, body)
+
+        is_counted = exchange.method == "POST" and path in CLIENT and path not in (MODELS, *OF_ALL)
+        await self.admission.run(exchange, work, is_counted=is_counted)
 
     # -- which model ---------------------------------------------------------------------------------------------------
 
@@ -141,20 +137,12 @@ class StoreFront:
 
     # -- what is about all of them -------------------------------------------------------------------------------------
 
-    async def _health(self, exchange: Exchange, path: str) -> None:
+    async def _health(self, exchange: Exchange, *, has_body: bool) -> None:
         states = {model.name: model.state for model in self._models}
-        status = _health_of(list(states.values()))
-        if self.admission.is_draining:
-            status = "Draining"
-        code = 200 if status == "Healthy" else 503
-        if status == "Unhealthy" and self._settings.compat == "lmi":
-            code = 500
-        headers = {"retry-after": str(LOADING_RETRY_S)} if code == HTTPStatus.SERVICE_UNAVAILABLE else {}
-        said: dict[str, Any] = {"status": status}
-        if not self._has_keys or current_principal().has_key:
-            said["models"] = {name: state.value for name, state in states.items()}
-        content = json.dumps(said).encode() if path == PING else b""
-        await exchange.respond(code, content, headers=headers)
+        status = "Draining" if self.admission.is_draining else _health_of(list(states.values()))
+        is_shown = not self._has_keys or current_principal().has_key
+        more = {"models": {name: state.value for name, state in states.items()}} if is_shown else {}
+        await tell_health(exchange, status, self._settings, LOADING_RETRY_S, has_body=has_body, **more)
 
     async def _metrics(self, exchange: Exchange) -> None:
         answers = await self._of_ready(exchange)
@@ -214,7 +202,3 @@ def _in_body(exchange: Exchange, body: bytes) -> str | None:
         return None
     name = said.get("model") if isinstance(said, dict) else None
     return name if isinstance(name, str) and name else None
-
-
-async def _never(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError("StoreFront answers its routes itself")

@@ -1,12 +1,10 @@
 """The life of a store: unpack, share the machine out, start a server a model, serve, drain."""
 
 import asyncio
-import contextlib
 import secrets
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,25 +18,20 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
-from hotspan.http.serving import CUT_S, DrainingServer, bind, uvicorn_config
+from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
-from hotspan.server.admin_token import admin_token
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
 from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment, model_configuration
-from hotspan.server.models.devices import VARIABLE as DEVICES
-from hotspan.server.models.devices import visible_devices
 from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
-from hotspan.server.models.shares import Share, shares
+from hotspan.server.models.shares import DEVICES, Share, shares, visible_devices
 from hotspan.server.models.source import model_cache
 from hotspan.server.models.store import ModelStore
-from hotspan.server.options import ServeOptions, bind_admin, check_exposure, http_settings
-from hotspan.server.policy import Gate, access_table
-from hotspan.server.principal import Credentials
-from hotspan.server.run import raise_file_limit, show_log
+from hotspan.server.options import ServeOptions, http_settings
+from hotspan.server.run import Entrance, open_entrance, raise_file_limit, show_log
 from hotspan.server.settings import LMI_NAMES, HttpSettings
 
 _WATCH_S = 0.1
@@ -78,36 +71,17 @@ def run_store(
     raise_file_limit()
     surroundings = environment()
     check_tls(options.engine_values)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(bind(options.server.host, options.server.port)))
-        check_exposure(listener, options)
-        listeners = [listener]
-        admin = bind_admin(options, listener)
-        if admin is not None:
-            listeners.append(stack.enter_context(contextlib.closing(admin)))
-        # Commands of this user look for the token by the port that they are to administer.
-        token = stack.enter_context(
-            admin_token(listeners[-1].getsockname()[1], options.server.admin_token_file, surroundings)
-        )
-        aftermath = stack.enter_context(Aftermath())
-        runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotspan-store-")))
-        aftermath.remove(runtime)
-        with answering_while_loading(listener, tls_options(options.engine_values)):
-            prepared = prepare(store, command_line, common, runtime, words, surroundings)
-        has_given_token = options.server.admin_token_file is not None or bool(surroundings.get(VARIABLE))
-        access = access_table(
-            has_keys=options.has_keys,
-            has_given_token=has_given_token,
-            has_client_adapters=options.server.client_adapters is not None,
-        )
-        credentials = Credentials(options.tenants, token)
-
-        def gate(front: StoreFront) -> Gate:
-            return Gate(front, access, credentials, options.server.admin_port)
-
+    with (
+        open_entrance(options, surroundings) as entrance,
+        Aftermath() as aftermath,
+        tempfile.TemporaryDirectory(prefix="hotspan-store-") as runtime,
+    ):
+        aftermath.remove(Path(runtime))
+        with answering_while_loading(entrance.listeners[0], tls_options(options.engine_values)):
+            prepared = prepare(store, command_line, common, Path(runtime), words, surroundings)
         for model in prepared.models:
             model.on_start = lambda pid: aftermath.end(pid, _GRACE_S, is_group=True)
-        asyncio.run(_serve(prepared, options, listeners, gate))
+        asyncio.run(_serve(prepared, options, entrance))
 
 
 def prepare(
@@ -242,9 +216,7 @@ class StoreServer(DrainingServer):
                 end.cancel()
 
 
-async def _serve(
-    prepared: Prepared, options: ServeOptions, listeners: list[socket.socket], gate: Callable[[StoreFront], Gate]
-) -> None:
+async def _serve(prepared: Prepared, options: ServeOptions, entrance: Entrance) -> None:
     began_s = time.monotonic()
     models, http = prepared.models, replace(prepared.http, principals=options.principals)
     front = StoreFront(models, http, default=options.server.default_model, has_keys=options.has_keys)
@@ -252,7 +224,7 @@ async def _serve(
     tls = tls_options(given)
     leave_out(given)
     config = uvicorn_config(
-        with_cors(gate(front), given),
+        with_cors(entrance.gate(front), given),
         http,
         lifespan="off",
         ws="none",
@@ -267,7 +239,7 @@ async def _serve(
     server.keepers = keepers = [asyncio.create_task(model.keep(turns)) for model in models]
     watch = asyncio.create_task(_watch(server, address, began_s))
     try:
-        await server.serve(sockets=listeners)
+        await server.serve(sockets=entrance.listeners)
     finally:
         for task in (watch, *keepers):
             task.cancel()

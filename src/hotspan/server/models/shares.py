@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hotspan.config.configuration import Configuration
+from hotspan.config.configuration import Configuration, visible_gpus
 from hotspan.config.origin import Setting
 from hotspan.config.settings import CacheSettings, planned_settings, with_named
 from hotspan.config.targets import count
@@ -18,8 +18,9 @@ from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import model_directory, weights_bytes
-from hotspan.server.models.devices import split_devices
 from hotspan.tiers.slab import check_room
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
 
 _UTILIZATION = 0.9
 """Of a GPU's memory, for all engines on it."""
@@ -205,3 +206,32 @@ def _is_max(settings: Mapping[str, Setting]) -> bool:
 
 def _value(settings: Mapping[str, Setting], name: str) -> object:
     return settings[name].value if name in settings else None
+
+
+# -- GPUs: of their own while there are enough, shared otherwise ---------------------------------------------------
+
+
+def visible_devices(surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    visible = surroundings.get(DEVICES)
+    if visible is None:
+        return tuple(str(number) for number in range(visible_gpus(surroundings)))
+    return tuple(name for device in visible.split(",") if (name := device.strip()) not in ("", "-1"))
+
+
+def split_devices(devices: Sequence[str], wanted: Sequence[int | None]) -> list[tuple[str, ...]] | None:
+    """Each model's own devices; None if there are not enough for all, so that all see all of them.
+
+    wanted: how many each was told to take; None for as many as can be, the same power of two for each of these.
+    """
+    greedy = wanted.count(None)
+    left = len(devices) - sum(number or 0 for number in wanted)
+    if left < greedy or not devices:
+        return None
+    most = 1 << ((left // greedy).bit_length() - 1) if greedy else 0
+    split, at = [], 0
+    for number in wanted:
+        end = at + (most if number is None else number)
+        split.append(tuple(devices[at:end]))
+        at = end
+    return split
