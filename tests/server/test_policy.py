@@ -13,7 +13,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 from hotspan.config.tenants import Tenants
-from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.policy import (
     ADMIN,
     CLIENT,
@@ -118,22 +117,6 @@ def test_without_keys(path: str, nobody: int, admin: int) -> None:
     """Clients come without a key or with any placeholder; what administers still takes the token."""
     app = gate(keyed=False)
     assert [call(app, "GET", path, who).status for who in ({}, WRONG, OF_ADMIN)] == [nobody, nobody, admin]
-
-
-def test_adapters_are_read_by_clients_and_changed_by_the_administrator() -> None:
-    """GET is the client's and nobody's without a key; POST and DELETE of the same paths take the admin token."""
-    for keyed in (True, False):
-        app = FastAPI()
-        app.include_router(adapter_router(None, {"m"}))
-        table = access_table(has_keys=keyed, has_given_token=False)
-        tenants = known(acme="key-a") if keyed else Tenants()
-        front = Gate(app, table, Credentials(tenants, ADMIN_TOKEN))
-        for path in ("/adapters", "/adapters/a", "/models/m/adapters", "/models/m/adapters/a"):
-            assert call(front, "GET", path, OF_ACME).status == 400  # LoRA is off
-            assert call(front, "GET", path).status == (401 if keyed else 400)
-        for method, path in (("POST", "/adapters"), ("DELETE", "/models/m/adapters/a"), ("POST", "/adapters/a/update")):
-            assert call(front, method, path, OF_ACME).status == (403 if keyed else 401)
-            assert call(front, method, path, OF_ADMIN).status == 400
 
 
 def test_metrics_are_the_operators_choice() -> None:

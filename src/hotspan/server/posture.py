@@ -66,6 +66,15 @@ def _bad(what: str, state: str, remedy: str) -> Finding:
     return Finding(what, Severity.BAD, state, remedy)
 
 
+def _private(what: str, path: Path, facts: Facts, state: str, remedy: str, missing: Finding | None = None) -> Finding:
+    """That a file or directory is private, as `state`; missing: the finding where it is not there."""
+    fact = facts.files.get(path)
+    if fact is None and missing is not None:
+        return missing
+    is_open = fact is not None and not fact.is_private
+    return _bad(what, f"{path} is open to others", remedy) if is_open else _ok(what, state)
+
+
 # -- who may ask ---------------------------------------------------------------------------------------------------
 
 
@@ -117,13 +126,9 @@ def _keys(options: ServeOptions, facts: Facts) -> Findings:
 def _admin(options: ServeOptions, facts: Facts) -> Findings:
     file = options.server.admin_token_file
     if file is not None:
-        fact = facts.files.get(file)
-        if fact is None:
-            yield _bad("admin token", f"{file} is not there", "write one: openssl rand -hex 32, mode 0600")
-        elif not fact.is_private:
-            yield _bad("admin token", f"{file} is open to others", f"chmod 600 {file}, and write another token into it")
-        else:
-            yield _ok("admin token", f"from {file}")
+        missing = _bad("admin token", f"{file} is not there", "write one: openssl rand -hex 32, mode 0600")
+        remedy = f"chmod 600 {file}, and write another token into it"
+        yield _private("admin token", file, facts, f"from {file}", remedy, missing)
     elif facts.environment.get(VARIABLE):
         yield _ok("admin token", f"from {VARIABLE}")
     else:
@@ -153,11 +158,8 @@ def _events(options: ServeOptions, facts: Facts) -> Findings:
         events = replace(events, endpoint="every address of this machine")
     where = ", ".join(events.open_addresses) or "this machine only"
     if key is not None:
-        fact = facts.files.get(key)
-        if fact is not None and not fact.is_private:
-            yield _bad(what, f"{key} is open to others", f"chmod 600 {key}, and write another key into it")
-        else:
-            yield _ok(what, f"{where}, encrypted, for routers with the key of {key}")
+        remedy = f"chmod 600 {key}, and write another key into it"
+        yield _private(what, key, facts, f"{where}, encrypted, for routers with the key of {key}", remedy)
     elif not events.open_addresses:
         yield _warning(
             what,
@@ -228,13 +230,8 @@ def _encryption(options: ServeOptions, facts: Facts) -> Findings:
 
 
 def _key_files(store: str, kek: str, facts: Facts) -> Findings:
-    fact = facts.files.get(Path(store))
-    if fact is None:
-        yield _bad("key store", f"{store} is not there", f"hotspan keys init --store {store} --kek {kek}")
-    elif not fact.is_private:
-        yield _bad("key store", f"{store} is open to others", f"chmod 700 {store}")
-    else:
-        yield _ok("key store", f"{store}, this user's only")
+    missing = _bad("key store", f"{store} is not there", f"hotspan keys init --store {store} --kek {kek}")
+    yield _private("key store", Path(store), facts, f"{store}, this user's only", f"chmod 700 {store}", missing)
     file = _kek_file(kek)
     if file is not None and (found := facts.files.get(file)) is not None and not found.is_private:
         yield _bad("key-encryption key", f"{file} is open to others", f"chmod 600 {file}, and rotate it")
@@ -255,11 +252,9 @@ def _disk(options: ServeOptions, facts: Facts) -> Findings:
         yield _ok("disk", state)
         return
     path = Path(cache.disk.directory)
-    fact = facts.files.get(path)
-    if fact is not None and not fact.is_private:
-        yield _bad("disk", f"{path} is open to others", f"chmod 700 {path}, as the user that serves")
-    else:
-        yield _ok("disk", f"{path}, {'this user' if fact else 'made at the start as this user'}'s only")
+    missing = _ok("disk", f"{path}, made at the start as this user's only")
+    remedy = f"chmod 700 {path}, as the user that serves"
+    yield _private("disk", path, facts, f"{path}, this user's only", remedy, missing)
 
 
 def _l2(options: ServeOptions, facts: Facts) -> Findings:

@@ -13,9 +13,7 @@ from typing import Any
 
 import httpx
 
-from hotspan.config.settings import TenantShare
-from hotspan.config.tenants import Tenant, Tenants
-from hotspan.core.credentials import key_digest
+from hotspan.config.tenants import Tenants
 from hotspan.server.models.assignment import Assignment
 from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link
@@ -24,12 +22,12 @@ from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.server.settings import HttpSettings
 from tests.server.lmi.serving import serving, until
+from tests.server.test_principal import known
 
 ROOT = Path(__file__).parents[3]
 CHILD = (sys.executable, "-m", "tests.server.models.fake_child")
 ADMIN_TOKEN = "the-token-of-who-runs-this"
 KEYS = {"acme": "key-of-acme-0123456789", "zeta": "key-of-zeta-0123456789"}
-TENANTS = Tenants(tuple(Tenant(name, (key_digest(key),), TenantShare(name)) for name, key in KEYS.items()))
 
 
 def child_variables(book: Path, **variables: str) -> dict[str, str]:
@@ -101,7 +99,7 @@ async def store(
         for name in models:
             link = Link(str(directory / name), secrets.token_urlsafe(32))
             reason = directory / f"{name}.reason"
-            told = Assignment("/none", False, link, {}, (), None, (), str(reason)).to_json().encode()
+            told = Assignment("/none", False, link, {}, (), str(reason)).to_json().encode()
             command = ChildCommand((*CHILD, name), told, child_variables(book, **variables), reason)
             all_names = (name, *(names or {}).get(name, ()))
             served.append(
@@ -109,7 +107,7 @@ async def store(
             )
         settings = settings or HttpSettings(no_sessions=True)
         front = StoreFront(served, settings, default=default, has_keys=has_keys)
-        tenants = TENANTS if has_keys else Tenants()
+        tenants = known(**KEYS) if has_keys else Tenants()
         gate = Gate(front, access_table(has_keys=has_keys, has_given_token=True), Credentials(tenants, ADMIN_TOKEN))
         turns = asyncio.Semaphore(at_once)
         keepers = [asyncio.create_task(model.keep(turns)) for model in served]

@@ -32,9 +32,9 @@ class Assignment:
     directory:    of the model.
     is_container: the store is LMI's, where nobody names a model on a command line.
     flags, words: of the command line, which counts for all models.
+    reason:       the file in which it leaves why it could not start.
     cache:        its tiers; nothing else is looked at. None is to serve without.
     engine:       words for the engine that come last.
-    reason:       the file in which it leaves why it could not start.
     """
 
     directory: str
@@ -42,9 +42,9 @@ class Assignment:
     link: Link
     flags: Mapping[str, Any] = field(repr=False)
     words: tuple[str, ...] = field(repr=False)
-    cache: CacheSettings | None
-    engine: tuple[str, ...]
     reason: str
+    cache: CacheSettings | None = None
+    engine: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """One line that `from_json` takes."""
@@ -59,9 +59,13 @@ class Assignment:
         return cls(**{**fields, **told, "link": Link(**fields["link"])})
 
     def configuration(self, surroundings: Mapping[str, str]) -> Configuration:
-        """The model's own, with what counts for all. Raises: ConfigError."""
+        """What the model is to be served with: its serving.properties, and what counts for all.
+
+        Raises: ConfigError, as `load_configuration`.
+        """
+        model, places = (None, Places(Path(self.directory))) if self.is_container else (self.directory, Places())
         gpus = visible_gpus(surroundings)
-        return model_configuration(Path(self.directory), self.flags, self.words, surroundings, gpus, self.is_container)
+        return load_configuration(CommandLine(model, self.flags, self.words), surroundings, places=places, gpus=gpus)
 
     def applied(self, options: ServeOptions) -> ServeOptions:
         """What its server is started with."""
@@ -70,23 +74,6 @@ class Assignment:
         return replace(
             options, cache=self.cache, engine=engine, extent=None, server=replace(options.server, admin_port=None)
         )
-
-
-def model_configuration(
-    directory: Path,
-    flags: Mapping[str, Any],
-    words: tuple[str, ...],
-    surroundings: Mapping[str, str],
-    gpus: int,
-    is_container: bool,
-) -> Configuration:
-    """What one model of a store is to be served with: its serving.properties, and what counts for all.
-
-    Raises: ConfigError, as `load_configuration`.
-    """
-    if is_container:
-        return load_configuration(CommandLine(None, flags, words), surroundings, places=Places(directory), gpus=gpus)
-    return load_configuration(CommandLine(str(directory), flags, words), surroundings, gpus=gpus)
 
 
 def assigned() -> Assignment:

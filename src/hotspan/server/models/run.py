@@ -23,7 +23,7 @@ from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
-from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment, model_configuration
+from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment
 from hotspan.server.models.front import StoreFront
 from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
@@ -98,32 +98,27 @@ def prepare(
     Blocks:  while archives are unpacked and the machine is looked at.
     """
     cache = model_cache(surroundings) / "unpacked"
-    places = {
-        model.name: unpacked(model.path, model.name, cache) if model.is_archive else model.path.absolute()
-        for model in store.models
-    }
-    devices = visible_devices(surroundings)
-    flags, given = command_line.flags, tuple(command_line.words)
-    own = {
-        name: _explained(name, place, flags, given, surroundings, len(devices), store.is_container)
-        for name, place in places.items()
-    }
+    assignments = {}
+    for number, model in enumerate(store.models):
+        place = unpacked(model.path, model.name, cache) if model.is_archive else model.path.absolute()
+        assignments[model.name] = Assignment(
+            directory=str(place),
+            is_container=store.is_container,
+            link=Link(str(runtime / str(number)), secrets.token_urlsafe(32)),
+            flags=command_line.flags,
+            words=tuple(command_line.words),
+            reason=str(runtime / f"{number}.reason"),
+        )
+    own = {name: _explained(name, each, surroundings) for name, each in assignments.items()}
     names = _all_names(own)
     _check_default(common, names)
+    devices = visible_devices(surroundings)
     split = shares(own, common, devices, lambda has_disks: Host.probe(surroundings, None if has_disks else ()))
     _show(split)
     models = []
-    for number, (name, share) in enumerate(split.items()):
-        assignment = Assignment(
-            directory=str(places[name]),
-            is_container=store.is_container,
-            link=Link(str(runtime / str(number)), secrets.token_urlsafe(32)),
-            flags=flags,
-            words=given,
-            cache=share.cache,
-            engine=(*share.engine, "--served-model-name", *names[name], "--disable-uvicorn-access-log"),
-            reason=str(runtime / f"{number}.reason"),
-        )
+    for name, share in split.items():
+        engine = (*share.engine, "--served-model-name", *names[name], "--disable-uvicorn-access-log")
+        assignment = replace(assignments[name], cache=share.cache, engine=engine)
         variables = {key: value for key, value in surroundings.items() if key != VARIABLE}
         if share.devices is not None:
             variables[DEVICES] = ",".join(share.devices)
@@ -150,17 +145,9 @@ def _limits(common: Configuration, servers: Sequence[ServerSettings]) -> HttpSet
     )
 
 
-def _explained(
-    name: str,
-    place: Path,
-    flags: Mapping[str, object],
-    words: tuple[str, ...],
-    surroundings: Mapping[str, str],
-    gpus: int,
-    is_container: bool,
-) -> Configuration:
+def _explained(name: str, assignment: Assignment, surroundings: Mapping[str, str]) -> Configuration:
     try:
-        return model_configuration(place, flags, words, surroundings, gpus, is_container)
+        return assignment.configuration(surroundings)
     except ConfigError as error:
         raise ConfigError(f"the model {name}: {error}") from error
 
