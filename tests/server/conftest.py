@@ -89,6 +89,29 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def started(log: Path, *command: str, variables: Mapping[str, str], **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command of hotspan's in a process group of its own, gone at the end whatever happens.
+
+    variables: of its environment, besides those of this process that are neither hotspan's nor vLLM's.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
+    environment |= ENVIRONMENT | UNCOMPILED | dict(variables)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, **how
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
 def serving(
     model: Path,
     log: Path,
@@ -97,33 +120,14 @@ def serving(
     variables: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """`hotspan serve` in a process group of its own, gone at the end whatever happens.
-
-    within: a command that runs it.
-    """
+    """`hotspan serve MODEL`. within: a command that runs it."""
     port = free_port()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
-    environment |= ENVIRONMENT | UNCOMPILED | dict(variables or {})
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*within, sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    server = Server(process, port, log, str(model))
-    try:
+    command = [*within, sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options]
+    with started(log, *command, variables=variables or {}) as process:
+        server = Server(process, port, log, str(model))
         if ready:
             server.wait_until_ready()
         yield server
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def refusal(*arguments: str, seconds: float = 180) -> tuple[int, str]:

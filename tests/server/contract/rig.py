@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import resource
 import shutil
-import signal
 import string
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +17,7 @@ import httpx
 import openai
 
 from tests.demo_adapter import make_demo_adapter
-from tests.server.conftest import ENVIRONMENT, IN_CORE, UNCOMPILED, Server, free_port
+from tests.server.conftest import IN_CORE, Server, free_port, started
 
 ADMIN_TOKEN = "the-token-of-who-runs-this"
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -219,32 +216,17 @@ def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str]
     within: a command that runs it.
     """
     port, log = free_port(), scratch / "log"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
-    own = (
-        ENVIRONMENT | UNCOMPILED | {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
-    )
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*within, sys.executable, "-m", "hotspan", "serve"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=kept | ENVIRONMENT | UNCOMPILED | own | {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables),
-            start_new_session=True,
-            preexec_fn=_begin_with_few_files,
-        )
-    artifacts = Path(variables.get("HOTSPAN_CLIENT_ADAPTERS", scratch))
-    running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]), artifacts)
-    try:
-        _watch_start(running)
-        yield running
-    finally:
-        running.close()
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(40)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    own = {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
+    own |= {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables)
+    command = [*within, sys.executable, "-m", "hotspan", "serve"]
+    with started(log, *command, variables=own, preexec_fn=_begin_with_few_files) as process:
+        artifacts = Path(variables.get("HOTSPAN_CLIENT_ADAPTERS", scratch))
+        running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]), artifacts)
+        try:
+            _watch_start(running)
+            yield running
+        finally:
+            running.close()
 
 
 def _begin_with_few_files() -> None:
