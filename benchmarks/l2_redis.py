@@ -27,6 +27,7 @@ from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey, round_up
+from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.tiers.record import Record
 from tests.l2.servers import RedisServer, redis_server
@@ -97,7 +98,7 @@ def measure(server: RedisServer, settings: Settings, connections: int, is_local:
     names = [[b"raw:%d:%d" % (nth, part) for part in range(len(sizes))] for nth in range(settings.chunks)]
     raws = [RawConnection(server, is_local) for _ in range(connections)]
     client = redis.Redis.from_url(url)
-    with closing(RedisStore(url, timeout_s=10)) as store, ThreadPoolExecutor(connections) as threads:
+    with closing(RedisStore(url, RedisOptions(timeout_s=10))) as store, ThreadPoolExecutor(connections) as threads:
         for nth, (key, frame) in enumerate(zip(keys, frames, strict=True)):
             store.put(Record(key, None, bytes(32), settings.payload_bytes, Terms(), nth), [frame])
             for name, part in zip(names[nth], range(0, settings.frame_bytes, MIB), strict=True):

@@ -30,8 +30,8 @@ from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
+from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
-from hotspan.l2.s3_settings import S3Settings
 from hotspan.testing.chunks import chain
 from hotspan.tiers.record import Record
 from tests.l2.s3_server import CLIENT, S3Server
@@ -69,7 +69,7 @@ class Sides:
         self._raw = ObstoreS3(BUCKET, config=client, client_options={"allow_http": True})
         self._store = S3Store(
             f"s3://{BUCKET}/{uuid.uuid4().hex}",
-            S3Settings(timeout_s=TIMEOUT_S, client=client),
+            S3Options(timeout_s=TIMEOUT_S, client=client),
         )
         self._frames = page_buffers(settings.chunks, settings.frame_bytes)
         self._frame = bytes(self._frames[0])

@@ -19,6 +19,7 @@ from hotspan.l2.base import LogPage, SharedInvalidation
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.file import FileStore
 from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.options import FileOptions
 from proofs.simulated.faults import FaultyFiles
 
 HANG = -1
@@ -117,7 +118,7 @@ class SharedDirectory(FileStore):
     def __init__(
         self, root: Path, said: Said, clock: Clock, *, timeout_s: float = 5.0, capacity_gib: float | None = None
     ) -> None:
-        super().__init__(root, timeout_s=timeout_s, capacity_gib=capacity_gib, clock=clock)
+        super().__init__(root, FileOptions(timeout_s=timeout_s, capacity_gib=capacity_gib), clock=clock)
         self.log = _SaidLog(said, BlobLog(self.blobs, clock), _LOG_ENTRIES, clock)
         sweep_soon = self.blobs.sweep_soon
 

@@ -38,7 +38,7 @@ def test_options_need_an_l2(given: dict[str, object]) -> None:
         ("redis://h", "timeout_s=abc", "give a number"),
         ("file:///shared", "capacity=1", "capacity_gib"),
         ("s3://b/p", "connections=many", "give a number"),
-        ("sagemaker-hyperpod://h", "timeout=5", "did you mean sagemaker_hyperpod_timeout"),
+        ("sagemaker-hyperpod://h", "timeout=5", "did you mean timeout_ms"),
     ],
 )
 def test_options_are_checked_before_anything_starts(url: str, option: str, expected: str) -> None:

@@ -11,8 +11,8 @@ from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk
 from hotspan.l2.base import Found
+from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
-from hotspan.l2.s3_settings import S3Settings
 from hotspan.testing.chunks import aligned, content
 from hotspan.tiers.record import Record
 from tests.l2.s3_server import CLIENT
@@ -70,7 +70,7 @@ class Place:
     def store(self, clock: Clock | None = None, **settings: Any) -> S3Store:
         """Another replica's store; close it."""
         settings = {"client": CLIENT | {"endpoint": self.endpoint}, "timeout_s": 60.0, **settings}
-        return S3Store(self.url, S3Settings(**settings), clock)
+        return S3Store(self.url, S3Options(**settings), clock)
 
     def raw(self) -> ObstoreS3:
         """The bucket itself, as anybody else sees it."""

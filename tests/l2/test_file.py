@@ -25,6 +25,7 @@ from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
 from hotspan.l2.log import checked
 from hotspan.l2.metadata import pack_marks
+from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
@@ -66,7 +67,7 @@ def memory_path() -> Iterator[Path]:
 
 @pytest.fixture
 def store(root: Path) -> Iterator[FileStore]:
-    store = FileStore(root, timeout_s=PATIENCE_S)
+    store = FileStore(root, FileOptions(timeout_s=PATIENCE_S))
     yield store
     store.close()
 
@@ -76,7 +77,7 @@ class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRace
 
     @pytest.fixture
     def make_store(self, root: Path) -> MakeStore:
-        return lambda entries: FileStore(root, timeout_s=PATIENCE_S, log_entries=entries)
+        return lambda entries: FileStore(root, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
 class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
@@ -85,7 +86,7 @@ class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTest
     @pytest.fixture
     def make_store(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
         monkeypatch.setattr(os, "link", no_links)
-        return lambda entries: FileStore(memory_path, timeout_s=PATIENCE_S, log_entries=entries)
+        return lambda entries: FileStore(memory_path, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
@@ -115,7 +116,7 @@ def test_what_is_put_during_a_look_is_counted_once(
 def test_what_can_not_work_is_refused(root: Path, options: dict[str, float]) -> None:
     """Settings without sense raise ConfigError, and touch nothing."""
     with pytest.raises(ConfigError):
-        FileStore(root, **options)  # type: ignore[arg-type]
+        FileStore(root, FileOptions(**options))  # type: ignore[arg-type]
     assert not root.exists()
 
 
@@ -203,7 +204,7 @@ def test_a_pipe_is_no_object(root: Path, store: FileStore) -> None:
 
 def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A find and a get that the file system never answers raise TimeoutError in time; others go on meanwhile."""
-    quick = FileStore(root, timeout_s=0.3)
+    quick = FileStore(root, FileOptions(timeout_s=0.3))
     put(store, A, SIZE)
     put(store, B, SIZE)
     one = found(store, A)
@@ -437,7 +438,7 @@ def clock() -> SimulatedClock:
 
 def opened(root: Path, clock: SimulatedClock, objects: float = 0) -> FileStore:
     """A store with room for so many objects; 0 for any number."""
-    return FileStore(root, timeout_s=PATIENCE_S, capacity_gib=objects * STORED / GIB or None, clock=clock)
+    return FileStore(root, FileOptions(timeout_s=PATIENCE_S, capacity_gib=objects * STORED / GIB or None), clock=clock)
 
 
 def there(store: FileStore, chunks: Sequence[Chunk]) -> list[bool]:

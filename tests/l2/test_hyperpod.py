@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, StoreOutageTests
 from tests.daemon_protocol.conftest import Daemon
 from tests.daemon_protocol.peer import Peer
@@ -18,7 +18,7 @@ class TestHyperpodStore(ObjectStoreTests):
     @pytest.fixture
     def make_store(self) -> Iterator[MakeStore]:
         with Peer(is_hotspan=True) as peer:
-            settings = HyperpodSettings(shared_memory_name=peer.name, **PATIENT)
+            settings = HyperpodOptions(shared_memory_name=peer.name, **PATIENT)
             yield lambda entries: HyperpodStore("127.0.0.1", peer.port, settings)
 
 
@@ -33,7 +33,7 @@ class TestHyperpodStoreOnDaemon(ObjectStoreTests):
 
     @pytest.fixture
     def make_store(self, server: Daemon, request: pytest.FixtureRequest) -> MakeStore:
-        settings = HyperpodSettings(shared_memory_name=server.name, bucket=request.node.name, **PATIENT)
+        settings = HyperpodOptions(shared_memory_name=server.name, bucket=request.node.name, **PATIENT)
         return lambda entries: HyperpodStore("127.0.0.1", server.port, settings)
 
 
@@ -50,5 +50,5 @@ class TestHyperpodStoreOutages(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: Daemon) -> MakeStore:
-        settings = HyperpodSettings(shared_memory_name=server.name, timeout_ms=5000, lease_wait_timeout_ms=5000)
+        settings = HyperpodOptions(shared_memory_name=server.name, timeout_ms=5000, lease_wait_timeout_ms=5000)
         return lambda entries: HyperpodStore("127.0.0.1", server.port, settings)

@@ -12,6 +12,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.l2 import tree
 from hotspan.l2.base import marks_of
 from hotspan.l2.file import FileStore
+from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
@@ -40,7 +41,7 @@ def clock() -> SimulatedClock:
 @pytest.fixture
 def store(tmp_path: Path, clock: SimulatedClock) -> Iterator[FileStore]:
     """A store with an object, a log and a replica's report; `tmp/left` was left by somebody."""
-    store = FileStore(tmp_path / "l2", timeout_s=PATIENCE_S, capacity_gib=1.0, clock=clock)
+    store = FileStore(tmp_path / "l2", FileOptions(timeout_s=PATIENCE_S, capacity_gib=1.0), clock=clock)
     put(store, A, SIZE)
     store.log.append([Scope(tenant=1)], "me")
     store.log.report("me", 1, 5.0)

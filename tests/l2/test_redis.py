@@ -17,6 +17,7 @@ from hotspan.l2.base import Found, SharedInvalidation, marks_of
 from hotspan.l2.blobs import Entry
 from hotspan.l2.log import checked
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
+from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisLog, RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.races import StoreRaceTests
@@ -56,7 +57,7 @@ def server(shared_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def store(server: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(server.url, timeout_s=PATIENCE_S)
+    store = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
     yield store
     store.close()
 
@@ -73,7 +74,7 @@ class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRac
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(server.url, timeout_s=PATIENCE_S, log_entries=entries)
+        return lambda entries: RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
 class TestRedisStoreOnUnixSocket(ObjectStoreTests):
@@ -81,7 +82,7 @@ class TestRedisStoreOnUnixSocket(ObjectStoreTests):
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(f"unix://{server.socket}?db=3", timeout_s=PATIENCE_S, ttl_s=60)
+        return lambda entries: RedisStore(f"unix://{server.socket}?db=3", RedisOptions(timeout_s=PATIENCE_S, ttl_s=60))
 
 
 class TestRedisOutage(StoreOutageTests):
@@ -96,7 +97,7 @@ class TestRedisOutage(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
-        return lambda entries: RedisStore(f"{server.url}/2", timeout_s=5.0, log_entries=entries)
+        return lambda entries: RedisStore(f"{server.url}/2", RedisOptions(timeout_s=5.0, log_entries=entries))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -118,12 +119,14 @@ class TestRedisOutage(StoreOutageTests):
 def test_what_can_not_work_is_refused(url: str, options: dict[str, float]) -> None:
     """A URL that redis-py does not understand, and settings without sense, raise ConfigError; nothing is asked."""
     with pytest.raises(ConfigError):
-        RedisStore(url, **options)  # type: ignore[arg-type]
+        RedisStore(url, RedisOptions(**options))  # type: ignore[arg-type]
 
 
 def test_prefixes_keep_stores_apart(server: RedisServer) -> None:
     """Two prefixes on one server share neither objects nor marks nor the log nor replicas."""
-    one, two = (RedisStore(server.url, prefix=prefix, timeout_s=PATIENCE_S) for prefix in ("one", "one:1"))
+    one, two = (
+        RedisStore(server.url, RedisOptions(prefix=prefix, timeout_s=PATIENCE_S)) for prefix in ("one", "one:1")
+    )
     put(one, A, 4096)
     one.log.append([Scope()], "me")
     one.log.report("me", 1, 60)
@@ -195,7 +198,7 @@ def test_nothing_is_left_of_what_is_gone(server: RedisServer, store: RedisStore)
 
 def test_the_loser_of_a_race_leaves_nothing(server: RedisServer, store: RedisStore, relay: Relay) -> None:
     """Who sends an object while another puts it is told so, and the first one stays."""
-    late = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    late = RedisStore(relay.url, RedisOptions(timeout_s=PATIENCE_S))
     assert found(late, A) is None
     won = []
 
@@ -213,7 +216,7 @@ def test_the_loser_of_a_race_leaves_nothing(server: RedisServer, store: RedisSto
 
 def test_a_put_that_breaks_off_leaves_nothing(server: RedisServer, relay: Relay) -> None:
     """An object that did not arrive whole is found by nobody, and leaves its metadata only; the chunk can be put."""
-    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    store = RedisStore(relay.url, RedisOptions(timeout_s=PATIENCE_S))
     assert found(store, A) is None
     passed = [0]
 
@@ -235,7 +238,7 @@ def test_a_call_whose_reply_is_lost_can_be_made_again(
     server: RedisServer, store: RedisStore, relay: Relay, verb: bytes
 ) -> None:
     """What was done although its reply never came is there once: an object, a tag; an entry may stand twice."""
-    late = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    late = RedisStore(relay.url, RedisOptions(timeout_s=PATIENCE_S))
     tag = Terms(labels=tag_labels(["z"]))
     put(store, B, 4096)
     calls: dict[bytes, Callable[[], object]] = {
@@ -265,7 +268,7 @@ def test_a_call_whose_reply_is_lost_can_be_made_again(
 
 def test_what_was_put_expires(server: RedisServer) -> None:
     """With `ttl_s` object and metadata go after that time, marked or hit or not, put or not; the log stays."""
-    store = RedisStore(server.url, ttl_s=60, timeout_s=PATIENCE_S)
+    store = RedisStore(server.url, RedisOptions(ttl_s=60, timeout_s=PATIENCE_S))
     store.mark({A.key: marks_of(TERMS, 9), B.key: marks_of(TERMS, 9)})
     (alone,) = keys_of(server, f"*{B.key.hex()}}}")
     assert 30_000 < life_of(server, alone) <= 60_000, "marks of a chunk that nobody puts stay for ever"
@@ -329,7 +332,7 @@ def test_what_was_found_can_be_read_by_another_store(server: RedisServer, store:
     bare = Found(one.record, one.terms)
     assert read(store, bare) == frame_of(A.key, SIZE)
     assert read(store, Found(one.record._replace(stamp=99), one.terms)) is None
-    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+    fresh = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
     assert read(fresh, one) == frame_of(A.key, SIZE)
     fresh.close()
 
@@ -341,7 +344,7 @@ def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: 
     Under allkeys-lru the log may go, and everything with it: to the server all is equally old in the test's second.
     """
     with redis_server(tmp_path, "--maxmemory", "40mb", "--maxmemory-policy", policy) as server:
-        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S, ttl_s=ttl_s) for _ in range(2))
+        store, other = (RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S, ttl_s=ttl_s)) for _ in range(2))
         chunks = [chain(f"{n}", 1)[0] for n in range(24)]
         for chunk in chunks:
             try:
@@ -369,7 +372,7 @@ def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> No
     A put needs its value's size twice: the server keeps a buffer of that size for the connection's next command.
     """
     with redis_server(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
-        store = RedisStore(server.url, timeout_s=PATIENCE_S)
+        store = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
         put(store, A, 2 * MIB)
         with pytest.raises(OSError) as said:
             put(store, B, 8 * MIB)
@@ -380,7 +383,7 @@ def test_a_full_server_takes_nothing_and_gives_what_it_has(tmp_path: Path) -> No
 
 def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore) -> None:
     """After FLUSHALL the log has another epoch above all that was, whoever notices first."""
-    other = RedisStore(server.url, timeout_s=PATIENCE_S)
+    other = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
     notices: list[Callable[[int], object]] = [
         store.log.read,
         lambda seen: store.log.append([Scope(tenant=1)], "me"),
@@ -403,7 +406,7 @@ def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore
 def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int) -> None:
     """After a restart from an older copy who had read what was lost begins a new epoch, even after others wrote."""
     with redis_server(tmp_path) as server:
-        store, other = (RedisStore(server.url, timeout_s=PATIENCE_S) for _ in range(2))
+        store, other = (RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S)) for _ in range(2))
         put(store, A, 4096)
         store.log.append([Scope(tenant=1)], "me")
         server.ask("SAVE")
@@ -411,7 +414,7 @@ def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int)
         seen = other.log.read(0)
         server.stop()
         server.start()
-        fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+        fresh = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
         assert found(fresh, A) is not None and len(fresh.log.read(0).entries) == 1  # it can't know
         for n in range(entries_since):
             fresh.log.append([Scope(tenant=3 + n)], "fresh")
@@ -438,7 +441,7 @@ def test_a_log_larger_than_a_reply_is_read(
     monkeypatch.setattr(redis_servers, "MAX_REPLY_BYTES", 64 << 10)
     keys = frozenset(key_of(f"invalidated {n}") for n in range(100))
     last = [store.log.append([Scope(tenant=1, keys=keys)], "me") for _ in range(30)][-1]
-    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+    fresh = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
     page = fresh.log.read(0)
     assert [entry.scopes for entry in page.entries] == [(Scope(tenant=1, keys=keys),)] * 30
     assert page.generation == last and fresh.log.append([Scope(tenant=2)], "fresh") == last + 1
@@ -497,7 +500,7 @@ def test_an_evicted_log_is_a_new_epoch(server: RedisServer, store: RedisStore) -
     put(store, A, 4096)
     before = store.log.append([Scope(tenant=1)], "me")
     server.ask("DEL", "hotspan:2:{log}")
-    fresh = RedisStore(server.url, timeout_s=PATIENCE_S)
+    fresh = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
     assert found(fresh, A) is None
     page = store.log.read(before)
     assert page.floor > before and page.epoch == fresh.log.read(0).epoch
@@ -512,7 +515,7 @@ def test_an_evicted_log_is_a_new_epoch(server: RedisServer, store: RedisStore) -
 )
 def test_what_is_no_answer_is_an_error_once(relay: Relay, said: bytes) -> None:
     """A wrong answer to any method, and nothing after it, raises OSError; the next call is right."""
-    store = RedisStore(relay.url, timeout_s=PATIENCE_S)
+    store = RedisStore(relay.url, RedisOptions(timeout_s=PATIENCE_S))
     put(store, A, 4096)
     one = found(store, A)
     assert one is not None
@@ -555,7 +558,7 @@ def test_a_trickling_server_holds_nobody(store: RedisStore, relay: Relay) -> Non
             yield data[n : n + 1]
             time.sleep(0.2)  # each answer takes a minute and more
 
-    at_once, quick = relay.reply, RedisStore(relay.url, timeout_s=0.5)
+    at_once, quick = relay.reply, RedisStore(relay.url, RedisOptions(timeout_s=0.5))
     for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [aligned(HEADER_BYTES + 4096)]), quick.usage):
         relay.reply = at_once
         assert at_last(lambda: found(quick, A)) is not None  # over a connection that is there from now on
@@ -579,7 +582,7 @@ def test_a_connection_that_ended_while_idle_costs_nothing(server: RedisServer, s
 def test_close_ends_calls_under_way(tmp_path: Path) -> None:
     """A call that waits for the server raises at once when the store is closed, and so does every call afterwards."""
     with redis_server(tmp_path) as server:
-        store = RedisStore(server.url, timeout_s=10 * PATIENCE_S)
+        store = RedisStore(server.url, RedisOptions(timeout_s=10 * PATIENCE_S))
         put(store, A, 4096)
         server.freeze()
         with ThreadPoolExecutor(1) as threads:
@@ -600,7 +603,7 @@ def test_no_connection_is_left_open(server: RedisServer) -> None:
         return int(server.ask("INFO", "clients").split(b"connected_clients:")[1].split(b"\r\n")[0])
 
     until(lambda: clients() == 1)  # which asks
-    store = RedisStore(server.url, timeout_s=PATIENCE_S)
+    store = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
 
     def use(chunk: Chunk) -> None:
         put(store, chunk, 4096)

@@ -19,6 +19,7 @@ from redis.crc import key_slot
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
 from hotspan.l2 import redis_servers
+from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
@@ -37,11 +38,11 @@ SIZE = 2 * MIB + 4096
 def test_a_password_opens_and_is_never_shown(tmp_path: Path) -> None:
     """With the right password it works, with a wrong one every call raises OSError; no message holds either."""
     with redis_server(tmp_path, "--requirepass", "s3cret-right") as server:
-        right = RedisStore(f"redis://:s3cret-right@127.0.0.1:{server.port}/0", timeout_s=PATIENCE_S)
+        right = RedisStore(f"redis://:s3cret-right@127.0.0.1:{server.port}/0", RedisOptions(timeout_s=PATIENCE_S))
         assert put(right, A, 4096) and read(right, found(right, A)) == frame_of(A.key, 4096)
         right.close()
         for password in (":s3cret-wrong@", "someone:s3cret-right@", ""):
-            wrong = RedisStore(f"redis://{password}127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
+            wrong = RedisStore(f"redis://{password}127.0.0.1:{server.port}", RedisOptions(timeout_s=PATIENCE_S))
             with pytest.raises(OSError) as said:
                 wrong.find([A.key])
             assert "s3cret" not in f"{said.value} {said.value.__cause__} {wrong!r}"
@@ -66,7 +67,7 @@ def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
 
             thread = threading.Thread(target=serve)
             thread.start()
-            store = RedisStore(url.format(listener.getsockname()[1]), timeout_s=0.5)
+            store = RedisStore(url.format(listener.getsockname()[1]), RedisOptions(timeout_s=0.5))
             with pytest.raises(OSError) as failed:
                 store.find([A.key])
             assert isinstance(failed.value, TimeoutError) or "SSL" in str(failed.value)  # not a line that was too long
@@ -77,7 +78,7 @@ def test_a_greeting_that_never_comes_holds_nobody(url: str) -> None:
 
 def test_a_name_that_nobody_knows_is_an_error() -> None:
     """A host that can't be resolved raises OSError."""
-    store = RedisStore("redis://nobody.invalid:6379", timeout_s=5)
+    store = RedisStore("redis://nobody.invalid:6379", RedisOptions(timeout_s=5))
     with pytest.raises(OSError):
         store.find([A.key])
     store.close()
@@ -227,7 +228,7 @@ class TestRedisStoreOverTls(ObjectStoreTests):
     def make_store(self, tls: TlsServer) -> MakeStore:
         tls.server.ask("FLUSHALL")
         url = f"rediss://127.0.0.1:{tls.port}?ssl_ca_certs={tls.trusted}"
-        return lambda entries: RedisStore(url, timeout_s=PATIENCE_S)
+        return lambda entries: RedisStore(url, RedisOptions(timeout_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "elsewhere.example"])
@@ -237,12 +238,12 @@ def test_a_server_must_prove_who_it_is(tmp_path: Path, name: str) -> None:
         base = f"rediss://127.0.0.1:{tls.port}"
         trusting = f"{base}?ssl_ca_certs={tls.trusted}"
         for url in [base] if name == "127.0.0.1" else [base, trusting]:
-            store = RedisStore(url, timeout_s=PATIENCE_S)
+            store = RedisStore(url, RedisOptions(timeout_s=PATIENCE_S))
             with pytest.raises(OSError, match=r"(?i)certificate"):
                 store.find([A.key])
             store.close()
         for url in (f"{base}?ssl_cert_reqs=none", f"{trusting}&ssl_check_hostname=no"):
-            store = RedisStore(url, timeout_s=PATIENCE_S)
+            store = RedisStore(url, RedisOptions(timeout_s=PATIENCE_S))
             assert store.find([A.key]) == [None]
             store.close()
 
@@ -306,12 +307,12 @@ class TestRedisStoreOnCluster(ObjectStoreTests, SharedLogTests, StoreRaceTests):
 
     @pytest.fixture
     def make_store(self, cluster: Cluster) -> MakeStore:
-        return lambda entries: RedisStore(cluster.url, timeout_s=PATIENCE_S)
+        return lambda entries: RedisStore(cluster.url, RedisOptions(timeout_s=PATIENCE_S))
 
 
 def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> None:
     """Objects spread over the servers, each with its metadata."""
-    store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
+    store = RedisStore(cluster.url, RedisOptions(timeout_s=PATIENCE_S))
     chunks = [chain(f"{n}", 1)[0] for n in range(30)]
     for chunk in chunks:
         put(store, chunk, SIZE)
@@ -325,7 +326,7 @@ def test_an_object_lies_on_one_server_and_all_take_part(cluster: Cluster) -> Non
 
 def test_a_slot_that_moved_is_found_again(cluster: Cluster) -> None:
     """When a slot goes to another server one call fails at most, and the next one asks the right server."""
-    store = RedisStore(cluster.url, timeout_s=PATIENCE_S)
+    store = RedisStore(cluster.url, RedisOptions(timeout_s=PATIENCE_S))
     store.log.append([Scope()], "me")
     slot = key_slot(A.key.hex().encode())
     owner = next(n for n, last in enumerate([5460, 10922, 16383]) if slot <= last)
@@ -341,7 +342,7 @@ def test_a_slot_that_moved_is_found_again(cluster: Cluster) -> None:
 
 def test_a_cluster_outlives_the_server_of_its_url(cluster: Cluster) -> None:
     """What is known of a cluster is enough to learn of its changes while the first server hangs."""
-    store = RedisStore(cluster.url, timeout_s=0.7)
+    store = RedisStore(cluster.url, RedisOptions(timeout_s=0.7))
     keys = [key_of(f"{n}") for n in range(100)]
     others = [key for key in keys if 5461 <= key_slot(key.hex().encode()) <= 10922]
     log_slot = key_slot(b"log")

@@ -13,9 +13,9 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.l2.base import marks_of
 from hotspan.l2.log import checked
+from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
 from hotspan.l2.s3_bucket import Bucket
-from hotspan.l2.s3_settings import S3Settings
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from tests.l2.s3_rig import (
@@ -254,7 +254,7 @@ def test_a_closed_store_raises(place: Place) -> None:
 
 def test_a_bucket_that_is_not_there_is_an_error(server: S3Server) -> None:
     """Nothing is a miss in a bucket that nobody created."""
-    store = S3Store("s3://no-such-bucket/x", S3Settings(client={"endpoint": server.url, "skip_signature": True}))
+    store = S3Store("s3://no-such-bucket/x", S3Options(client={"endpoint": server.url, "skip_signature": True}))
     for call in (lambda: find(store, chain("a", 4)), lambda: put_all(store, chain("a", 1))):
         with pytest.raises(OSError, match="no-such-bucket"):
             call()
@@ -289,7 +289,7 @@ def test_the_usual_variables_say_where_and_who(server: S3Server, monkeypatch: py
 def test_settings_that_can_not_work_are_refused(url: str, settings: dict[str, object]) -> None:
     """A URL without a bucket, unknown settings and numbers out of range are errors at once."""
     with pytest.raises(ConfigError):
-        S3Store(url, S3Settings(**settings))  # type: ignore[arg-type]
+        S3Store(url, S3Options(**settings))  # type: ignore[arg-type]
 
 
 def test_secrets_are_not_shown() -> None:
@@ -297,7 +297,7 @@ def test_secrets_are_not_shown() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         place = Place(f"http://127.0.0.1:{nobody.getsockname()[1]}", "x")
-        settings = S3Settings(client={"secret_access_key": "a secret"})
+        settings = S3Options(client={"secret_access_key": "a secret"})
         store = place.store(timeout_s=0.5)
         with pytest.raises(OSError) as caught:
             find(store, chain("a", 4))

@@ -11,6 +11,7 @@ import pytest
 from hotspan.core.types import ChunkKey
 from hotspan.l2 import tree
 from hotspan.l2.file import FileStore
+from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
 from hotspan.testing.chunks import chain
 from hotspan.testing.stores import put
@@ -30,7 +31,7 @@ def files(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 def test_a_look_up_opens_two_files_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The object's directory and the object: not a directory for each level."""
-    store, keys = FileStore(tmp_path, timeout_s=PATIENCE_S), [chunk.key for chunk in CHUNKS]
+    store, keys = FileStore(tmp_path, FileOptions(timeout_s=PATIENCE_S)), [chunk.key for chunk in CHUNKS]
     for chunk in CHUNKS:
         put(store, chunk, SIZE)
     assert store.blobs.sweeper is not None

@@ -11,9 +11,10 @@ from hotspan.cli.options import takes
 from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from hotspan.config.options import Option
     from hotspan.config.origin import Given, Setting
-    from hotspan.l2.options import StoreOption
 
 config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=True)
 
@@ -83,15 +84,15 @@ def key_table() -> str:
 
 def store_table() -> str:
     """Every NAME of --l2-option that hotspan knows, by the kind of L2, in Markdown."""
-    from hotspan.l2.options import STORE_OPTIONS
+    from hotspan.l2.options import STORE_OPTIONS, options_of
 
-    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in options]
+    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in options_of(options)]
     return "\n".join(["| L2 | NAME of `--l2-option` | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def _store_row(kind: str, option: "StoreOption") -> str:
+def _store_row(kind: str, option: "Field[Any]") -> str:
     default = "" if option.default is None else str(option.default).lower()
-    return f"| {kind} | `{option.name}` | {default} | {option.meaning} |"
+    return f"| {kind} | `{option.name}` | {default} | {option.metadata['help']} |"
 
 
 def _key_row(option: "Option") -> str:

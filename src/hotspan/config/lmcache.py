@@ -16,7 +16,7 @@ from hotspan.config.kinds import Kind
 from hotspan.config.lmcache_names import ACCEPTED, EXTRA, MULTI_PROCESS, RENAMED, UNKNOWN, VARIABLES
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.core.errors import ConfigError
-from hotspan.l2.hyperpod_settings import PREFIX, parse_hyperpod_settings
+from hotspan.l2.options import HYPERPOD_PREFIX, HyperpodOptions, parse_options
 
 MULTI_PROCESS_CONNECTORS = frozenset({"LMCacheMPConnector"})
 """Those whose cache is in a server of LMCache's, and not in the replica."""
@@ -169,14 +169,14 @@ class LmcacheReader:
 
     def _take_extra(self, value: _Value) -> None:
         extra = kinds.JSON.parse(value.raw, value.where)
-        hyperpod = {name: inner for name, inner in extra.items() if name.startswith(PREFIX)}
+        hyperpod = {name: inner for name, inner in extra.items() if name.startswith(HYPERPOD_PREFIX)}
         for name in extra.keys() - hyperpod.keys():
             if name not in EXTRA and (near := meant(name, EXTRA)).startswith("did"):
                 raise ConfigError(f"{value.where}: {name}: LMCache has no such key: {near}")
             self.notes.append(EXTRA.get(name, UNKNOWN).settle(name, extra[name], f"{value.where}: {name}"))
         if hyperpod:
             try:
-                parse_hyperpod_settings(hyperpod)
+                parse_options(HyperpodOptions, hyperpod, HYPERPOD_PREFIX)
             except ConfigError as error:
                 raise ConfigError(f"{value.where}: {error}") from error
             self._give(value, "l2_option", kinds.PAIRS.parse(hyperpod, value.where))

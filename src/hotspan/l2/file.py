@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
@@ -31,6 +30,7 @@ from hotspan.l2.file_room import OBJECT, OBJECTS, FileRoom
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
+from hotspan.l2.options import FileOptions
 from hotspan.l2.parts import parts_of
 from hotspan.l2.shared_files import Calls, SharedFiles, Turn
 from hotspan.l2.tree import READ, is_gone, open_below
@@ -189,32 +189,17 @@ class FileBlobs:
 class FileStore(BlobStore):
     """An ObjectStore with a log. An acknowledged entry is on the disk of whoever serves the directory.
 
-    directory:    made if it is not there.
-    timeout_s:    how long a call may wait for the file system to get on: with 4 MiB, or with one file. A mount that
-                  hangs keeps threads of this process, but no caller.
-    capacity_gib: of objects; about as many are kept, for each writer counts what it wrote itself, and looks at the
-                  others' from time to time. None: as many as there is room for.
-    Raises:       ConfigError from the constructor, which touches no file.
+    directory: made if it is not there. A mount that hangs keeps threads of this process, but no caller.
     """
 
     blobs: FileBlobs
     log: SharedInvalidationLog
 
-    def __init__(
-        self,
-        directory: str | Path,
-        *,
-        timeout_s: float = 5.0,
-        capacity_gib: float | None = None,
-        log_entries: int = 1 << 14,
-        clock: Clock | None = None,
-    ) -> None:
-        if timeout_s <= 0 or (capacity_gib is not None and capacity_gib <= 0):
-            raise ConfigError(f"a timeout of {timeout_s} s, a capacity of {capacity_gib} GiB: give more than 0")
-        capacity_bytes = None if capacity_gib is None else int(capacity_gib * GIB)
+    def __init__(self, directory: str | Path, options: FileOptions = FileOptions(), clock: Clock | None = None) -> None:  # noqa: B008
         clock = clock or SystemClock()
-        blobs = FileBlobs(Path(directory), timeout_s, capacity_bytes, clock)
-        super().__init__(blobs, SharedInvalidationLog(BlobLog(blobs, clock), log_entries, clock))
+        capacity_bytes = None if options.capacity_gib is None else int(options.capacity_gib * GIB)
+        blobs = FileBlobs(Path(directory), options.timeout_s, capacity_bytes, clock)
+        super().__init__(blobs, SharedInvalidationLog(BlobLog(blobs, clock), options.log_entries, clock))
 
 
 def _path(name: str) -> Path:

@@ -14,9 +14,9 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, SharedLog, StoreUsage
-from hotspan.l2.hyperpod_settings import HyperpodSettings
 from hotspan.l2.leases import HyperpodDaemon, Lease
 from hotspan.l2.mark_chains import MarkChains, name_of
+from hotspan.l2.options import HyperpodOptions
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ class HyperpodStore:
 
     log: SharedLog | None = None
 
-    def __init__(self, host: str, port: int, settings: HyperpodSettings, clock: Clock | None = None) -> None:
-        self._daemon = HyperpodDaemon(host, port, settings, clock or SystemClock())
+    def __init__(self, host: str, port: int, options: HyperpodOptions, clock: Clock | None = None) -> None:
+        self._daemon = HyperpodDaemon(host, port, options, clock or SystemClock())
         self._chains = MarkChains(self._daemon)
-        self._settings = settings
+        self._options = options
         self._held: dict[ChunkKey, _Held] = {}
         self._holding = threading.Lock()
         self._said_no_delete = False
@@ -52,11 +52,11 @@ class HyperpodStore:
 
     def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
         """As ObjectStore says, in batches that grow; what was found stays leased until `get`, or for `lease_ttl_s`."""
-        deadline = Deadline(self._settings.timeout_s)
+        deadline = Deadline(self._options.timeout_s)
         with self._holding:
             self._held = {key: held for key, held in self._held.items() if not self._daemon.is_over(held.lease)}
         answers: list[Found | None] = []
-        for batch in _batches(keys, self._settings.connections) if is_chain else ([key] for key in keys):
+        for batch in _batches(keys, self._options.connections) if is_chain else ([key] for key in keys):
             found = self._find(batch, deadline)
             answers += [*found, *[None] * (len(batch) - len(found))]
             if is_chain and len(found) < len(batch):
@@ -68,7 +68,7 @@ class HyperpodStore:
         record = found.record
         if sum(map(len, into)) != HEADER_BYTES + record.payload_bytes:
             return False
-        lease = self._leased(record.key, Deadline(self._settings.timeout_s))
+        lease = self._leased(record.key, Deadline(self._options.timeout_s))
         if lease is None:
             return False
         try:
@@ -83,11 +83,11 @@ class HyperpodStore:
 
     def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         """As ObjectStore says. Raises: OSError also where a chunk has no room for an earlier expiry."""
-        self._chains.add(marks, Deadline(self._settings.timeout_s))
+        self._chains.add(marks, Deadline(self._options.timeout_s))
 
     def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         """As ObjectStore says, of hotspan's own daemon. HyperPod's can't: its objects stay until it evicts them."""
-        deadline = Deadline(self._settings.timeout_s)
+        deadline = Deadline(self._options.timeout_s)
         self._let_go(keys)
         if not self._daemon.can_delete(deadline):
             if not self._said_no_delete:
@@ -99,7 +99,7 @@ class HyperpodStore:
 
     def usage(self) -> StoreUsage:
         """Nothing unless the daemon is hotspan's: the protocol does not say."""
-        said = self._daemon.health(Deadline(self._settings.timeout_s))
+        said = self._daemon.health(Deadline(self._options.timeout_s))
         sizes = (said.get(name) for name in ("objects", "bytes", "capacity_bytes"))
         return StoreUsage(*(size if type(size) is int else 0 for size in sizes))
 

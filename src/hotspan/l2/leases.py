@@ -21,7 +21,7 @@ from urllib.parse import quote
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Request
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 
 logger = logging.getLogger(__name__)
 
@@ -98,21 +98,21 @@ class SharedSegment:
 
 
 class HyperpodDaemon:
-    """One node's daemon. Methods block, each for the settings' `timeout_s` at most; threads may share it.
+    """One node's daemon. Methods block, each for `timeout_s` at most; threads may share it.
 
     Raises: OSError from every method when the daemon can't be reached, or speaks something else; with ENOSPC, EFBIG or
             EBUSY when it answers that it does not take a value: it is well then.
     """
 
-    def __init__(self, host: str, port: int, settings: HyperpodSettings, clock: Clock) -> None:
-        self.settings = settings
+    def __init__(self, host: str, port: int, options: HyperpodOptions, clock: Clock) -> None:
+        self.options = options
         self.refused: Counter[str] = Counter()
         """Leases that were not believed or not granted, by reason; those of what is not there are not counted."""
         self._name = f"{host}:{port}"
         self._clock = clock
-        self._segment = SharedSegment(settings.shared_memory_name)
+        self._segment = SharedSegment(options.shared_memory_name)
         self._pool = ConnectionPool(
-            host, port, settings.connections, use_https=settings.use_https, chunk_bytes=settings.put_stream_chunk_bytes
+            host, port, options.connections, use_https=options.use_https, chunk_bytes=options.put_stream_chunk_bytes
         )
         self._can_delete: tuple[SegmentIdentity | None, bool] | None = None
         self._warned_s: dict[str, float] = {}
@@ -123,10 +123,10 @@ class HyperpodDaemon:
 
     def put(self, name: str, value: Sequence[Buffer]) -> bool:
         """Store an object; False if there is one of that name already."""
-        size, most = sum(memoryview(part).nbytes for part in value), self.settings.most_bytes
+        size, most = sum(memoryview(part).nbytes for part in value), self.options.max_bytes
         if most is not None and size > most:
             raise OSError(errno.EFBIG, f"an object of {size} bytes is over sagemaker_hyperpod_max_lease_size_mb")
-        (stored,) = self.put_all({name: value}, Deadline(self.settings.timeout_s))
+        (stored,) = self.put_all({name: value}, Deadline(self.options.timeout_s))
         return stored
 
     def put_all(self, values: Mapping[str, Sequence[Buffer]], deadline: Deadline) -> list[bool]:
@@ -143,11 +143,11 @@ class HyperpodDaemon:
 
         hold: wait for an object that is being written.
         """
-        wait_ms = self.settings.lease_wait_timeout_ms if hold else 0
-        query = f"timeout_ms={wait_ms}&ttl_s={self.settings.lease_ttl_s!r}"
+        wait_ms = self.options.lease_wait_timeout_ms if hold else 0
+        query = f"timeout_ms={wait_ms}&ttl_s={self.options.lease_ttl_s!r}"
         requests = [Request("POST", f"{self._target(name)}/leases?{query}") for name in names]
-        segment, expires_s = self._segment.identity(), self._clock.monotonic() + self.settings.lease_ttl_s
-        answers = self._pool.ask_all(requests, deadline.within(self.settings.lease_timeout_s))
+        segment, expires_s = self._segment.identity(), self._clock.monotonic() + self.options.lease_ttl_s
+        answers = self._pool.ask_all(requests, deadline.within(self.options.lease_timeout_s))
         leases = [self._granted(answer, segment, expires_s) for answer in answers]
         failure = next((lease for lease in leases if isinstance(lease, OSError)), None)
         granted = [lease for lease in leases if not isinstance(lease, OSError)]
@@ -214,15 +214,15 @@ class HyperpodDaemon:
             self._closed = True
         if releasing is not None:
             self._releases.put(None)
-            releasing.join(min(1.0, self.settings.timeout_s))
+            releasing.join(min(1.0, self.options.timeout_s))
         self._pool.close()
         if releasing is not None:
-            releasing.join(self.settings.timeout_s)
+            releasing.join(self.options.timeout_s)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> str:
-        return f"/v1/kv/{quote(self.settings.bucket, safe='@')}/{quote(name, safe='@')}"
+        return f"/v1/kv/{quote(self.options.bucket, safe='@')}/{quote(name, safe='@')}"
 
     def _granted(
         self, answer: Answer | OSError, segment: SegmentIdentity | None, expires_s: float
@@ -238,7 +238,7 @@ class HyperpodDaemon:
             return ConnectionError(f"{self._name} answered no lease: does a HyperPod daemon listen there?")
         fragments = _fragments(said["offsets"]) or ()
         lease = Lease(said["id"], fragments, sum(size for _, size in fragments), segment, expires_s)
-        most = self.settings.most_bytes
+        most = self.options.max_bytes
         if not fragments or (most is not None and lease.size > most):
             self._refuse("size" if fragments else "offsets")
             self.release_all([lease])
@@ -264,7 +264,7 @@ class HyperpodDaemon:
                 Request("POST", f"/v1/leases/{quote(lease.id, safe='', errors='surrogatepass')}/release")
                 for lease in leases
             ]
-            self._pool.ask_all(requests, Deadline(self.settings.timeout_s))
+            self._pool.ask_all(requests, Deadline(self.options.timeout_s))
 
 
 def _said(answer: Answer | OSError) -> Answer:

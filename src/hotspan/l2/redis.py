@@ -14,13 +14,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blobs import Addition, Entry, Part, Stretch
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import MAX_BYTES
 from hotspan.l2.objects import BlobStore
+from hotspan.l2.options import RedisOptions
 from hotspan.l2.parts import parts_of
 from hotspan.l2.redis_servers import Command, RedisServers, ReplyTooLargeError, Values
 
@@ -201,34 +201,17 @@ class RedisLog:
 class RedisStore(BlobStore):
     """An ObjectStore with a log.
 
-    url:         redis://, rediss:// (TLS, verified unless its options say otherwise) or unix://, as redis-py reads it.
-    prefix:      of all keys; stores with different ones have nothing to do with each other.
-    timeout_s:   how long a call may wait for the server, connecting included; each 8 MiB that it moves are a second
-                 more. A server that hangs holds a call for `timeout_s`, one that trickles not much longer.
-    ttl_s:       after which what was put expires, hits or not; None for never.
-    log_entries: that the log keeps.
-    Raises:      ConfigError from the constructor, which asks no server.
+    url:    redis://, rediss:// (TLS, verified unless its options say otherwise) or unix://, as redis-py reads it.
+    Raises: ConfigError from the constructor, which asks no server.
     """
 
     log: SharedInvalidationLog
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        prefix: str = "hotspan",
-        timeout_s: float = 1.0,
-        ttl_s: float | None = None,
-        log_entries: int = 1 << 16,
-    ) -> None:
-        if not prefix or set(prefix) & set("{}"):
-            raise ConfigError(f"{prefix!r} can't begin the names of keys: give a word without braces")
-        if timeout_s <= 0 or (ttl_s is not None and ttl_s <= 0):
-            raise ConfigError(f"a timeout of {timeout_s} s, a time to live of {ttl_s} s: give more than 0")
-        self.servers = RedisServers(url, timeout_s)
-        prefix = f"{prefix}:{_FORMAT}"
-        log = SharedInvalidationLog(RedisLog(self.servers, prefix), log_entries)
-        super().__init__(RedisBlobs(self.servers, prefix, ttl_s), log, evicts=True)
+    def __init__(self, url: str, options: RedisOptions = RedisOptions()) -> None:  # noqa: B008
+        self.servers = RedisServers(url, options.timeout_s, options.password)
+        prefix = f"{options.prefix}:{_FORMAT}"
+        log = SharedInvalidationLog(RedisLog(self.servers, prefix), options.log_entries)
+        super().__init__(RedisBlobs(self.servers, prefix, options.ttl_s), log, evicts=True)
 
 
 def _value(reply: Any) -> bytes:

@@ -175,9 +175,11 @@ class RedisServers:
     Raises: ConfigError from the constructor for a URL that says nothing redis-py understands. Asks no server.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, password: str | None = None) -> None:
         try:
             options: dict[str, Any] = parse_url(url)
+            if password is not None:
+                options["password"] = password
             options.pop("max_connections", None)
             self._options = options | _OPTIONS
             pool = _TimedPool(**self._options)

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
+from hotspan.l2.options import S3Options
 from hotspan.l2.s3_bucket import Bucket
-from hotspan.l2.s3_settings import S3Settings
 from hotspan.tiers.io import copy
 
 _MAX_TRIES = 32
@@ -108,12 +107,8 @@ class S3Store(BlobStore):
 
     log: SharedInvalidationLog
 
-    def __init__(self, url: str, settings: S3Settings | None = None, clock: Clock | None = None) -> None:
-        settings = settings or S3Settings()
-        for name in ("timeout_s", "connections", "log_entries"):
-            if getattr(settings, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(settings, name)}: give more than 0")
+    def __init__(self, url: str, options: S3Options = S3Options(), clock: Clock | None = None) -> None:  # noqa: B008
         clock = clock or SystemClock()
-        blobs = S3Blobs(Bucket(url, settings.client, settings.timeout_s, settings.connections))
-        log = SharedInvalidationLog(BlobLog(blobs, clock), settings.log_entries, clock)
-        super().__init__(blobs, log, is_per_tenant=settings.is_per_tenant)
+        blobs = S3Blobs(Bucket(url, options.client, options.timeout_s, options.connections))
+        log = SharedInvalidationLog(BlobLog(blobs, clock), options.log_entries, clock)
+        super().__init__(blobs, log, is_per_tenant=options.is_per_tenant)

@@ -12,7 +12,8 @@ from typing import Self
 
 import psutil
 
-from hotspan.l2.open import DAEMON_PORT, SEGMENT_NAME, SHARED_MEMORY
+from hotspan.l2.open import DAEMON_PORT, SHARED_MEMORY
+from hotspan.l2.options import SEGMENT_NAME
 
 SEGMENT = SHARED_MEMORY / SEGMENT_NAME
 DOOR = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"

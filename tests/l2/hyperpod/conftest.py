@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.clock import SimulatedClock
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.rig import PATIENT, TIMEOUT_S
@@ -27,7 +27,7 @@ def make(peer: Peer) -> Iterator[Callable[..., HyperpodStore]]:
 
         def store(clock: SimulatedClock | None = None, port: int | None = None, **settings: Any) -> HyperpodStore:
             settings = {"shared_memory_name": peer.name, **PATIENT, **settings}
-            store = HyperpodStore("127.0.0.1", port or peer.port, HyperpodSettings(**settings), clock)
+            store = HyperpodStore("127.0.0.1", port or peer.port, HyperpodOptions(**settings), clock)
             stack.callback(store.close)
             return store
 

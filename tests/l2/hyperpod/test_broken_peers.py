@@ -19,7 +19,7 @@ from hotspan.core.terms import Terms
 from hotspan.l2.base import Found, marks_of
 from hotspan.l2.connections import Connection
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of
 from tests.daemon_protocol.peer import Handler, Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, TWISTS, sends, status, until_gone
@@ -234,14 +234,14 @@ class TestBrokenPeers:
     def test_a_name_that_is_none(self, peer: Peer) -> None:
         """A host that can't be resolved, of any form, is an OSError."""
         for host in ("no such host.invalid", "a" * 300, "ü\udc80", ""):
-            store = HyperpodStore(host, peer.port, HyperpodSettings(timeout_ms=2000))
+            store = HyperpodStore(host, peer.port, HyperpodOptions(timeout_ms=2000))
             with pytest.raises(OSError):
                 store.find([key_of("a")])
             store.close()
 
     def test_a_name_is_resolved(self, peer: Peer) -> None:
         """A host may be given by name."""
-        store = HyperpodStore("localhost", peer.port, HyperpodSettings(shared_memory_name=peer.name, **PATIENT))
+        store = HyperpodStore("localhost", peer.port, HyperpodOptions(shared_memory_name=peer.name, **PATIENT))
         one = Object()
         assert one.put(store) and one.get(store, there(store, one.key))
         store.close()

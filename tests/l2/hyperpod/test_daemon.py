@@ -10,7 +10,7 @@ import pytest
 from hotspan.core.terms import Terms
 from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain
 from tests.daemon_protocol.conftest import SEGMENT_BYTES, Daemon
 from tests.l2.hyperpod.rig import PATIENT, Object, found_in, there
@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 def connected(daemon: Daemon, **settings: Any) -> HyperpodStore:
     """A store on the daemon."""
     settings = {"shared_memory_name": daemon.name, **PATIENT, **settings}
-    return HyperpodStore("127.0.0.1", daemon.port, HyperpodSettings(**settings))
+    return HyperpodStore("127.0.0.1", daemon.port, HyperpodOptions(**settings))
 
 
 @pytest.fixture

@@ -6,17 +6,21 @@ import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings, parse_hyperpod_settings
+from hotspan.l2.options import HYPERPOD_PREFIX, HyperpodOptions, parse_options
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.rig import Object, there
 
 
+def parsed(given: dict[str, object]) -> HyperpodOptions:
+    return parse_options(HyperpodOptions, given, HYPERPOD_PREFIX)
+
+
 class TestSettings:
     def test_defaults_are_what_users_have(self) -> None:
-        """Without any key the settings are those that the protocol's clients have."""
-        assert parse_hyperpod_settings({}) == HyperpodSettings(
+        """Without any key the settings are those that HyperPod's users have."""
+        assert parsed({}) == HyperpodOptions(
             bucket="lmcache",
-            shared_memory_name="shared_memory",
+            shared_memory_name="ai_toolkit_cache",
             max_concurrent_requests=100,
             max_connections=256,
             max_connections_per_host=128,
@@ -27,7 +31,7 @@ class TestSettings:
             use_https=False,
             max_lease_size_mb=None,
         )
-        assert HyperpodSettings().connections == 100 and HyperpodSettings().lease_timeout_s == 1.5
+        assert HyperpodOptions().connections == 100 and HyperpodOptions().lease_timeout_s == 1.5
 
     def test_every_key_is_read(self) -> None:
         """Each key with the prefix sets its own field, as a number or flag or as text."""
@@ -44,30 +48,29 @@ class TestSettings:
             "use_https": True,
             "max_lease_size_mb": 64,
         }
-        expected = HyperpodSettings(**given)  # type: ignore[arg-type]
-        assert parse_hyperpod_settings({f"sagemaker_hyperpod_{key}": value for key, value in given.items()}) == expected
+        expected = HyperpodOptions(**given)  # type: ignore[arg-type]
+        assert parsed({f"sagemaker_hyperpod_{key}": value for key, value in given.items()}) == expected
         as_text = {f"sagemaker_hyperpod_{key}": str(value) for key, value in given.items()}
-        assert parse_hyperpod_settings(as_text) == expected
-        assert parse_hyperpod_settings({"sagemaker_hyperpod_lease_ttl_s": 30}).lease_ttl_s == 30.0
+        assert parsed(as_text) == expected
+        assert parsed({"sagemaker_hyperpod_lease_ttl_s": 30}).lease_ttl_s == 30.0
 
     @pytest.mark.parametrize(
         ("key", "meant"),
         [
-            ("sagemaker_hyperpod_buckett", "sagemaker_hyperpod_bucket"),
-            ("sagemaker_hyperpod_lease_ttl", "sagemaker_hyperpod_lease_ttl_s"),
-            ("timeout_ms", "sagemaker_hyperpod_timeout_ms"),
-            ("hyperpod_use_https", "sagemaker_hyperpod_use_https"),
+            ("sagemaker_hyperpod_buckett", "bucket"),
+            ("sagemaker_hyperpod_lease_ttl", "lease_ttl_s"),
+            ("hyperpod_use_https", "use_https"),
         ],
     )
     def test_an_unknown_key_is_an_error_with_the_one_that_was_meant(self, key: str, meant: str) -> None:
         """The message names both."""
         with pytest.raises(ConfigError, match=f"{key}.*did you mean {meant}\\?"):
-            parse_hyperpod_settings({key: "1"})
+            parsed({key: "1"})
 
     def test_a_key_like_none_is_told_all(self) -> None:
         """Where nothing is near, the message lists what there is."""
-        with pytest.raises(ConfigError, match="it may be sagemaker_hyperpod_bucket, "):
-            parse_hyperpod_settings({"zzz": 1})
+        with pytest.raises(ConfigError, match="it has bucket, "):
+            parsed({"zzz": 1})
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -105,8 +108,8 @@ class TestSettings:
     )
     def test_what_can_not_work_is_an_error(self, key: str, value: object) -> None:
         """The message names the key and says what would do."""
-        with pytest.raises(ConfigError, match=f"sagemaker_hyperpod_{key} is .*: give "):
-            parse_hyperpod_settings({f"sagemaker_hyperpod_{key}": value})
+        with pytest.raises(ConfigError, match=f"{key} is .*: give "):
+            parsed({f"sagemaker_hyperpod_{key}": value})
 
     def test_a_posix_name_may_begin_with_a_slash(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """`/name` is the segment `name`."""

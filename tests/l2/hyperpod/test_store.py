@@ -24,7 +24,7 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.l2.base import Found, StoreUsage, marks_of
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.hyperpod_settings import HyperpodSettings
+from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.clock import SimulatedClock
 from tests.daemon_protocol.peer import Peer
@@ -307,7 +307,7 @@ class TestHttps:
     def test_what_was_put_comes_back(self, certified: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Over TLS objects are put, found and read, on connections that are kept."""
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True, **PATIENT)
+        settings = HyperpodOptions(shared_memory_name=certified.name, use_https=True, **PATIENT)
         with contextlib.closing(HyperpodStore("127.0.0.1", certified.port, settings)) as store:
             for one in (Object(str(size), size) for size in (10, SIZE, 3 << 20)):
                 assert one.put(store) and one.get(store, there(store, one.key)) and not one.put(store)
@@ -315,7 +315,7 @@ class TestHttps:
 
     def test_a_stranger_is_not_spoken_to(self, certified: Peer) -> None:
         """A certificate that nobody vouches for is an OSError, and nothing was asked."""
-        settings = HyperpodSettings(shared_memory_name=certified.name, use_https=True, **PATIENT)
+        settings = HyperpodOptions(shared_memory_name=certified.name, use_https=True, **PATIENT)
         store = HyperpodStore("127.0.0.1", certified.port, settings)
         with contextlib.closing(store), pytest.raises(OSError, match="certificate"):
             Object().put(store)
