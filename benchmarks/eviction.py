@@ -1,16 +1,14 @@
 """Eviction policies side by side on the same requests, each over leaves only: how many tokens it would have found.
 
-Traces have the shape of public ones (hotspan/simulate/mooncake.py); the product's policy is the class that the tiers
+Traces have the shape of public ones (hotspan/simulate/shapes.py); the product's policy is the class that the tiers
 use, the others are for comparison (benchmarks/policies.py). Nothing here is timed: the figures follow from the seeds
 alone.
 
 usage: python -m benchmarks.eviction [--seed 1] [--seeds 3] [--scale 1.0] [--output FILE]
 """
 
-import json
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.policies import LeafBelady, LeafLru, LeafPaperArc, LeafS3Fifo, Policy, replay_one
-from hotspan.bench.machine import machine_facts
-from hotspan.core.types import ChunkKey
-from hotspan.simulate.mooncake import BLOCK_TOKENS, CONVERSATION, SHAPES, Request, Shape, Trace, TraceFacts
+from hotspan.bench.machine import write_results
+from hotspan.simulate.shapes import CONVERSATION, TOOLAGENT, Shape
+from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace, TraceFacts
 from hotspan.tiers.eviction import LeafArc, Shares
+
+SHAPES = (CONVERSATION, TOOLAGENT)
 
 CAPACITIES = (0.01, 0.03, 0.1, 0.3)
 """Of a trace's footprint."""
@@ -126,7 +126,7 @@ class EvictionBench:
 
     def _traces(self, shape: Shape, tell: Callable[[str], None], part: float = 1.0) -> list[Trace]:
         tell(f"{shape.name}: making {self.seeds} traces")
-        return [shape.draw(seed, self.scale * part) for seed in range(self.seed, self.seed + self.seeds)]
+        return [shape.draw(seed, scale=self.scale * part) for seed in range(self.seed, self.seed + self.seeds)]
 
     def _hit_rates(self, traces: Sequence[Trace], tell: Callable[[str], None]) -> Iterator[HitRate]:
         makers: dict[str, Callable[[int, Trace], Policy]] = {
@@ -134,7 +134,7 @@ class EvictionBench:
             PAPER: lambda chunks, trace: LeafPaperArc(chunks),
             OURS: lambda chunks, trace: LeafArc(chunks),
             S3_FIFO: lambda chunks, trace: LeafS3Fifo(chunks),
-            BELADY: lambda chunks, trace: LeafBelady(chunks, [request.chunks for request in trace.requests]),
+            BELADY: lambda chunks, trace: LeafBelady(chunks, [request.keys for request in trace.requests]),
         }
         for policy, make in makers.items():
             for capacity in CAPACITIES:
@@ -142,7 +142,7 @@ class EvictionBench:
                 rates = []
                 for trace in traces:
                     chunks = capacity_chunks(trace, capacity)
-                    rates.append(hit_rate(make(chunks, trace), chunks, trace.requests))
+                    rates.append(hit_rate(make(chunks, trace), chunks, alone(trace)))
                 yield HitRate(traces[0].name, policy, capacity, rates)
 
     def _floods(self, traces: Sequence[Trace], tell: Callable[[str], None]) -> Iterator[FloodCost]:
@@ -155,39 +155,43 @@ class EvictionBench:
         for capacity in FLOODED_CAPACITIES:
             for policy, make in makers.items():
                 tell(f"flood: {policy}, {capacity:.0%}")
-                alone, beside = [], []
+                without, beside = [], []
                 for trace in traces:
                     chunks = capacity_chunks(trace, capacity)
-                    alone.append(hit_rate(make(chunks), chunks, trace.requests))
+                    without.append(hit_rate(make(chunks), chunks, alone(trace)))
                     beside.append(hit_rate(make(chunks), chunks, flooded(trace)))
-                yield FloodCost(policy, capacity, alone, beside)
+                yield FloodCost(policy, capacity, without, beside)
 
 
 def capacity_chunks(trace: Trace, capacity: float) -> int:
     """How many chunks a tier of this fraction of the footprint holds."""
-    return max(1, round(capacity * len({key for request in trace.requests for key in request.chunks})))
+    return max(1, round(capacity * len({key for request in trace.requests for key in request.keys})))
 
 
-def hit_rate(policy: Policy, capacity: int, requests: Sequence[Request] | Iterator[Request]) -> float:
+def hit_rate(policy: Policy, capacity: int, requests: Iterable[tuple[int, Request]]) -> float:
     """Tokens that tenant 0 found of those it asked for, beginning with an empty tier of so many chunks."""
     found = asked = 0
-    for request in requests:
-        hits = replay_one(policy, capacity, request)
-        if request.tenant == 0:
+    for tenant, request in requests:
+        hits = replay_one(policy, capacity, request.keys, tenant)
+        if tenant == 0:
             found += hits * BLOCK_TOKENS
             asked += request.tokens
     return found / asked
 
 
-def flooded(trace: Trace) -> Iterator[Request]:
+def alone(trace: Trace) -> Iterator[tuple[int, Request]]:
+    """The trace, as tenant 0."""
+    return ((0, request) for request in trace.requests)
+
+
+def flooded(trace: Trace) -> Iterator[tuple[int, Request]]:
     """The trace, as tenant 0, with tenant 1's one-time texts before each request."""
-    name = 0
+    key = 1 << 40
     for request in trace.requests:
         for _ in range(FLOOD_TEXTS):
-            chunks = tuple(ChunkKey(f"flood {name + n}".encode()) for n in range(FLOOD_CHUNKS))
-            name += FLOOD_CHUNKS
-            yield Request(request.at_s, FLOOD_CHUNKS * BLOCK_TOKENS, chunks, tenant=1)
-        yield request
+            yield 1, Request(request.at_s, FLOOD_CHUNKS * BLOCK_TOKENS, 0, tuple(range(key, key + FLOOD_CHUNKS)))
+            key += FLOOD_CHUNKS
+        yield 0, request
 
 
 # -- what is shown -------------------------------------------------------------------------------------------------
@@ -231,23 +235,20 @@ def print_figures(bench: EvictionBench, figures: EvictionFigures, console: Conso
 
 def write_figures(path: Path, bench: EvictionBench, figures: EvictionFigures) -> None:
     """The figures as JSON, with the machine, the command and every seed's."""
-    data = {
-        "kind": "eviction",
-        "machine": machine_facts(),
-        "command": " ".join(["python -m benchmarks.eviction", *sys.argv[1:]]),
-        "settings": asdict(bench),
-        "traces": {
-            shape.name: {
-                "published": asdict(shape.published),
-                "drawn": [asdict(facts) for facts in figures.traces[shape.name]],
-            }
-            for shape in SHAPES
-        },
-        "hit_rates": [asdict(rate) | {"mean": rate.mean} for rate in figures.hit_rates],
-        "floods": [asdict(cost) | {"points": cost.points} for cost in figures.floods],
+    traces = {
+        shape.name: {
+            "published": asdict(shape.published),
+            "drawn": [asdict(facts) for facts in figures.traces[shape.name]],
+        }
+        for shape in SHAPES
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+    write_results(
+        *(path, "eviction", "python -m benchmarks.eviction"),
+        settings=asdict(bench),
+        traces=traces,
+        hit_rates=[asdict(rate) | {"mean": rate.mean} for rate in figures.hit_rates],
+        floods=[asdict(cost) | {"points": cost.points} for cost in figures.floods],
+    )
 
 
 def main(

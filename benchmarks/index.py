@@ -3,9 +3,7 @@
 usage: python -m benchmarks.index [--chunks 100000] [--repetitions 5] [--output FILE]
 """
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 import uuid
@@ -18,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
@@ -197,15 +195,8 @@ def print_durations(durations: list[Duration]) -> None:
 
 def write_durations(path: Path, bench: IndexBench, durations: list[Duration]) -> None:
     """The durations as JSON, with the machine, the command and every round."""
-    data = {
-        "kind": "index",
-        "machine": machine_facts(),
-        "command": " ".join(["python -m benchmarks.index", *sys.argv[1:]]),
-        "settings": asdict(bench),
-        "figures": [asdict(each) | {"median_s": each.median_s, "is_met": each.is_met} for each in durations],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+    figures = [asdict(each) | {"median_s": each.median_s, "is_met": each.is_met} for each in durations]
+    write_results(path, "index", "python -m benchmarks.index", settings=asdict(bench), figures=figures)
 
 
 def main(

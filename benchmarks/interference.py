@@ -33,7 +33,7 @@ from tests.engine.rig import prepare_environment
 
 prepare_environment()
 
-from hotspan.bench.machine import machine_facts  # noqa: E402
+from hotspan.bench.machine import write_results  # noqa: E402
 from hotspan.core.terms import Terms  # noqa: E402
 from hotspan.core.types import GIB, MIB, Chunk, ChunkKey  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
@@ -292,11 +292,9 @@ def main() -> int:
     for name, figure in figures.items():
         print(f"{name:28} {json.dumps(figure)}", flush=True)
     if options.output is not None:
-        facts = {"command": " ".join(["python -m benchmarks.interference", *sys.argv[1:]]), "machine": machine_facts()}
         settings = {"rounds": options.rounds, "seconds": options.seconds, "model": options.model_size}
         found = {"settings": settings, "goal": GOAL, "is_met": is_met, "figures": figures}
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(facts | found, indent=1, default=str) + "\n")
+        write_results(options.output, "interference", "python -m benchmarks.interference", **found)
     return 0 if is_met else 1
 
 

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
@@ -443,15 +443,8 @@ def main() -> int:
     is_met = all(result["is_met"] for result in results)
     print(f"no other tenant loses anything, and receipts take less than {P99_S:g} s: {'yes' if is_met else 'NO'}")
     if options.output is not None:
-        data = {
-            "kind": "invalidation-storm",
-            "machine": machine_facts(),
-            "command": " ".join(["python -m benchmarks.invalidation_storm", *sys.argv[1:]]),
-            "settings": asdict(settings),
-            "results": results,
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        program = "python -m benchmarks.invalidation_storm"
+        write_results(options.output, "invalidation-storm", program, settings=asdict(settings), results=results)
     return 0 if is_met else 1
 
 

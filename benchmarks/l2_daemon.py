@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import GIB, MIB, ChunkKey
@@ -248,15 +248,8 @@ def main() -> int:
         }
         if below:
             figures["disk"] = {"GB/s": below["get"], "slab_GB/s": below["slab"], "ratio": get / slab}
-        data = {
-            "kind": "l2-daemon",
-            "machine": machine_facts(),
-            "command": " ".join(["python", "-m", "benchmarks.l2_daemon", *sys.argv[1:]]),
-            "settings": {"size_gib": options.size_gib, "chunk_bytes": CHUNK_BYTES, "repetitions": options.repetitions},
-            "figures": figures,
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        settings = {"size_gib": options.size_gib, "chunk_bytes": CHUNK_BYTES, "repetitions": options.repetitions}
+        write_results(options.output, "l2-daemon", "python -m benchmarks.l2_daemon", settings=settings, figures=figures)
         print(f"written: {options.output}")
     return 0 if ratio >= COPY_GOAL and us["again"] < LOOKUP_GOAL_US else 1
 

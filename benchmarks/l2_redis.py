@@ -9,7 +9,6 @@ its own, as a cache does. What the loop makes of that, and redis-py of a chunk i
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -17,41 +16,22 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import redis
 
-from hotspan.bench.machine import machine_facts
+from benchmarks.l2_rates import GOAL, Settings, finish, print_rates
 from hotspan.bench.storage import Figure, in_turns, page_buffers
-from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
-from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey, round_up
+from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.tiers.record import Record
 from tests.l2.servers import RedisServer, redis_server
 
-GOAL = 0.6
 AHEAD = 4
 RAW = "raw GETs of 1 MiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """On how much."""
-
-    chunks: int
-    chunk_mib: float
-    repetitions: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return round_up(int(self.chunk_mib * MIB), PAGE_BYTES)
-
-    @property
-    def frame_bytes(self) -> int:
-        return HEADER_BYTES + self.payload_bytes
 
 
 class RawConnection:
@@ -152,32 +132,8 @@ def main() -> int:
         for connections in (1, 2):
             for is_local in (False, True):
                 figures += measure(server, settings, connections, is_local)
-                for figure in figures[-3:]:
-                    print(
-                        f"{figure.name:62} {figure.rate:5.2f} of {figure.limit:5.2f} GB/s: {figure.ratio:.2f}",
-                        flush=True,
-                    )
-    is_met = all(figure.goal is None or (figure.ratio or 0) >= figure.goal for figure in figures)
-    print(f"all at least {GOAL}: {'yes' if is_met else 'NO'}")
-    if options.output is not None:
-        write(options.output, settings, figures)
-    return 0 if is_met else 1
-
-
-def write(path: Path, settings: Settings, figures: Sequence[Figure]) -> None:
-    """The figures as JSON, with the machine, the command and every round."""
-    data = {
-        "kind": "l2-redis",
-        "machine": machine_facts(),
-        "command": " ".join(["python -m benchmarks.l2_redis", *sys.argv[1:]]),
-        "settings": asdict(settings),
-        "figures": [
-            asdict(figure) | {"median": figure.rate, "limit_median": figure.limit, "ratio": figure.ratio}
-            for figure in figures
-        ],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+                print_rates(figures[-3:])
+    return finish("l2-redis", asdict(settings), figures, options.output)
 
 
 if __name__ == "__main__":

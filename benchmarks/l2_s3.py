@@ -11,13 +11,12 @@ segment; the store asks beforehand whether they are there.
 
 import argparse
 import itertools
-import json
 import sys
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,39 +24,20 @@ from typing import Any
 import obstore
 from obstore.store import S3Store as ObstoreS3
 
-from hotspan.bench.machine import machine_facts
+from benchmarks.l2_rates import GOAL, Settings, finish, print_rates
 from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
-from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, round_up
+from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey
 from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
 from hotspan.tiers.record import Record
 from tests.l2.s3_server import CLIENT, S3Server
 
-GOAL = 0.6
 BUCKET = "benchmark"
 TIMEOUT_S = 30.0
 PAGE = bytes(PAGE_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """On how much."""
-
-    chunks: int
-    chunk_mib: float
-    repetitions: int
-    connections: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return round_up(int(self.chunk_mib * MIB), PAGE_BYTES)
-
-    @property
-    def frame_bytes(self) -> int:
-        return HEADER_BYTES + self.payload_bytes
 
 
 class Sides:
@@ -148,29 +128,8 @@ def main() -> int:
     for settings in ways:
         with S3Server(BUCKET) as server:
             figures += measure(server, settings)
-        for figure in figures[-2:]:
-            print(f"{figure.name:35} {figure.rate:5.2f} of {figure.limit:5.2f} GB/s: {figure.ratio:.2f}", flush=True)
-    is_met = all(figure.goal is None or (figure.ratio or 0) >= figure.goal for figure in figures)
-    print(f"one at a time at least {GOAL}: {'yes' if is_met else 'NO'}")
-    if options.output is not None:
-        write(options.output, ways, figures)
-    return 0 if is_met else 1
-
-
-def write(path: Path, ways: Sequence[Settings], figures: Sequence[Figure]) -> None:
-    """The figures as JSON, with the machine, the command and every round."""
-    data = {
-        "kind": "l2-s3",
-        "machine": machine_facts(),
-        "command": " ".join(["python -m benchmarks.l2_s3", *sys.argv[1:]]),
-        "settings": [asdict(settings) for settings in ways],
-        "figures": [
-            asdict(figure) | {"median": figure.rate, "limit_median": figure.limit, "ratio": figure.ratio}
-            for figure in figures
-        ],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+        print_rates(figures[-2:])
+    return finish("l2-s3", [asdict(settings) for settings in ways], figures, options.output)
 
 
 if __name__ == "__main__":

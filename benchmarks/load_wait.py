@@ -26,7 +26,7 @@ import torch
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.engine.copies import Copy, CopyQueue, Place
 from hotspan.engine.worker import HostWorker
@@ -156,8 +156,7 @@ def main(words: Sequence[str]) -> int:
     if options.output is not None:
         settings = {"queued": QUEUED, "loads": options.loads * options.rounds, "chunk_bytes": PER_CHUNK * PAGE}
         command = f"python -m benchmarks.load_wait {' '.join(words)}"
-        facts = {"command": command, "machine": machine_facts(), "settings": settings}
-        options.output.write_text(json.dumps(facts | {"is_met": is_met, "figures": result}, indent=1) + "\n")
+        write_results(options.output, "load-wait", command=command, settings=settings, is_met=is_met, figures=result)
     return 0 if is_met else 1
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.types import GIB, MIB
 from hotspan.engine.fingerprint import FileDigests, model_digest
 from hotspan.testing.clock import SimulatedClock
@@ -55,8 +55,8 @@ def main(words: Sequence[str]) -> int:
     print(json.dumps(figures))
     if options.output is not None:
         command = f"python -m benchmarks.model_digest DIRECTORY --gib {options.gib:g}"
-        facts = {"command": command, "machine": machine_facts(), "settings": {"gib": options.gib}}
-        options.output.write_text(json.dumps(facts | {"figures": figures}, indent=1) + "\n")
+        settings = {"gib": options.gib}
+        write_results(options.output, "model-digest", command=command, settings=settings, figures=figures)
     return 0
 
 

@@ -26,9 +26,8 @@ from typing import Any, Final
 
 from hotspan.bench.compare import Figure, NamedRun, Spread, over_repetitions, ratio
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult, Quantiles, RoundSummary
+from hotspan.bench.records import BenchResult, Quantiles, RoundSummary, failures
 from hotspan.bench.runner import run_rounds
-from hotspan.bench.terminal import failures, pacing
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
@@ -337,7 +336,7 @@ def measure(setting: Setting, repetitions: int, command: str, output: Path | Non
         for mode in order_of(repetition):
             runs[mode].append(setting.play(mode, repetition, command))
             print(line_of(f"{MODES[mode]} {repetition}/{repetitions}", runs[mode][-1]), flush=True)
-            print(f"  {pacing(runs[mode][-1].query)}", flush=True)
+            print(f"  {runs[mode][-1].query.pacing}", flush=True)
         if output:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(compact_text(record(setting, runs, command)) + "\n")

@@ -15,7 +15,6 @@ it, once the server has come to rest. Ratios are taken between requests seconds 
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -27,7 +26,7 @@ import aiohttp
 
 from hotspan.bench.client import OpenAIClient
 from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.bench.prose import prose
 from hotspan.bench.texts import fitted_prose
 from hotspan.bench.workloads.base import Prompt
@@ -162,8 +161,7 @@ def main() -> None:
         print(f"{title:70} {figures['median']:.3f}  [{figures['quartile_1']:.3f}, {figures['quartile_3']:.3f}]")
     if options.output:
         command = f"python benchmarks/paired.py --documents {sizes.documents} --document-tokens {sizes.document_tokens}"
-        result = {"command": command, "machine": machine_facts(), "summary": summary, "rounds": rounds}
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.output, "paired", command=command, summary=summary, rounds=rounds)
 
 
 if __name__ == "__main__":

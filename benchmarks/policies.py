@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from hotspan.core.types import ChunkKey
-from hotspan.simulate.mooncake import Request
+from hotspan.simulate.caches import TierCache
 
 NEVER = 1 << 60
 """When a chunk is used next that is not used again."""
@@ -38,23 +38,11 @@ class Policy(Protocol):
         """Whether one more of `tenant` may come without one of its own going."""
 
 
-def replay_one(policy: Policy, capacity: int, request: Request) -> int:
-    """One request at a tier of so many chunks: how many were there, before the others came.
-
-    As the tiers do it: what was found is used once, leaf first; what is missing comes in order, each into a free place
-    or that of a victim, until there is none; the request's own chunks don't go for one another.
-    """
-    chunks = request.chunks
-    hits = next((n for n, key in enumerate(chunks) if key not in policy), len(chunks))
-    policy.touch(reversed(chunks[:hits]))
-    own = set(chunks)
-    for n in range(hits, len(chunks)):
-        if len(policy) >= capacity or not policy.may_add(request.tenant):
-            victim = policy.victim(request.tenant, lambda key: key not in own)
-            if victim is None:
-                break
-            policy.remove(victim, evicted=True)
-        policy.add(chunks[n], chunks[n - 1] if n else None, request.tenant)
+def replay_one(policy: Policy, capacity: int, chunks: Sequence[ChunkKey], tenant: int = 0) -> int:
+    """One request at a tier of so many chunks: how many were there, before the others came."""
+    tier = TierCache(capacity, policy)
+    hits = tier.prefix(chunks, 0, len(chunks))
+    tier.use(chunks, tenant)
     return hits
 
 

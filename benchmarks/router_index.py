@@ -10,7 +10,6 @@ prompt of one piece (600 B) and of one of 430.
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.router.fleet import Fleet
 from hotspan.router.index import PrefixIndex
@@ -149,15 +148,11 @@ def main() -> int:
     is_met = all(figure.goal_us is None or figure.median_us <= figure.goal_us for figure in figures)
     print(f"all within their goals: {'yes' if is_met else 'NO'}")
     if options.output is not None:
-        data = {
-            "kind": "router-index",
-            "machine": machine_facts(),
-            "command": " ".join(["python -m benchmarks.router_index", *sys.argv[1:]]),
-            "memory": [asdict(memory) for memory in memories],
-            "figures": [asdict(figure) | {"median_us": figure.median_us} for figure in figures],
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        write_results(
+            *(options.output, "router-index", "python -m benchmarks.router_index"),
+            memory=[asdict(memory) for memory in memories],
+            figures=[asdict(figure) | {"median_us": figure.median_us} for figure in figures],
+        )
     return 0 if is_met else 1
 
 

@@ -38,7 +38,7 @@ import psutil
 import uvicorn
 import uvloop
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Removed, Stored
@@ -398,15 +398,12 @@ def main() -> int:
         print(f"{name:16} {json.dumps(figure)}", flush=True)
     print(json.dumps(checks))
     if options.output is not None:
-        found = {
-            "command": " ".join(["python -m benchmarks.router_overhead", *sys.argv[1:]]),
-            "machine": machine_facts(),
-            "goals": {"added_p50_ms": P50_GOAL_MS, "cpu_us_per_request": CPU_GOAL_US, "memory_growth": GROWTH_GOAL},
-            "is_met": checks,
-            "figures": figures,
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        write_results(
+            *(options.output, "router-overhead", "python -m benchmarks.router_overhead"),
+            goals={"added_p50_ms": P50_GOAL_MS, "cpu_us_per_request": CPU_GOAL_US, "memory_growth": GROWTH_GOAL},
+            is_met=checks,
+            figures=figures,
+        )
     return 0 if all(checks.values()) else 1
 
 

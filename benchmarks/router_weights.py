@@ -8,7 +8,6 @@ request alone on an idle replica that has all that was ever computed anywhere.
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -16,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.router.fleet import Fleet
 from hotspan.router.policy import Weights
 from hotspan.router.types import Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import Sizes
-from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import FleetRouter, told_speeds
+from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Setup, Simulation
-from hotspan.simulate.trace import SHAPES, Workload, draw
+from hotspan.simulate.trace import BLOCK_TOKENS, Trace
 
 TRACES = ("conversation", "synthetic")
 AFFINITIES = (0.0, 0.1, 0.2, 0.4, 0.8)
@@ -90,7 +89,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def replay(setup: Setup, work: Sequence[Workload], weights: Weights, routers: int, events: bool) -> Figure:
+def replay(setup: Setup, work: Sequence[Trace], weights: Weights, routers: int, events: bool) -> Figure:
     """The same over every seed."""
     outcomes = [Weighed(setup, weights, routers, n, events).run(each) for n, each in enumerate(work)]
     return Figure(
@@ -106,17 +105,17 @@ def replay(setup: Setup, work: Sequence[Workload], weights: Weights, routers: in
     )
 
 
-def bound(setup: Setup, work: Sequence[Workload]) -> dict[str, float]:
+def bound(setup: Setup, work: Sequence[Trace]) -> dict[str, float]:
     """No queues, and one cache without end."""
     means, p99s = [], []
     for each in work:
         seen: set[int] = set()
         taken = []
-        for row in each.rows:
-            held = next((n for n, key in enumerate(row.keys) if key not in seen), len(row.keys))
-            held = min(held, (row.tokens - 1) // BLOCK_TOKENS)
-            taken.append(setup.costs.prefill_s(held * BLOCK_TOKENS, row.tokens))
-            seen.update(row.keys)
+        for request in each.requests:
+            held = next((n for n, key in enumerate(request.keys) if key not in seen), len(request.keys))
+            held = min(held, (request.tokens - 1) // BLOCK_TOKENS)
+            taken.append(setup.costs.prefill_s(held * BLOCK_TOKENS, request.tokens))
+            seen.update(request.keys)
         means.append(statistics.mean(taken))
         p99s.append(percentile(taken, 0.99))
     return {"mean_s": statistics.mean(means), "p99_s": statistics.mean(p99s)}
@@ -140,7 +139,7 @@ def main() -> int:
     figures: list[Figure] = []
     bounds = {}
     for trace in TRACES:
-        work = [draw(SHAPES[trace], seed) for seed in options.seeds]
+        work = [SHAPES[trace].draw(seed) for seed in options.seeds]
         bounds[trace] = bound(setup, work)
         print(f"{trace}: bound mean {bounds[trace]['mean_s']:.2f} s, p99 {bounds[trace]['p99_s']:.2f} s")
         for weights, routers, events in cases:
@@ -151,16 +150,12 @@ def main() -> int:
                 flush=True,
             )
     if options.output is not None:
-        data = {
-            "kind": "router-weights",
-            "machine": machine_facts(),
-            "command": " ".join(["python -m benchmarks.router_weights", *sys.argv[1:]]),
-            "settings": {"seeds": options.seeds, "gpu_tokens": options.gpu_tokens},
-            "bounds": bounds,
-            "figures": [asdict(figure) for figure in figures],
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(data, indent=2) + "\n")
+        write_results(
+            *(options.output, "router-weights", "python -m benchmarks.router_weights"),
+            settings={"seeds": options.seeds, "gpu_tokens": options.gpu_tokens},
+            bounds=bounds,
+            figures=[asdict(figure) for figure in figures],
+        )
     return 0
 
 

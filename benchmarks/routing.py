@@ -18,13 +18,14 @@ from typing import Any
 
 from rich.console import Console
 
+from hotspan.bench.machine import write_results
 from hotspan.router.types import Strategy
 from hotspan.simulate.compare import Comparison, Line
 from hotspan.simulate.costs import Sizes
 from hotspan.simulate.routers import UNTOLD
-from hotspan.simulate.show import as_json, print_lines, write_json
+from hotspan.simulate.shapes import SHAPES, sources
+from hotspan.simulate.show import as_json, print_lines
 from hotspan.simulate.simulation import Setup, Simulation
-from hotspan.simulate.trace import SHAPES, draw, sources
 
 TRACES = ("conversation", "synthetic")
 MOST_IMBALANCE = 2.0
@@ -63,9 +64,9 @@ def speed() -> list[dict[str, Any]]:
         ("RAM with lru", REQUESTS // 10, Sizes(ram_gib=200, eviction="lru")),
         ("RAM with arc", REQUESTS // 10, Sizes(ram_gib=200)),
     ):
-        workload = draw(SHAPES["conversation"], 1, requests)
+        trace = SHAPES["conversation"].draw(1, requests)
         begun = time.process_time()
-        Simulation(Setup(sizes=sizes), Strategy.AUTO).run(workload)
+        Simulation(Setup(sizes=sizes), Strategy.AUTO).run(trace)
         cpu_s = round(time.process_time() - begun, 1)
         found.append({"below": below, "requests": requests, "cpu_s": cpu_s, "us_each": round(cpu_s / requests * 1e6)})
     return found
@@ -91,12 +92,8 @@ def main() -> int:
     print("\n".join(missed) if missed else "all bounds met")
     if options.output is not None:
         data = as_json(policies, lines, facts) | {"tiers": as_json(tiers, tier_lines, tier_facts)["results"]}
-        data |= {
-            "command": f"python -m benchmarks.routing --seeds {options.seeds} --tier-seeds {options.tier_seeds}",
-            "unmet": missed,
-        }
-        data["speed"] = took
-        write_json(options.output, data)
+        command = f"python -m benchmarks.routing --seeds {options.seeds} --tier-seeds {options.tier_seeds}"
+        write_results(options.output, "routing", command=command, **data, unmet=missed, speed=took)
     return 1 if missed else 0
 
 

@@ -36,7 +36,7 @@ import numpy as np
 import uvicorn
 from starlette.routing import Route
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.config.settings import CacheOptions
 from hotspan.config.tenants import Tenants
 from hotspan.core.aftermath import Aftermath
@@ -313,16 +313,11 @@ def main() -> int:
         print(f"{name:18} {json.dumps({key: round(value, 4) for key, value in figure.items()})}", flush=True)
     print(f"within {TTFT_GOAL:.0%} of TTFT and {ITL_GOAL:.0%} of ITL: {'yes' if is_met else 'NO'}")
     if options.output is not None:
-        facts = {
-            "command": " ".join(["python -m benchmarks.server_overhead", *sys.argv[1:]]),
-            "machine": machine_facts(),
-        }
         settings = {"rounds": options.rounds, "model": options.model_size, "prompt_tokens": PROMPT_TOKENS}
         settings |= {"answer_tokens": ANSWER_TOKENS}
         goals = {"ttft": TTFT_GOAL, "itl": ITL_GOAL}
         found = {"settings": settings, "goals": goals, "is_met": is_met, "figures": figures, "cpu_alone": alone}
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(facts | found, indent=1) + "\n")
+        write_results(options.output, "server-overhead", "python -m benchmarks.server_overhead", **found)
     return 0 if is_met else 1
 
 

@@ -38,7 +38,7 @@ prepare_environment()
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.kv_offload.base import OffloadingManager  # noqa: E402
 
-from hotspan.bench.machine import machine_facts  # noqa: E402
+from hotspan.bench.machine import write_results  # noqa: E402
 from hotspan.core.types import GIB, Chunk, ChunkKey  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.tiers import slab  # noqa: E402
@@ -300,8 +300,8 @@ def main() -> int:
     passed = found[0]["decode"]["hotspan"]["mean_ms"] <= BOUND_MS
     print(f"at most {BOUND_MS} ms per step: {'yes' if passed else 'NO'}")
     if options.output is not None:
-        report = {"machine": machine_facts(), "command": "python -m benchmarks.step_cost", "bound_ms": BOUND_MS}
-        options.output.write_text(json.dumps(report | {"steps": options.steps, "points": found}, indent=1) + "\n")
+        figures = {"bound_ms": BOUND_MS, "steps": options.steps, "points": found}
+        write_results(options.output, "step-cost", command="python -m benchmarks.step_cost", **figures)
     return 0 if passed else 1
 
 

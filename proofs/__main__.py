@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotspan.cli.errors import explained
+from hotspan.cli.output import explained
 from hotspan.core.errors import ConfigError
 from proofs.proof import print_proof, write_proof
 

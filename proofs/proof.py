@@ -1,8 +1,6 @@
 """What a proof hands back, how it is shown, and how it is written down."""
 
-import json
 import random
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 
 MOST_FAILURES = 10
 """How many failures are kept with their words; all are counted."""
@@ -84,16 +82,13 @@ def print_proof(proof: Proof, seed: int, console: Console | None = None) -> None
 
 def write_proof(path: Path, proof: Proof, settings: Mapping[str, Any], command: str | None = None) -> None:
     """The proof as JSON, with its settings, the machine and the command (None: the one that runs)."""
-    data = {
-        "kind": "proof",
-        "name": proof.name,
-        "claim": proof.claim,
-        "passed": proof.passed,
-        "figures": proof.figures,
-        "failures": [{"case": failure.case, "what": failure.what} for failure in proof.failures],
-        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
-        "machine": machine_facts(),
-        "command": command or " ".join(["python -m proofs", *sys.argv[1:]]),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+    write_results(
+        *(path, "proof", "python -m proofs"),
+        command=command or "",
+        name=proof.name,
+        claim=proof.claim,
+        passed=proof.passed,
+        figures=proof.figures,
+        failures=[{"case": failure.case, "what": failure.what} for failure in proof.failures],
+        settings=settings,
+    )

@@ -17,8 +17,8 @@ import psutil
 from benchmarks.gpu.models import Shape
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundResult
-from hotspan.bench.runner import play_rounds
+from hotspan.bench.records import BenchResult, RoundName, RoundResult
+from hotspan.bench.runner import Progress, play_rounds
 from hotspan.bench.workloads.base import WorkloadOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import HotspanError
@@ -90,7 +90,7 @@ class Setting:
             yield server, ready_s
 
 
-class Spoken:
+class Spoken(Progress):
     """Progress in lines, one a round."""
 
     def __init__(self, title: str) -> None:
@@ -101,9 +101,6 @@ class Spoken:
 
     def round_started(self, name: RoundName, expected: int) -> None:
         say(f"{self._title}: {name}, {expected} requests")
-
-    def request_finished(self, name: RoundName, record: RequestRecord) -> None:
-        pass
 
     def round_finished(self, result: RoundResult) -> None:
         s = result.summary

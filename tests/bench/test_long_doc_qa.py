@@ -18,9 +18,7 @@ async def no_tokenizer(text: str) -> int | None:
 
 
 def prompts(options: LongDocQaOptions, scale: Scale, seed: int = 42) -> dict[RoundName, tuple[Prompt, ...]]:
-    workload = options.build(scale, seed)
-    asyncio.run(workload.prepare(no_tokenizer))
-    return {round.name: round.prompts for round in workload.rounds()}  # type: ignore[attr-defined]
+    return {round.name: round.prompts for round in asyncio.run(options.rounds(scale, seed, no_tokenizer))}
 
 
 def test_documents_are_the_filler_that_users_know() -> None:
@@ -116,4 +114,4 @@ def test_impossible_options_are_refused(wrong: dict[str, object]) -> None:
 def test_volume_needs_tokens_per_gib() -> None:
     """Without a number of documents and without tokens per GiB, building says which flags are missing."""
     with pytest.raises(ConfigError, match="--ldqa-num-documents or --tokens-per-gb-kvcache"):
-        BenchConfig(options=LongDocQaOptions()).build()
+        LongDocQaOptions().count(BenchConfig(options=LongDocQaOptions()).scale)

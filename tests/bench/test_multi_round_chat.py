@@ -11,9 +11,9 @@ from conftest import StartServer
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import Loop, RoundName
 from hotspan.bench.runner import run_rounds
-from hotspan.bench.terminal import pacing
 from hotspan.bench.workloads.base import CountTokens, Message, Scale
-from hotspan.bench.workloads.multi_round_chat import ACKNOWLEDGEMENT, MultiRoundChat, MultiRoundChatOptions
+from hotspan.bench.workloads.multi_round_chat import ACKNOWLEDGEMENT, MultiRoundChatOptions
+from hotspan.bench.workloads.sessions import ChatRound
 from hotspan.core.errors import ConfigError
 from tests.timing import TRIES
 
@@ -28,11 +28,18 @@ async def two_a_word(text: str) -> int | None:
 
 def prepared(
     options: MultiRoundChatOptions, scale: Scale | None = None, seed: int = 42, count: CountTokens = no_tokenizer
-) -> MultiRoundChat:
-    workload = options.build(scale or Scale(1.0, None), seed)
-    assert isinstance(workload, MultiRoundChat)
-    asyncio.run(workload.prepare(count))
-    return workload
+) -> dict[RoundName, Any]:
+    rounds = asyncio.run(options.rounds(scale or Scale(1.0, None), seed, count))
+    return {each.name: each for each in rounds}
+
+
+def turns(
+    options: MultiRoundChatOptions, scale: Scale | None = None, seed: int = 42, count: CountTokens = no_tokenizer
+) -> ChatRound:
+    """The query round."""
+    found = prepared(options, scale, seed, count)[RoundName.QUERY]
+    assert isinstance(found, ChatRound)
+    return found
 
 
 SMALL = {"shared_prompt_length": 12, "chat_history_length": 8, "user_input_length": 3, "output_length": 3}
@@ -41,16 +48,16 @@ SMALL = {"shared_prompt_length": 12, "chat_history_length": 8, "user_input_lengt
 def test_sessions_are_as_many_as_fill_the_volume() -> None:
     """Volume times tokens per GiB over a session's opening, rounded down, at least one: 100 in the published run."""
     published = MultiRoundChatOptions(qps=8.0, duration=180.0)
-    assert published.sessions(Scale(400.0, 3000)) == 100
-    assert published.sessions(Scale(400.0, 2999)) == 99
-    assert published.sessions(Scale(0.001, 10)) == 1
-    assert MultiRoundChatOptions(num_sessions=7).sessions(Scale(400.0, None)) == 7
-    assert len(published.build(Scale(400.0, 3000), 42).due_s) == 8 * 180  # type: ignore[attr-defined]
+    assert published.count(Scale(400.0, 3000)) == 100
+    assert published.count(Scale(400.0, 2999)) == 99
+    assert published.count(Scale(0.001, 10)) == 1
+    assert MultiRoundChatOptions(num_sessions=7).count(Scale(400.0, None)) == 7
+    assert len(turns(published, Scale(4.0, 3000)).due_s) == 8 * 180
 
 
 def test_openings_are_the_filler_that_users_know() -> None:
     """System prompt and history begin with the session's number and have as many words as were asked for."""
-    workload = prepared(MultiRoundChatOptions(**SMALL, num_sessions=2))
+    workload = turns(MultiRoundChatOptions(**SMALL, num_sessions=2))
     assert workload.openings[1] == (
         Message("system", "Session 1. You are a helpful assistant. help help help help help"),
         Message("user", "[Session 1 history] hi hi hi hi hi"),
@@ -62,14 +69,13 @@ def test_openings_are_the_filler_that_users_know() -> None:
 
 def test_texts_shorter_than_their_openings_are_the_openings() -> None:
     """A length that the opening words exceed gives those words and no filler."""
-    opening = prepared(MultiRoundChatOptions(shared_prompt_length=1, chat_history_length=1, num_sessions=1)).openings[0]
+    opening = turns(MultiRoundChatOptions(shared_prompt_length=1, chat_history_length=1, num_sessions=1)).openings[0]
     assert [m.content for m in opening][:2] == ["Session 0. You are a helpful assistant. ", "[Session 0 history] "]
 
 
 def test_each_session_is_warmed_up_once_alone() -> None:
     """The warm-up asks each session for one token after its opening, one session after the other."""
-    rounds = {r.name: r for r in prepared(MultiRoundChatOptions(**SMALL, num_sessions=3)).rounds()}
-    warm_up: Any = rounds[RoundName.WARM_UP]
+    warm_up = prepared(MultiRoundChatOptions(**SMALL, num_sessions=3))[RoundName.WARM_UP]
     assert [(p.request_id, p.content, p.max_tokens) for p in warm_up.prompts] == [
         (f"warmup_s{i}", "Hello", 1) for i in range(3)
     ]
@@ -79,8 +85,8 @@ def test_each_session_is_warmed_up_once_alone() -> None:
 
 def test_the_check_asks_each_sessions_first_turn() -> None:
     """The check round has the ids and the texts of the first turns, which no earlier answer is part of."""
-    workload = prepared(MultiRoundChatOptions(**SMALL, num_sessions=3, text="prose"))
-    check: Any = {r.name: r for r in workload.rounds()}[RoundName.CHECK]
+    rounds = prepared(MultiRoundChatOptions(**SMALL, num_sessions=3, text="prose"))
+    workload, check = rounds[RoundName.QUERY], rounds[RoundName.CHECK]
     assert [(p.request_id, p.content) for p in check.prompts] == [
         (f"s{i}_r{i}", workload.questions[0]) for i in range(3)
     ]
@@ -89,11 +95,10 @@ def test_the_check_asks_each_sessions_first_turn() -> None:
 
 def test_turns_are_due_until_the_duration_or_for_their_number() -> None:
     """k/qps below the duration; with a number of requests that many, however long they take."""
-    assert prepared(MultiRoundChatOptions(**SMALL, num_sessions=1, qps=2.0, duration=2.0)).due_s == (0, 0.5, 1, 1.5)
-    counted = prepared(MultiRoundChatOptions(**SMALL, num_sessions=2, qps=2.0, duration=1.0, num_requests=5))
+    assert turns(MultiRoundChatOptions(**SMALL, num_sessions=1, qps=2.0, duration=2.0)).due_s == (0, 0.5, 1, 1.5)
+    counted = turns(MultiRoundChatOptions(**SMALL, num_sessions=2, qps=2.0, duration=1.0, num_requests=5))
     assert counted.due_s == (0, 0.5, 1, 1.5, 2)
-    stops = [r.stops_after_s for w in (counted,) for r in w.rounds() if r.name is RoundName.QUERY]  # type: ignore[attr-defined]
-    assert stops == [None]
+    assert counted.stops_after_s is None
     assert len(counted.questions) == 3, "turns of the session that has the most"
 
 
@@ -101,7 +106,7 @@ def test_a_shared_system_prompt_is_shared() -> None:
     """With `shared` all sessions have one system prompt and differ from their history on, in filler and in prose."""
     for text in ("filler", "prose"):
         options = MultiRoundChatOptions(**SMALL, num_sessions=3, system_prompt="shared", text=text)  # type: ignore[arg-type]
-        openings = prepared(options).openings
+        openings = turns(options).openings
         assert len({opening[0] for opening in openings}) == 1
         assert "Session" not in openings[0][0].content
         assert len({opening[1] for opening in openings}) == 3
@@ -113,7 +118,7 @@ def test_prose_has_the_lengths_in_the_servers_tokens_and_repeats_nothing() -> No
         shared_prompt_length=200, chat_history_length=400, user_input_length=40, num_sessions=3, num_requests=9,
         text="prose",
     )  # fmt: skip
-    one, again, other = (prepared(options, seed=seed, count=two_a_word) for seed in (1, 1, 2))
+    one, again, other = (turns(options, seed=seed, count=two_a_word) for seed in (1, 1, 2))
     assert (one.openings, one.questions) == (again.openings, again.questions)
     lengths = {m.role: asyncio.run(two_a_word(m.content)) for m in one.openings[2]}
     assert lengths["system"] == 200 and lengths["user"] == 400
@@ -141,7 +146,7 @@ def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
 def test_volume_needs_tokens_per_gib() -> None:
     """Without a number of sessions and without tokens per GiB, building says which flags are missing."""
     with pytest.raises(ConfigError, match="--mrc-num-sessions or --tokens-per-gb-kvcache"):
-        BenchConfig(options=MultiRoundChatOptions()).build()
+        MultiRoundChatOptions().count(BenchConfig(options=MultiRoundChatOptions()).scale)
 
 
 def config(server: OpenAIServer, *, warm: bool = False, **options: Any) -> BenchConfig:
@@ -158,12 +163,12 @@ def test_the_server_gets_whole_conversations(serve: StartServer) -> None:
         (RoundName.WARM_UP, 3),
         (RoundName.QUERY, 7),
     ]
-    turns = defaultdict(list)
+    by_session = defaultdict(list)
     for body in server.served.bodies[7:]:
         assert body["max_tokens"] == 3 and body["temperature"] == 0 and body["stream"] is True
-        turns[body["messages"][0]["content"]].append(body["messages"])
-    assert [len(of_session) for of_session in turns.values()] == [3, 2, 2]
-    first, _, third = turns["Session 0. You are a helpful assistant. help help help help help"]
+        by_session[body["messages"][0]["content"]].append(body["messages"])
+    assert [len(of_session) for of_session in by_session.values()] == [3, 2, 2]
+    first, _, third = by_session["Session 0. You are a helpful assistant. help help help help help"]
     asked = {"role": "user", "content": "tell tell tell"}
     answered = {"role": "assistant", "content": "An answer."}
     assert first[1]["role"] == "user" and first[2] == {"role": "assistant", "content": ACKNOWLEDGEMENT}
@@ -193,8 +198,8 @@ def test_records_say_when_turns_were_due_and_what_the_loop_was(serve: StartServe
         assert after == held_back and all((by_id[name].late_s or 0) > 0.3 for name in held_back)
     assert closed.summary.ttft_from_due_s is not None and closed.summary.ttft_s is not None
     assert closed.summary.ttft_from_due_s.mean > closed.summary.ttft_s.mean + 0.2
-    assert "Closed loop" in pacing(closed) and "coordinated omission" in pacing(closed)
-    assert "Open loop" in pacing(opened) and "coordinated omission" not in pacing(opened)
+    assert "Closed loop" in closed.pacing and "coordinated omission" in closed.pacing
+    assert "Open loop" in opened.pacing and "coordinated omission" not in opened.pacing
 
 
 def test_what_a_closed_loop_never_sent_is_counted(serve: StartServer) -> None:
@@ -206,7 +211,7 @@ def test_what_a_closed_loop_never_sent_is_counted(serve: StartServer) -> None:
         if query.summary.requests:
             break
     assert (query.summary.requests, query.summary.unsent) == (1, 9)
-    assert "9 that were due were not sent" in pacing(query)
+    assert "9 that were due were not sent" in query.pacing
     assert run_rounds(config(serve(), num_sessions=3)).query.summary.unsent == 0
 
 

@@ -7,7 +7,8 @@ from fabricated import fabricated_round
 from rich.console import Console
 
 from hotspan.bench.records import Quantiles, RoundName, RoundResult
-from hotspan.bench.terminal import pacing, rounds_table, stdout_console
+from hotspan.bench.report import rounds_table
+from hotspan.cli.output import stdout_console
 
 
 class Terminal(io.StringIO):
@@ -28,7 +29,7 @@ def test_files_and_pipes_get_100_columns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def table_of(*rounds: RoundResult) -> str:
     console = Console(record=True, width=100, quiet=False, file=io.StringIO())
-    console.print(rounds_table(rounds))
+    console.print(rounds_table(rounds).terminal())
     return console.export_text()
 
 
@@ -42,9 +43,10 @@ def test_a_row_is_shown_where_a_round_has_its_figure() -> None:
     summary = replace(plain.summary, late_s=late, ttft_from_due_s=late, unsent=3, within_slo=2)
     paced = replace(plain, summary=summary)
     shown = table_of(replace(plain, name=RoundName.WARM_UP), paced)
-    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in shown.splitlines() if line.startswith("│")}
-    assert [cell.strip() for cell in rows["TTFT from due p50 (s)"]] == ["-", "1.250"]
-    assert [cell.strip() for cell in rows["due, not sent"]] == ["-", "3"]
+    rows = {
+        line.rstrip().rsplit(maxsplit=2)[0]: line.split()[-2:] for line in shown.splitlines() if len(line.split()) > 2
+    }
+    assert rows["TTFT from due p50 (s)"] == ["-", "1.250"] and rows["due, not sent"] == ["-", "3"]
     assert float(rows["goodput (requests/s)"][1]) == pytest.approx(2 / plain.summary.elapsed_s, abs=1e-3)
-    assert pacing(plain) == ""
-    assert "1.250 s (p50) and 3.000 s (p99)" in pacing(paced) and "3 that were due" in pacing(paced)
+    assert plain.pacing == ""
+    assert "1.250 s (p50) and 3.000 s (p99)" in paced.pacing and "3 that were due" in paced.pacing

@@ -15,7 +15,9 @@ from benchmarks.eviction import (
     FLOODED_CAPACITIES,
     GOAL_POINTS,
     OURS,
+    SHAPES,
     FloodCost,
+    alone,
     capacity_chunks,
     flooded,
     hit_rate,
@@ -23,7 +25,8 @@ from benchmarks.eviction import (
 from benchmarks.eviction import main as eviction
 from benchmarks.policies import LeafBelady, LeafLru, LeafPaperArc, LeafS3Fifo, Policy, replay_one
 from hotspan.core.types import ChunkKey
-from hotspan.simulate.mooncake import BLOCK_TOKENS, CONVERSATION, SHAPES, Request, Trace
+from hotspan.simulate.shapes import CONVERSATION
+from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace
 from hotspan.tiers.eviction import LeafArc
 
 app = typer.Typer()
@@ -39,7 +42,11 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 
 def text(*names: str) -> Request:
     """A request for a chain of chunks, root first; each name begins with that of its parent."""
-    return Request(0.0, len(names) * BLOCK_TOKENS, tuple(ChunkKey(name.encode()) for name in names))
+    return Request(0.0, len(names) * BLOCK_TOKENS, 0, tuple(ChunkKey(name.encode()) for name in names))
+
+
+def of_tenant(requests: list[Request]) -> list[tuple[int, Request]]:
+    return [(0, request) for request in requests]
 
 
 # Texts over an alphabet of three are chains in a common tree: "ab" is the child of "a".
@@ -52,32 +59,32 @@ texts = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=60
 @given(requests=texts, capacity=st.integers(1, 12))
 def test_nothing_finds_more_than_belady(requests: list[Request], capacity: int) -> None:
     """Who knows the future finds at least as much as any other policy, on any trace."""
-    belady = LeafBelady(capacity, [request.chunks for request in requests])
-    best = hit_rate(belady, capacity, requests)
+    belady = LeafBelady(capacity, [request.keys for request in requests])
+    best = hit_rate(belady, capacity, of_tenant(requests))
     for name, make in POLICIES.items():
-        assert hit_rate(make(capacity), capacity, requests) <= best, name
+        assert hit_rate(make(capacity), capacity, of_tenant(requests)) <= best, name
 
 
 @settings(deadline=None)
 @given(requests=texts, capacity=st.integers(1, 12))
 def test_policies_keep_whole_prefixes(requests: list[Request], capacity: int) -> None:
     """No policy holds more than the tier, a chunk without its parent, or leaves room when it could have stored."""
-    belady: Callable[[int], Policy] = lambda chunks: LeafBelady(chunks, [request.chunks for request in requests])  # noqa: E731
+    belady: Callable[[int], Policy] = lambda chunks: LeafBelady(chunks, [request.keys for request in requests])  # noqa: E731
     for make in (*POLICIES.values(), belady):
         policy, came = make(capacity), set()
         for request in requests:
-            replay_one(policy, capacity, request)
-            came |= set(request.chunks)
+            replay_one(policy, capacity, request.keys)
+            came |= set(request.keys)
             assert len(policy) == min(capacity, len(came))
             assert all(key[:-1] in policy for key in came if key in policy and len(key) > 1)
-            assert all(key in policy for key in request.chunks[:capacity])
+            assert all(key in policy for key in request.keys[:capacity])
 
 
 def test_lru_is_lru() -> None:
     """On texts of one chunk, what is found is what is among the last that were asked for."""
     requests = [text(name) for name in "abcabcdeabdcae"]
     policy = LeafLru(3)
-    found = [replay_one(policy, 3, request) for request in requests]
+    found = [replay_one(policy, 3, request.keys) for request in requests]
     assert found == [int(name in "abcabcdeabdcae"[max(0, n - 3) : n]) for n, name in enumerate("abcabcdeabdcae")]
 
 
@@ -86,7 +93,7 @@ def test_probation_lets_through_what_is_used_twice() -> None:
     for uses, stays in ((1, False), (2, True)):
         policy = LeafS3Fifo(20)
         for request in [text("reused")] * (1 + uses) + [text(f"{n}") for n in range(200)]:
-            replay_one(policy, 20, request)
+            replay_one(policy, 20, request.keys)
         assert (ChunkKey(b"reused") in policy) == stays
 
 
@@ -94,25 +101,25 @@ def test_the_paper_adapts() -> None:
     """The paper's ARC keeps what is used twice through a flood, and learns from a ghost that `once` was too short."""
     policy = LeafPaperArc(20)
     for request in [text("twice")] * 2 + [text(f"{n}") for n in range(200)]:
-        replay_one(policy, 20, request)
+        replay_one(policy, 20, request.keys)
     assert ChunkKey(b"twice") in policy
     assert policy._target == 0
-    replay_one(policy, 20, text(f"{200 - 20}"))
+    replay_one(policy, 20, text(f"{200 - 20}").keys)
     assert policy._target == 1
 
 
 def test_only_the_flooded_tenant_counts() -> None:
     """A hit rate is that of tenant 0, in tokens, whatever others ask for in between."""
-    requests = [text("a"), Request(0.0, 10**6, (ChunkKey(b"a"),), tenant=1), text("a", "ab")]
+    requests = [(0, text("a")), (1, Request(0.0, 10**6, 0, (ChunkKey(b"a"),))), (0, text("a", "ab"))]
     assert hit_rate(LeafLru(10), 10, requests) == pytest.approx(1 / 3)
 
 
 def test_a_flood_costs_few_points() -> None:
     """Ours loses at most 5 points to a flood of one-time texts while the working set fits the floor, LRU many more."""
-    trace = CONVERSATION.draw(4, 0.03)
+    trace = CONVERSATION.draw(4, scale=0.03)
     chunks = capacity_chunks(trace, max(FLOODED_CAPACITIES))
     lost = {
-        make: hit_rate(make(chunks), chunks, trace.requests) - hit_rate(make(chunks), chunks, flooded(trace))
+        make: hit_rate(make(chunks), chunks, alone(trace)) - hit_rate(make(chunks), chunks, flooded(trace))
         for make in (LeafArc, LeafLru)
     }
     assert lost[LeafArc] <= GOAL_POINTS / 100

@@ -9,16 +9,19 @@ import pytest
 
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.workloads import WORKLOADS
+from hotspan.cli.cache import CheckOptions, ClearOptions, InvalidateOptions, RemoveOptions, StatsOptions
+from hotspan.cli.keys import InitOptions, ListOptions, RotateOptions, ShredOptions
+from hotspan.cli.plan import PlanOptions
+from hotspan.cli.simulate import SimulateOptions
 from hotspan.config.kinds import COUNT, PAIRS, Kind
 from hotspan.config.options import Option, Spelling, build, check, names, option, options_of
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError
 from hotspan.daemon.options import DaemonOptions
-from hotspan.demo.plan import DemoSizes
+from hotspan.demo.plan import DemoRequest
 from hotspan.router.ray.plan import Launch, Plan
 from hotspan.router.settings import RouterSettings
-from hotspan.simulate.costs import Costs
 
 COMMANDS: Mapping[str, tuple[type, ...]] = {
     "serve": (CacheOptions, ServerSettings),
@@ -27,8 +30,18 @@ COMMANDS: Mapping[str, tuple[type, ...]] = {
     "deploy ray": (Plan, Launch),
     "bench engine": (BenchConfig,),
     **{f"bench engine {name}": (kind,) for name, kind in WORKLOADS.items()},
-    "demo": (DemoSizes,),
-    "simulate": (Costs,),
+    "demo": (DemoRequest,),
+    "simulate": (SimulateOptions,),
+    "plan": (PlanOptions,),
+    "cache stats": (StatsOptions,),
+    "cache check": (CheckOptions,),
+    "cache clear": (ClearOptions,),
+    "cache remove": (RemoveOptions,),
+    "cache invalidate": (InvalidateOptions,),
+    "keys init": (InitOptions,),
+    "keys rotate": (RotateOptions,),
+    "keys shred": (ShredOptions,),
+    "keys list": (ListOptions,),
 }
 
 
@@ -84,5 +97,6 @@ def test_each_default_is_a_value_of_its_option(command: str) -> None:
     for each in options:
         assert isinstance(each.kind, Kind) and each.help
         if each.default not in (MISSING, None, "", (), {}):
-            read = each.kind.parse(each.kind.write(each.default), each.flag)
+            written = list(each.default) if isinstance(each.default, tuple) else each.kind.write(each.default)
+            read = each.kind.parse(written, each.flag)
             assert type(each.default)(read) == each.default, each.name

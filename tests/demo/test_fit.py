@@ -8,11 +8,10 @@ import pytest
 from rich.console import Console
 
 from hotspan.bench import cpu
-from hotspan.cli.demo import _dtype
 from hotspan.demo import run as demo_run
 from hotspan.demo.fit import BUDGET_S, LEAST_COMPUTE_S, Costs, Sample, compute_s, fit
-from hotspan.demo.plan import MODE_NAMES, DemoSizes
-from hotspan.demo.run import DemoRequest, run_demo
+from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes
+from hotspan.demo.run import run_demo, served_type
 from hotspan.plan.cpu import native_type
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
@@ -87,7 +86,7 @@ def test_the_type_is_what_the_cpu_computes(tmp_path: Path, flags: str, limit: st
 
 def test_a_type_that_is_given_is_taken() -> None:
     """--dtype decides."""
-    assert (_dtype("float16").dtype, _dtype("float16").why) == ("float16", "as given")
+    assert (served_type("float16", {}).dtype, served_type("float16", {}).why) == ("float16", "as given")
 
 
 def test_the_demo_measures_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +107,7 @@ def test_the_demo_measures_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     )
     console = Console(record=True, width=200)
     request = DemoRequest(
-        output=tmp_path, sizes=DemoSizes(), threads=1, model_size="tiny", mode_names=("none", "ram"), is_fitted=True
+        output=tmp_path, threads=1, model_size="tiny", mode=("none", "ram"), dtype="bfloat16", is_fitted=True
     )
     run_demo(request, console)
     said = console.export_text()

@@ -14,9 +14,9 @@ from hotspan.cli.main import app
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo import run as demo_run
-from hotspan.demo.plan import BLOCK_TOKENS, MODE_NAMES, DemoSizes, choose_modes, plan_modes
+from hotspan.demo.plan import BLOCK_TOKENS, MODE_NAMES, DemoRequest, DemoSizes, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
-from hotspan.demo.run import DemoRequest, run_demo
+from hotspan.demo.run import run_demo
 from hotspan.demo.server import ServerProcess, free_port, serve_command
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
@@ -79,7 +79,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def run_small(output: Path, console: Console, **more: Any) -> DemoResult:
-    return run_demo(DemoRequest(output=output, sizes=SMALL, threads=1, model_size="tiny", **more), console)
+    request = DemoRequest(output=output, sizes=SMALL, threads=1, model_size="tiny", dtype="bfloat16", **more)
+    return run_demo(request, console)
 
 
 def test_the_demo_runs_all_modes_and_shows_them(started: list[tuple[str, ...]], tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_repetitions_are_interleaved_and_start_afresh(started: list[tuple[str, .
     results = tmp_path / "deep" / "figures.json"
     console = Console(record=True, width=100)
     names = ("none", "disk", "bound")
-    done = run_small(tmp_path, console, mode_names=names, repetitions=2, results=results)
+    done = run_small(tmp_path, console, mode=names, repetitions=2, results=results)
     disks = [a[a.index("--disk") + 1] if "--disk" in a else "" for a in started]
     assert [bool(disk) for disk in disks] == [False, True, False] * 2
     assert disks[1] != disks[4]
@@ -129,7 +130,7 @@ def test_repetitions_are_interleaved_and_start_afresh(started: list[tuple[str, .
 def test_the_figures_alone_name_no_text_and_no_path(started: list[tuple[str, ...]], tmp_path: Path) -> None:
     """The compact file has machine, sizes, summaries, medians and ratios, and no request, answer, port or path."""
     results = tmp_path / "figures.json"
-    run_small(tmp_path, Console(quiet=True), mode_names=("none", "ram", "disk", "bound"), results=results)
+    run_small(tmp_path, Console(quiet=True), mode=("none", "ram", "disk", "bound"), results=results)
     text = results.read_text()
     assert not any(
         word in text for word in ('"records"', '"answer"', str(tmp_path), sys.executable, "--port", "doc0_q0")

@@ -7,11 +7,11 @@ from rich.table import Table
 
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.records import BenchResult, CacheUse, RequestRecord, RoundName, RoundResult
+from hotspan.bench.report import ReportContext, comparison_tables
 from hotspan.bench.summary import summarize
 from hotspan.demo.model import DemoModel
 from hotspan.demo.plan import MODE_NAMES, DemoSizes, plan_modes
 from hotspan.demo.results import DemoResult
-from hotspan.demo.tables import cache_table, earlier_rounds_table, latency_table
 
 CHECK_S = 55.5
 
@@ -65,9 +65,22 @@ def lines(table: Table, width: int = 80) -> list[str]:
     return console.export_text().splitlines()
 
 
+def tables(demo: DemoResult) -> list[Table]:
+    """What the demo prints: first token, total latency, CPU time, cache and answers."""
+    bound = demo.bound.name if demo.bound else ""
+    context = ReportContext(bound=bound, answer_reference=bound, answer_label="as the engine's own hit")
+    return [table.terminal() for table in comparison_tables(demo.runs, context)]
+
+
+def rows(table: Table) -> dict[str, list[str]]:
+    """Words after the mode, by mode."""
+    found = [line.split("  ", 1) for line in lines(table) if "  " in line.strip()]
+    return {mode.strip(): rest.split() for mode, rest in found}
+
+
 def test_tables_fit_into_80_columns(demo: DemoResult) -> None:
     """At 80 columns no word is cut and no line is folded: the tables are those of a wide terminal."""
-    for table in (latency_table(demo), earlier_rounds_table(demo.runs), cache_table(demo)):
+    for table in tables(demo):
         narrow, wide = ([line.rstrip() for line in lines(table, width)] for width in (80, 200))
         assert narrow == wide
         assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(narrow)
@@ -76,22 +89,20 @@ def test_tables_fit_into_80_columns(demo: DemoResult) -> None:
 
 def test_the_tables_have_the_medians_and_ratios(demo: DemoResult) -> None:
     """Medians over the repetitions, ratios within one; the check round's times and unused tiers are in no table."""
-    latency, cache = ("\n".join(lines(table)) for table in (latency_table(demo), cache_table(demo)))
-    earlier = "\n".join(lines(earlier_rounds_table(demo.runs)))
-    (ram,) = (line.split() for line in latency.splitlines() if line.startswith("RAM"))
-    assert ram == ["RAM", "30.000", "3.000", "36.00", "15.0\u00d7", "15.0\u00d7"]
-    (ram,) = (line.split() for line in cache.splitlines() if line.startswith("RAM"))
-    assert ram == ["RAM", "25.0%", "0.5%", "74.2%", "18.8", "1.25\u00d7", "1.10\u00d7", "108", "of", "108"]
-    (restarted,) = (line.split() for line in earlier.splitlines() if line.startswith("disk (restarted)"))
-    assert restarted == ["disk", "(restarted)", "0.450", "5.40", "-", "-", "-"]
-    (none,) = (line.split() for line in cache.splitlines() if line.startswith("no hotspan"))
-    assert none[-1] == "-"
-    assert "external" not in cache and "55.5" not in latency + earlier
+    ttft, total, cpu, cache = (rows(table) for table in tables(demo))
+    assert ttft["RAM"] == ["0.450", "30.000", "3.000", "15.00\u00d7"]
+    assert total["RAM"] == ["5.40", "360.00", "36.00", "15.00\u00d7"]
+    assert cpu["RAM"] == ["1.5", "495.0", "18.8", "1.10\u00d7", "1.25\u00d7"]
+    assert cache["RAM"] == ["25.0%", "0.5%", "74.2%", "108", "of", "108"]
+    assert ttft["disk (restarted)"][:2] == ["0.450", "-"] and cpu["disk (restarted)"][-2] == "-"
+    assert cache["no hotspan"][-1] == "-" and cache["bound"][-1] == "itself"
+    shown = "\n".join(line for table in tables(demo) for line in lines(table))
+    assert "outside the engine" not in shown and "55.5" not in shown
 
 
 def test_modes_that_were_not_run_leave_their_columns_out(demo: DemoResult) -> None:
-    """Without the bound there is nothing to compare answers and CPU time of the query round with."""
+    """Without the bound there is nothing to compare answers with, and CPU time is compared with the first mode."""
     without = replace(demo, runs=[run for run in demo.runs if run.name != "bound"])
-    shown = "\n".join(lines(cache_table(without)))
+    shown = "\n".join(line for table in tables(without) for line in lines(table))
     assert "bound" not in shown and "answers" not in shown and "1.10\u00d7" in shown
     assert tuple(run.name for run in without.runs) == MODE_NAMES[:-1]

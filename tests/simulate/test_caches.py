@@ -1,14 +1,10 @@
 """The caches of simulated replicas."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.simulate.caches import Arc, BlockCache, Lru
-
-MAKERS: dict[str, Callable[[int], BlockCache]] = {"lru": Lru, "arc": Arc}
+from hotspan.simulate.caches import EVICTIONS, Lru, make_cache
 
 # A prompt is a path in a tree: a block's key is the path to it.
 prompts = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size=1, max_size=40).map(
@@ -16,11 +12,11 @@ prompts = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size
 )
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", EVICTIONS)
 @given(asked=prompts, capacity=st.integers(1, 12))
 def test_changes_tell_what_is_there(name: str, asked: list[list[int]], capacity: int) -> None:
     """Who hears the changes knows what a cache holds: whole prefixes, no more than fit, the last prompt among them."""
-    cache, there = MAKERS[name](capacity), set[int]()
+    cache, there = make_cache(name, capacity), set[int]()
     for keys in asked:
         came, went = cache.use(keys)
         assert not there & set(came) and set(went) <= there and len(set(came)) == len(came)

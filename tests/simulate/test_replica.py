@@ -77,7 +77,7 @@ def test_a_tier_brings_back_what_the_pool_lost(medium: Medium, sizes: dict[str, 
 
 def test_a_slow_tier_is_left_alone() -> None:
     """What is computed sooner than loaded is computed."""
-    costs = Costs(prefill_tokens_per_s=RATE, load_gb_per_s=dict.fromkeys((Medium.RAM, Medium.DISK, Medium.L2), 0.1))
+    costs = Costs(prefill_tokens_per_s=RATE, ram_gb_per_s=0.1, disk_gb_per_s=0.1, l2_gb_per_s=0.1)
     made = setup(sizes=Sizes(gpu_tokens=8 * 512, ram_gib=10), costs=costs)
     outcome = replay(made, row(0, range(8)), row(10, range(10, 18)), row(20, range(8), more=1))
     assert outcome.ttft_s[2] == pytest.approx(8 * BLOCK_S + 1 / RATE)

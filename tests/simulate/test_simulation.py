@@ -26,19 +26,20 @@ from hotspan.simulate.routers import (
     PrefixTree,
     told_speeds,
 )
+from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Outcome, Setup, Simulation
-from hotspan.simulate.trace import SHAPES, Workload, draw
+from hotspan.simulate.trace import Trace
 from tests.simulate.rig import row, setup, workload
 
 ENDLESS = Sizes(gpu_tokens=10**9)
 
 
-def small(name: str, seed: int = 1, requests: int = 1500) -> Workload:
+def small(name: str, seed: int = 1, requests: int = 1500) -> Trace:
     """A part of a trace at its full rate."""
-    return draw(SHAPES[name], seed, requests)
+    return SHAPES[name].draw(seed, requests)
 
 
-def replay(made: Workload, policy: str, seed: int = 1, **changes: object) -> Outcome:
+def replay(made: Trace, policy: str, seed: int = 1, **changes: object) -> Outcome:
     """Over eight replicas."""
     return Simulation(Setup(**changes), policy, seed).run(made)  # type: ignore[arg-type]
 
@@ -130,7 +131,7 @@ def test_each_request_ends_once(
     def on_end(job: Job) -> None:
         ends[job.index] += 1
         assert job.arrived_s <= job.began_s < job.first_s <= job.ended_s
-        assert job.found + sum(job.loaded.values()) < job.row.tokens
+        assert job.found + sum(job.loaded.values()) < job.request.tokens
         end(job)
 
     router.first_byte, router.end = on_first, on_end  # type: ignore[method-assign]
@@ -150,7 +151,7 @@ def test_an_endless_cache_finds_what_is_published(name: str) -> None:
     """One replica with room for all finds within 2 points of the share of blocks that is published, over some seeds."""
     found = []
     for seed in (1, 2, 3):
-        made = draw(SHAPES[name], seed)
+        made = SHAPES[name].draw(seed)
         fast = Costs(prefill_tokens_per_s=1e9)
         found.append(replay(made, "roundrobin", replicas=1, sizes=ENDLESS, costs=fast).hit_rate)
     assert statistics.mean(found) == pytest.approx(SHAPES[name].published.asked_before, abs=0.02)
@@ -161,7 +162,7 @@ def test_a_shared_first_block_sends_nobody_astray(policy: str) -> None:
     """With a system prompt that all requests share, no policy but the tree sends one replica twice its part."""
     made = small("conversation")
     sent = Counter(replay(made, policy).replica)
-    assert max(sent.values()) < len(made.rows) / 4
+    assert max(sent.values()) < len(made.requests) / 4
 
 
 def test_a_tree_without_load_collapses() -> None:
@@ -234,6 +235,6 @@ def test_tiers_find_more(policy: str) -> None:
 def test_a_hundred_thousand_requests_take_less_than_a_minute(name: str) -> None:
     """10^5 requests, drawn and replayed behind `auto`, take less than a minute of one core."""
     begun = time.process_time()
-    outcome = replay(draw(SHAPES[name], 1, 100_000), "auto")
+    outcome = replay(SHAPES[name].draw(1, 100_000), "auto")
     assert len(outcome.ttft_s) == pytest.approx(100_000, abs=2)
     assert time.process_time() - begun < 60

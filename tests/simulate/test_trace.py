@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
-from hotspan.simulate.mooncake import BLOCK_TOKENS
-from hotspan.simulate.trace import SHAPES, Workload, draw, read, sources, write
+from hotspan.simulate.shapes import SHAPES, sources
+from hotspan.simulate.trace import BLOCK_TOKENS, Trace, read, write
 from tests.simulate.rig import row, workload
 
 PUBLISHED = {  # requests, seconds, tokens in, tokens out, blocks asked for before
@@ -25,7 +25,7 @@ GOOD = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0
 def test_shapes_are_like_the_published_ones(name: str) -> None:
     """Requests, time, lengths, answers and what an endless cache would find are as published, over a few seeds."""
     requests, span_s, tokens, answer_tokens, asked_before = PUBLISHED[name]
-    facts = [draw(SHAPES[name], seed).facts() for seed in (1, 2, 3)]
+    facts = [SHAPES[name].draw(seed).facts() for seed in (1, 2, 3)]
     for each in facts:
         assert each.requests == pytest.approx(requests, abs=1)
         assert each.span_s == pytest.approx(span_s, abs=6)
@@ -34,9 +34,35 @@ def test_shapes_are_like_the_published_ones(name: str) -> None:
     assert statistics.mean(each.asked_before for each in facts) == pytest.approx(asked_before, abs=0.02)
 
 
+@pytest.mark.parametrize("name", ["conversation", "toolagent"])
+def test_fewer_requests_over_the_same_time_are_like_the_published_ones(name: str) -> None:
+    """Median length and reuse come out as published, and 24 to 42 % of the blocks are reused, whatever the seed."""
+    published = SHAPES[name].published
+    for seed in (1, 2, 3):
+        facts = SHAPES[name].draw(seed, scale=0.5).facts()
+        assert facts.requests == pytest.approx(published.requests / 2, rel=0.001)
+        assert facts.median_tokens == pytest.approx(published.median_tokens, rel=0.1)
+        assert facts.mean_tokens == pytest.approx(published.mean_tokens, rel=0.15)
+        assert facts.asked_before == pytest.approx(published.asked_before, abs=0.05)
+        assert facts.reused is not None and 0.24 <= facts.reused <= 0.42
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_keys_are_whole_blocks_of_chains(name: str) -> None:
+    """A block follows the same block in every request; requests have as many as fit their tokens, in order of time."""
+    parents: dict[int, int | None] = {}
+    trace = SHAPES[name].draw(1, scale=0.05)
+    for each in trace.requests:
+        assert len(each.keys) == each.tokens // BLOCK_TOKENS
+        for n, key in enumerate(each.keys):
+            assert parents.setdefault(key, each.keys[n - 1] if n else None) == (each.keys[n - 1] if n else None)
+    times = [each.at_s for each in trace.requests]
+    assert times == sorted(times) and times[0] >= 0
+
+
 def test_conversations_share_their_first_block() -> None:
     """Every request of a conversation begins with the same system prompt; sessions are told apart all the same."""
-    rows = draw(SHAPES["conversation"], 1, 2000).rows
+    rows = SHAPES["conversation"].draw(1, 2000).requests
     assert len({each.keys[0] for each in rows if each.keys}) == 1
     assert len({each.session for each in rows}) > 500
 
@@ -44,7 +70,7 @@ def test_conversations_share_their_first_block() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sessions_are_those_who_share_a_beginning(name: str) -> None:
     """Two requests are of one session if their first block past the system prompts is the same."""
-    rows = [each for each in draw(SHAPES[name], 1, 3000).rows if len(each.keys) > 20]
+    rows = [each for each in SHAPES[name].draw(1, 3000).requests if len(each.keys) > 20]
     by_session: dict[bytes, set[int]] = {}
     for each in rows:
         by_session.setdefault(each.session, set()).add(int.from_bytes(each.session, "big"))
@@ -57,7 +83,7 @@ def test_more_or_fewer_requests_come_at_the_same_rate(name: str) -> None:
     """`requests` makes a trace longer or shorter and leaves its rate as it is."""
     published = SHAPES[name].published.requests / PUBLISHED[name][1]
     for requests in (2_000, 30_000):
-        facts = draw(SHAPES[name], 1, requests).facts()
+        facts = SHAPES[name].draw(1, requests).facts()
         assert facts.requests == pytest.approx(requests, abs=2)
         assert facts.requests / facts.span_s == pytest.approx(published, rel=0.1)
 
@@ -65,7 +91,7 @@ def test_more_or_fewer_requests_come_at_the_same_rate(name: str) -> None:
 def test_a_trace_follows_from_its_seed() -> None:
     """The same seed gives the same workload, another seed another."""
     for shape in SHAPES.values():
-        assert draw(shape, 7, 300) == draw(shape, 7, 300) != draw(shape, 8, 300)
+        assert shape.draw(7, 300) == shape.draw(7, 300) != shape.draw(8, 300)
 
 
 @given(
@@ -85,24 +111,24 @@ def test_what_is_written_is_read(
     )
     path = tmp_path_factory.mktemp("trace") / "made.jsonl"
     write(path, made)
-    assert [each._replace(session=b"") for each in read(path).rows] == list(made.rows)
+    assert [each._replace(session=b"") for each in read(path).requests] == list(made.requests)
 
 
 def test_a_drawn_trace_survives_a_file(tmp_path: Path) -> None:
     """A drawn trace that was written replays as the same requests in the same sessions."""
-    made = draw(SHAPES["synthetic"], 3, 200)
+    made = SHAPES["synthetic"].draw(3, 200)
     write(tmp_path / "synthetic.jsonl", made)
     read_back = read(tmp_path / "synthetic.jsonl")
-    assert [each[1:] for each in read_back.rows] == [each[1:] for each in made.rows]
-    assert all(abs(a.at_s - b.at_s) <= 0.0005 for a, b in zip(read_back.rows, made.rows, strict=True))
-    assert isinstance(read_back, Workload) and read_back.name == "synthetic"
+    assert [each[1:] for each in read_back.requests] == [each[1:] for each in made.requests]
+    assert all(abs(a.at_s - b.at_s) <= 0.0005 for a, b in zip(read_back.requests, made.requests, strict=True))
+    assert isinstance(read_back, Trace) and read_back.name == "synthetic"
 
 
 def test_it_reads_as_far_as_it_is_asked(tmp_path: Path) -> None:
     """Lines beyond the requests asked for are not looked at; a partial block is not compared; empty lines are none."""
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"timestamp": 2500}) + "\nnonsense\n")
-    rows = read(path, 2).rows
+    rows = read(path, 2).requests
     assert [(each.at_s, each.tokens, each.answer_tokens, each.keys, each.partial) for each in rows] == [
         (0.0, 1100, 5, (0, 1), 2),
         (2.5, 1100, 5, (0, 1), 2),
@@ -145,13 +171,15 @@ def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="has no requests"):
         sources([str(tmp_path / "empty")])
+    with pytest.raises(ConfigError, match="toolagent has no requests"):
+        SHAPES["toolagent"].draw(1, 1)
 
 
 def test_a_rate_scale_squeezes_time(tmp_path: Path) -> None:
     """The same requests come in a third of the time, out of a file and out of a shape."""
     write(tmp_path / "made.jsonl", workload(row(0, [1]), row(6, [2])))
     made = sources([str(tmp_path / "made.jsonl"), "synthetic"], None, 3.0)
-    assert [each.at_s for each in made[str(tmp_path / "made.jsonl")](1).rows] == [0.0, 2.0]
+    assert [each.at_s for each in made[str(tmp_path / "made.jsonl")](1).requests] == [0.0, 2.0]
     slow, fast = sources(["synthetic"], 50)["synthetic"](4), sources(["synthetic"], 50, 2.0)["synthetic"](4)
-    assert [each.at_s / 2 for each in slow.rows] == [each.at_s for each in fast.rows]
-    assert all(len(each.keys) <= each.tokens / BLOCK_TOKENS for each in fast.rows)
+    assert [each.at_s / 2 for each in slow.requests] == [each.at_s for each in fast.requests]
+    assert all(len(each.keys) <= each.tokens / BLOCK_TOKENS for each in fast.requests)

@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from benchmarks.policies import LeafLru, replay_one
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.simulate.mooncake import Request
 from hotspan.testing.chunks import chain, key_of
 from hotspan.tiers.eviction import LeafArc, Share, Shares
 from tests.operations import operations
@@ -135,12 +134,12 @@ TestEviction.settings = settings(max_examples=300, stateful_step_count=60, deadl
 
 def store(arc: LeafArc, name: str, tenant: int) -> bool:
     """What a tier of `arc`'s capacity does with a chunk that is not in it; False if there is no room."""
-    return replay_one(arc, arc._capacity, Request(0.0, 0, (key_of(name),), tenant)) == 0 and key_of(name) in arc
+    return replay_one(arc, arc._capacity, [key_of(name)], tenant) == 0 and key_of(name) in arc
 
 
 def serve(arc: LeafArc | LeafLru, text: list[Chunk], tenant: int = 0) -> int:
     """One request: how many of its chunks were there; they were used, and the others come."""
-    return replay_one(arc, arc._capacity, Request(0.0, 0, tuple(chunk.key for chunk in text), tenant))
+    return replay_one(arc, arc._capacity, [chunk.key for chunk in text], tenant)
 
 
 def test_a_chain_goes_leaf_by_leaf() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.bench.workloads.base import Scale, Workload, WorkloadOptions
+from hotspan.bench.workloads.base import Scale, WorkloadOptions
 from hotspan.config.kinds import NATURAL, NOT_NEGATIVE, POSITIVE, TEXT
 from hotspan.config.options import build, check, option, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
@@ -78,9 +78,10 @@ class BenchConfig:
             return None
         return Slo(self.slo_ttft_ms / 1e3 or None, self.slo_itl_ms / 1e3 or None)
 
-    def build(self) -> Workload:
-        """The workload, once tokens per GiB is resolved if it needs that."""
-        return self.options.build(Scale(self.kv_cache_volume, self.tokens_per_gb_kvcache or None), self.seed)
+    @property
+    def scale(self) -> Scale:
+        """How much KV the workload touches, once tokens per GiB is resolved if it needs that."""
+        return Scale(self.kv_cache_volume, self.tokens_per_gb_kvcache or None)
 
     def to_flat(self, *, portable: bool = False) -> dict[str, Any]:
         """The configuration in flat keys; `portable` leaves out what belongs to one server or machine."""

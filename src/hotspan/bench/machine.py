@@ -1,10 +1,13 @@
-"""Facts about this machine that a figure is worth nothing without."""
+"""Result files, with the facts about this machine that a figure is worth nothing without."""
 
+import json
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,6 +25,17 @@ def machine_facts() -> dict[str, str]:
     }
     commit = _commit(Path(__file__).parent)
     return facts | ({"Commit": commit} if commit else {})
+
+
+def write_results(path: Path, kind: str, program: str = "hotspan", *, command: str = "", **figures: Any) -> None:
+    """Write figures as JSON, with the machine and the command that measured them.
+
+    command: `program` with this process's arguments, if it is not given.
+    """
+    command = command or " ".join([program, *sys.argv[1:]])
+    data = {"kind": kind, "machine": machine_facts(), "command": command, **figures}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1, default=str) + "\n")
 
 
 def _cpu_model() -> str:

@@ -5,12 +5,14 @@ other and with nothing else.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self
+
+import msgspec
 
 from hotspan.core.errors import ConfigError
 
@@ -50,15 +52,6 @@ class AnswerCheck:
         ):
             said += f"; {what}: {', '.join(names)}" if names else ""
         return said
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "AnswerCheck":
-        """What `to_json` gave."""
-        lists = {name: tuple(value[name]) for name in ("different", "failed", "not_anew")}
-        return cls(**{**value, **lists})
 
 
 SCHEMA_VERSION = 1
@@ -247,8 +240,7 @@ class RoundSummary:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON, the derived ones included."""
-        derived = ("hit_rates", "cached_rate", "success_rate", "goodput")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
+        return _with_derived(self, "hit_rates", "cached_rate", "success_rate", "goodput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +251,27 @@ class RoundResult:
     summary: RoundSummary
     records: tuple[RequestRecord, ...] = field(repr=False)
     loop: Loop = Loop.CLOSED
+
+    @property
+    def pacing(self) -> str:
+        """What kind of loop sent the requests, and how far it fell behind; "" where no times were named."""
+        late = self.summary.late_s
+        if late is None:
+            return ""
+        behind = f"Requests were sent {late.p50:.3f} s (p50) and {late.p99:.3f} s (p99) after they were due"
+        behind += f", and {self.summary.unsent} that were due were not sent at all." if self.summary.unsent else "."
+        if self.loop is Loop.OPEN:
+            return f"Open loop: a busy session holds back its own turns only. {behind}"
+        return (
+            f"Closed loop: a busy session holds back all turns after its own. {behind} TTFT leaves that wait out "
+            "(coordinated omission); TTFT from due has it, of the turns that were sent."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The round as JSON, the derived figures of summary and requests included."""
+        derived = ("ttft", "request_latency", "decode_speed", "tpot", "answer_sha256")
+        records = [_with_derived(record, *derived) for record in self.records]
+        return {"name": self.name, "loop": self.loop, "summary": self.summary.to_json(), "records": records}
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,44 +307,22 @@ class BenchResult:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` turns back into an equal result, with the derived figures added."""
-        rounds = [
-            {
-                "name": r.name.value,
-                "loop": r.loop.value,
-                "summary": r.summary.to_json(),
-                "records": [_record_to_json(record) for record in r.records],
-            }
-            for r in self.rounds
-        ]
-        return {
-            "schema": SCHEMA_VERSION,
-            "started_at": self.started_at,
-            "command": self.command,
-            "machine": dict(self.machine),
-            "config": dict(self.config),
-            "rounds": rounds,
-            "check": None if self.check is None else self.check.to_json(),
-        }
+        rounds = [played.to_json() for played in self.rounds]
+        fields: dict[str, Any] = msgspec.to_builtins(replace(self, rounds=()))
+        return {"schema": SCHEMA_VERSION, **fields, "rounds": rounds}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The result that `to_json` wrote.
+        """The result that `to_json` wrote; figures that came later than its version are unknown.
 
-        Raises: ConfigError if the object is not such a result or of a later schema.
+        Raises: ConfigError if the object is of another schema, msgspec.ValidationError if it is no result.
         """
         if value.get("schema") != SCHEMA_VERSION:
             raise ConfigError(
                 f"this is not a benchmark result of schema {SCHEMA_VERSION} (schema: {value.get('schema')!r}); "
                 "give a file that 'hotspan bench engine --json' wrote"
             )
-        return cls(
-            config=dict(value["config"]),
-            rounds=tuple(_round_from_json(r) for r in value["rounds"]),
-            started_at=value["started_at"],
-            command=value["command"],
-            machine=dict(value["machine"]),
-            check=None if value.get("check") is None else AnswerCheck.from_json(value["check"]),
-        )
+        return msgspec.convert(value, cls)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -345,39 +336,27 @@ class BenchResult:
         """
         try:
             return cls.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path} can't be read as a benchmark result: {error}") from error
 
 
-_QUANTILES: Final = (
-    *("ttft_s", "request_latency_s", "inter_token_s", "inter_token_p99_s", "decode_speed"),
-    *("tpot_s", "late_s", "ttft_from_due_s"),
-)
+def failures(rounds: Iterable[RoundResult], limit: int = 5) -> list[str]:
+    """One line for each of the first failed requests."""
+    lines = [f"{record.request_id}: {record.error}" for r in rounds for record in r.records if not record.successful]
+    return lines[:limit] + ([f"... and {len(lines) - limit} more"] if len(lines) > limit else [])
 
 
-def _record_to_json(record: RequestRecord) -> dict[str, Any]:
-    derived = {
-        "ttft": record.ttft,
-        "request_latency": record.request_latency,
-        "decode_speed": record.decode_speed,
-        "tpot": record.tpot,
-        "answer_sha256": record.answer_sha256,
-    }
-    return asdict(record) | derived
+def tiers_of(rounds: Iterable[RoundResult]) -> list[str]:
+    """The tiers that any round names, the nearest to the engine first.
+
+    Every engine names "external", which is a tier only where something came from it.
+    """
+    order = ("gpu", "ram", "disk", "l2", "external")
+    rates = [item for r in rounds for item in r.summary.hit_rates.items()]
+    found = {tier for tier, rate in rates if tier != "external" or rate > 0}
+    return sorted(found, key=lambda tier: (order.index(tier) if tier in order else len(order), tier))
 
 
-def _round_from_json(value: Mapping[str, Any]) -> RoundResult:
-    summary = _fields_of(RoundSummary, value["summary"])
-    summary |= {name: Quantiles(**summary[name]) for name in _QUANTILES if summary.get(name)}
-    summary["cache"] = CacheUse(**summary["cache"]) if summary["cache"] else None
-    records = []
-    for item in value["records"]:
-        given = _fields_of(RequestRecord, item)
-        records.append(RequestRecord(**given | {"inter_token_s": tuple(given["inter_token_s"])}))
-    loop = Loop(value.get("loop", Loop.CLOSED))
-    return RoundResult(RoundName(value["name"]), RoundSummary(**summary), tuple(records), loop)
-
-
-def _fields_of(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a JSON object belongs to a dataclass; files of earlier versions lack the fields that came later."""
-    return {f.name: value[f.name] for f in fields(kind) if f.name in value}
+def _with_derived(value: Any, *names: str) -> dict[str, Any]:
+    """The fields of a dataclass, and these properties of it."""
+    return {**msgspec.to_builtins(value), **{name: getattr(value, name) for name in names}}

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from hotspan.bench.check import check_answers, chosen
 from hotspan.bench.client import ModelCard, OpenAIClient
@@ -15,7 +16,7 @@ from hotspan.bench.machine import machine_facts
 from hotspan.bench.metrics import CacheCounters
 from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.summary import summarize
-from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock, Workload
+from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.plan.shape import ModelShape
@@ -25,8 +26,8 @@ _SETTLE_S: Final = 0.3
 _INSTEAD: Final = "or pass --tokens-per-gb-kvcache"
 
 
-class Progress(Protocol):
-    """Hears how a run goes on. Called on the event loop, between two events: be quick."""
+class Progress:
+    """Is told how a run goes on, on the event loop, between two events: be quick. This one shows nothing."""
 
     def preparing(self, what: str) -> None: ...
 
@@ -37,29 +38,13 @@ class Progress(Protocol):
     def round_finished(self, result: RoundResult) -> None: ...
 
 
-class Silent:
-    """Progress that nobody watches."""
-
-    def preparing(self, what: str) -> None:
-        pass
-
-    def round_started(self, name: RoundName, expected: int) -> None:
-        pass
-
-    def request_finished(self, name: RoundName, record: RequestRecord) -> None:
-        pass
-
-    def round_finished(self, result: RoundResult) -> None:
-        pass
-
-
 def run_rounds(config: BenchConfig, progress: Progress | None = None, command: str = "") -> BenchResult:
     """Play the configured rounds and return what they measured. Blocks until all is answered.
 
     Failed requests are in the result, not raised.
     Raises: ConfigError if the server can't be reached or the configuration can't work with it.
     """
-    return asyncio.run(play_rounds(config, progress or Silent(), command))
+    return asyncio.run(play_rounds(config, progress or Progress(), command))
 
 
 async def play_rounds(config: BenchConfig, progress: Progress, command: str = "") -> BenchResult:
@@ -70,19 +55,22 @@ async def play_rounds(config: BenchConfig, progress: Progress, command: str = ""
     async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock) as client:
         config = await resolve(config, client)
         progress.preparing("making the texts")
-        workload = config.build()
-        await workload.prepare(lambda text: client.count_tokens(config.model, text))
+        rounds = await config.options.rounds(
+            config.scale, config.seed, lambda text: client.count_tokens(config.model, text)
+        )
         player = _Player(config, client, clock, cpu, progress)
         await player.start()
-        rounds = tuple([await player.play(r) for r in workload.rounds() if r.name in config.played])
-        check = await _checked(config, client, workload, progress) if config.check else None
-    return BenchResult(config.to_flat(), rounds, started_at, command, machine_facts(), check)
+        played = tuple([await player.play(each) for each in rounds if each.name in config.played])
+        check = await _checked(config, client, rounds, progress) if config.check else None
+    return BenchResult(config.to_flat(), played, started_at, command, machine_facts(), check)
 
 
-async def _checked(config: BenchConfig, client: OpenAIClient, workload: Workload, progress: Progress) -> AnswerCheck:
+async def _checked(
+    config: BenchConfig, client: OpenAIClient, rounds: Sequence[Round], progress: Progress
+) -> AnswerCheck:
     """What comes of asking some of the workload's questions again."""
     progress.preparing("checking answers")
-    (questions,) = (r for r in workload.rounds() if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
+    (questions,) = (r for r in rounds if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
 
     async def ask(prompt: Prompt, salt: str) -> RequestRecord:
         return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt)
@@ -127,7 +115,7 @@ def _model_directory(config: BenchConfig, model: str, cards: list[ModelCard]) ->
     if found is None:
         raise ConfigError(
             f"how many tokens of {model} fit into a GiB is unknown: pass --tokens-per-gb-kvcache N, "
-            f"--model-config DIR with its config.json, or {config.options.COUNT_FLAG} N"
+            f"--model-config DIR with its config.json, or {config.options.count_flag} N"
         )
     return found
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -26,7 +25,7 @@ from numpy.lib.stride_tricks import as_strided
 from rich.console import Console
 from rich.table import Table
 
-from hotspan.bench.machine import machine_facts
+from hotspan.bench.machine import write_results
 from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, FrameSealing
 from hotspan.core.progress import Progress
@@ -68,6 +67,10 @@ class Figure:
     @property
     def ratio(self) -> float | None:
         return self.rate / self.limit if self.limit else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every round, and what follows from them."""
+        return asdict(self) | {"median": self.rate, "limit_median": self.limit, "ratio": self.ratio}
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,16 +404,5 @@ def print_figures(bench: StorageBench, figures: Sequence[Figure]) -> None:
 
 def write_figures(path: Path, bench: StorageBench, figures: Sequence[Figure]) -> None:
     """The figures as JSON, with the machine, the command and every round."""
-    settings: dict[str, Any] = asdict(bench) | {"directory": str(bench.directory)}
-    data = {
-        "kind": "storage",
-        "machine": machine_facts(),
-        "command": " ".join(["hotspan", *sys.argv[1:]]),
-        "settings": settings,
-        "figures": [
-            asdict(figure) | {"median": figure.rate, "limit_median": figure.limit, "ratio": figure.ratio}
-            for figure in figures
-        ],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2) + "\n")
+    settings = asdict(bench) | {"directory": str(bench.directory)}
+    write_results(path, "storage", settings=settings, figures=[figure.to_json() for figure in figures])

@@ -7,21 +7,15 @@ import numpy as np
 from hotspan.bench.records import CacheUse, Quantiles, RequestRecord, RoundSummary, Slo
 
 
-def quantiles(values: Iterable[float | None]) -> Quantiles | None:
-    """Mean, p50, p90 and p99 of the values that there are, or None if there are none."""
+def quantiles(values: Iterable[float | None], *, small_is_bad: bool = False) -> Quantiles | None:
+    """Mean, p50, p90 and p99 of the values that there are, or None if there are none.
+
+    small_is_bad: of rates, p90 and p99 are the slow tail.
+    """
     sample = np.fromiter((value for value in values if value is not None), dtype=np.float64)
     if sample.size == 0:
         return None
-    p50, p90, p99 = np.percentile(sample, (50, 90, 99))
-    return Quantiles(mean=float(sample.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
-
-
-def speed_quantiles(values: Iterable[float]) -> Quantiles | None:
-    """Like `quantiles`, for rates: p90 and p99 are the slow tail, since the small values are the bad ones."""
-    sample = np.fromiter(values, dtype=np.float64)
-    if sample.size == 0:
-        return None
-    p50, p90, p99 = np.percentile(sample, (50, 10, 1))
+    p50, p90, p99 = np.percentile(sample, (50, 10, 1) if small_is_bad else (50, 90, 99))
     return Quantiles(mean=float(sample.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
 
 
@@ -49,7 +43,7 @@ def summarize(
         request_latency_s=quantiles(r.request_latency for r in good),
         inter_token_s=quantiles(gap for r in good for gap in r.inter_token_s),
         inter_token_p99_s=quantiles(q.p99 for q in per_request_itl),
-        decode_speed=speed_quantiles(r.decode_speed for r in good if r.decode_speed > 0),
+        decode_speed=quantiles((r.decode_speed for r in good if r.decode_speed > 0), small_is_bad=True),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         cached_tokens=sum(reported) if reported else None,

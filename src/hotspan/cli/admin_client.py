@@ -4,40 +4,31 @@ import ipaddress
 import json
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException
 from typing import IO, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from hotspan.config.admin_token import VARIABLE, find_token
 from hotspan.config.environment import environment
+from hotspan.config.options import option
 from hotspan.config.secrets import is_token
 from hotspan.core.errors import ConfigError
 
 _EXAMPLE = "http://127.0.0.1:8080"
 
 
-class AdminClient:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Admin:
     """Calls one server with the admin token that is given, or that the server left on this host."""
 
-    def __init__(self, server: str, token: str | None = None) -> None:
-        try:
-            url = urlsplit(server if "://" in server else f"http://{server}")
-            self._port = url.port or (443 if url.scheme == "https" else 80)
-        except ValueError as error:
-            raise ConfigError(f"--server {server} is no URL ({error}): give one as in {_EXAMPLE}") from error
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError(f"--server {server} is no URL of a server: give one as in {_EXAMPLE}")
-        self._url = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-        self._is_local = _is_local(url.hostname)
-        if token and not is_token(token):
-            raise ConfigError("the admin token holds what no header can carry: give visible ASCII without spaces")
-        # A token of this host is nothing that another one should see.
-        self._token = token or (find_token(self._port, environment()) if self._is_local else None)
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if self._is_local:
-            handlers.append(urllib.request.ProxyHandler({}))
-        self._opener = urllib.request.build_opener(*handlers)
+    server: str = option(_EXAMPLE, "URL of the server.")
+    token: str = option(
+        "",
+        f"Admin token of the server. Default: {VARIABLE}, or the token that a server of this user on this host has "
+        "generated.",
+    )
 
     def get(self, path: str, timeout_s: float = 30) -> Any:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
@@ -48,30 +39,56 @@ class AdminClient:
         return self._call("POST", path, body, timeout_s)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
-        headers = {"content-type": "application/json"}
-        if self._token is not None:
-            headers["authorization"] = f"Bearer {self._token}"
+        url = _url(self.server)
+        shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+        is_local = _is_local(url.hostname or "")
+        token = self._token(url, is_local)
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        if is_local:
+            handlers.append(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(shown + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=timeout_s) as answer:
+            with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            raise ConfigError(f"{self._url} refused: {self._reason(error)}") from error
+            raise ConfigError(f"{shown} refused: {_reason(error, token)}") from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise ConfigError(f"{self._url} can't be asked ({reason}): does it run, and is --server right?") from error
+            raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
-            raise ConfigError(f"{self._url} does not answer as hotspan does: is --server right?") from error
+            raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
 
-    def _reason(self, error: urllib.error.HTTPError) -> str:
-        if error.code == 401:
-            hint = f"give its admin token with --token or {VARIABLE}"
-            return f"it wants another admin token: {hint}" if self._token else f"no admin token is known: {hint}"
-        try:
-            return str(json.load(error)["error"]["message"])
-        except (ValueError, KeyError, TypeError, OSError):
-            return f"HTTP {error.code}; is it a hotspan server?"
+    def _token(self, url: SplitResult, is_local: bool) -> str | None:
+        surroundings = environment()
+        token = self.token or surroundings.get(VARIABLE)
+        if token and not is_token(token):
+            raise ConfigError("the admin token holds what no header can carry: give visible ASCII without spaces")
+        if token or not is_local:  # a token of this host is nothing that another one should see
+            return token
+        return find_token(url.port or (443 if url.scheme == "https" else 80), surroundings)
+
+
+def _url(server: str) -> SplitResult:
+    try:
+        url = urlsplit(server if "://" in server else f"http://{server}")
+        _ = url.port
+    except ValueError as error:
+        raise ConfigError(f"--server {server} is no URL ({error}): give one as in {_EXAMPLE}") from error
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"--server {server} is no URL of a server: give one as in {_EXAMPLE}")
+    return url
+
+
+def _reason(error: urllib.error.HTTPError, token: str | None) -> str:
+    if error.code == 401:
+        hint = f"give its admin token with --token or {VARIABLE}"
+        return f"it wants another admin token: {hint}" if token else f"no admin token is known: {hint}"
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"HTTP {error.code}; is it a hotspan server?"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

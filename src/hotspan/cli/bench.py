@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from hotspan.bench.config import OPTIONS, BenchConfig, read_config_file, write_config_file
-from hotspan.bench.records import BenchResult
-from hotspan.bench.terminal import TerminalProgress, failures, pacing, rounds_table, stdout_console
+from hotspan.bench.records import BenchResult, failures
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.cli.errors import explained
 from hotspan.cli.options import givens_of, takes
+from hotspan.cli.output import explained, stdout_console
 from hotspan.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
@@ -88,7 +87,9 @@ def _export(config: BenchConfig, path: Path) -> None:
 
 
 def _run(config: BenchConfig, output: Output) -> BenchResult:
+    from hotspan.bench.report import rounds_table
     from hotspan.bench.runner import run_rounds
+    from hotspan.bench.terminal import TerminalProgress
 
     console = stdout_console()
     command = _command_line(sys.argv[1:])
@@ -97,8 +98,8 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     else:
         with TerminalProgress(console) as progress:
             result = run_rounds(config, progress, command)
-    console.print(rounds_table(result.rounds))
-    if note := pacing(result.query):
+    console.print(rounds_table(result.rounds).terminal())
+    if note := result.query.pacing:
         console.print(note, style="dim", highlight=False)
     if result.check is not None:
         style = "green" if result.check.is_passed else "red"

@@ -1,43 +1,116 @@
 """`hotspan cache`: look at a running server's cache, verify it, forget parts of it; remove a directory."""
 
 import json
-import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.errors import explained
+from hotspan.cli.admin_client import Admin
+from hotspan.cli.options import runs
+from hotspan.cli.output import confirm, print_json, stdout_console
+from hotspan.config.kinds import NATURAL
+from hotspan.config.options import option
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 cache = typer.Typer(help="Show, verify, invalidate and remove cached data.", no_args_is_help=True)
 
-Server = Annotated[str, typer.Option(help="URL of the server.")]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HOTSPAN_ADMIN_TOKEN",
-        show_default=False,
-        help="Admin token of the server. Default: the token that a server of this user on this host has generated.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-_HERE = "http://127.0.0.1:8080"
 _CHECK_S = 24 * 3600.0
+_YES = "Do not ask for confirmation."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsOptions:
+    """A server, and how its answer is printed."""
+
+    admin: Admin = field(default_factory=Admin)
+    json: bool = option(False, "Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions(StatsOptions):
+    """What to check."""
+
+    disk: Path | None = option(
+        None, "Directory of a disk tier to check, instead of a server. No server may use it at the same time."
+    )
+    kek: str = option("", "With --disk: key-encryption key of --key-store.")
+    key_store: Path | None = option(None, "With --disk: directory of the key store.")
+
+    def __post_init__(self) -> None:
+        if self.disk is None and (self.kek or self.key_store is not None):
+            raise ConfigError("--kek and --key-store go with --disk: a running server has its own")
+        if bool(self.kek) != (self.key_store is not None):
+            raise ConfigError("--kek and --key-store go together: give both for an encrypted directory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearOptions(StatsOptions):
+    """What to clear."""
+
+    yes: bool = option(False, _YES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions:
+    """How to remove a directory."""
+
+    yes: bool = option(False, _YES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invalidation:
+    """What is invalidated, as POST /hotspan/cache/invalidate has it."""
+
+    tag: tuple[str, ...] = option(
+        (), "Tag, such as a document. May be repeated: only data with all tags matches.", also="--tags"
+    )
+    session: str = option("", "Session ID.")
+    tenant: str = option("", "Tenant. Default: all tenants.")
+    adapter: str = option("", "Name of an adapter.")
+    model: bool = option(False, "Only data of the model that is being served.")
+    tokens_from: int | None = option(
+        None, "Index of the first token to invalidate. Default: 0, the whole prompt.", kind=NATURAL
+    )
+    cache_salt: str = option("", "`cache_salt` of the requests with the prompt.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidateOptions(StatsOptions):
+    """An invalidation, and where it is sent."""
+
+    scope: Invalidation = field(default_factory=Invalidation)
+    prompt_file: Path | None = option(None, "File with a prompt, tokenized as in /v1/completions.")
+    tokens_file: Path | None = option(None, "File with a prompt as a JSON list of token IDs.")
+    batch_file: Path | None = option(
+        None, "File with a JSON list of invalidations (POST /hotspan/cache/invalidate). All are applied together."
+    )
+
+    def body(self) -> dict[str, Any]:
+        """The request, with what is given. Raises: ConfigError for a file that can't be read."""
+        body = asdict(self.scope)
+        body["tags"] = body.pop("tag")
+        body["prompt"] = self.prompt_file and _text(self.prompt_file)
+        body["tokens"] = self.tokens_file and _listed(self.tokens_file, int, "whole numbers: write [1, 2, 3]")
+        body["batch"] = self.batch_file and _listed(
+            self.batch_file, dict, 'objects: write [{"tags": ["a"]}, {"session": "b"}]'
+        )
+        return {name: value for name, value in body.items() if value is not None and value not in ("", (), False)}
 
 
 @cache.command("stats")
-def stats(server: Server = _HERE, token: Token = None, as_json: Json = False) -> None:
+@runs(StatsOptions)
+def stats(options: StatsOptions) -> None:
     """Show the content of each tier, by tenant."""
-    from hotspan.cli.admin_client import AdminClient
-
-    with explained():
-        answer = AdminClient(server, token).get("/hotspan/cache")
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2))
+    answer = options.admin.get("/hotspan/cache")
+    if options.json:
+        print_json(answer)
         return
     for replica in answer["replicas"]:
         encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
@@ -45,143 +118,62 @@ def stats(server: Server = _HERE, token: Token = None, as_json: Json = False) ->
 
 
 @cache.command("check")
-def check(
-    server: Server = _HERE,
-    token: Token = None,
-    disk: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of a disk tier to check, instead of a server. No server may use it at the same time."
-        ),
-    ] = None,
-    kek: Annotated[str | None, typer.Option(help="With --disk: key-encryption key of --key-store.")] = None,
-    key_store: Annotated[Path | None, typer.Option(help="With --disk: directory of the key store.")] = None,
-    as_json: Json = False,
-) -> None:
+@runs(CheckOptions)
+def check(options: CheckOptions) -> None:
     """Read and verify all data on disk. Corrupt data is quarantined and never used. Exit status 1 if any was found."""
-    from hotspan.cli.admin_client import AdminClient
-    from hotspan.core.errors import ConfigError
     from hotspan.core.progress import Progress
 
-    with explained():
-        if disk is not None:
-            answer: dict[str, Any] = {
-                "replicas": [{"replica": str(disk), "tiers": {"disk": _check_offline(disk, kek, key_store)}}]
-            }
-        elif kek is not None or key_store is not None:
-            raise ConfigError("--kek and --key-store go with --disk: a running server has its own")
-        else:
-            with Progress(f"checking what {server} has on disk"):
-                answer = AdminClient(server, token).post("/hotspan/cache/check", {}, _CHECK_S)
-    reports: dict[str, dict[str, Any]] = {replica["replica"]: replica["tiers"] for replica in answer["replicas"]}
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2))
+    if options.disk is not None:
+        tiers = {"disk": _check_offline(options.disk, options.kek, options.key_store)}
+        answer: dict[str, Any] = {"replicas": [{"replica": str(options.disk), "tiers": tiers}]}
     else:
-        for name, tiers in reports.items():
-            _show(name, _findings(tiers))
-    if any(tier["corrupt"] for tiers in reports.values() for tier in tiers.values()):
+        with Progress(f"checking what {options.admin.server} has on disk"):
+            answer = options.admin.post("/hotspan/cache/check", {}, _CHECK_S)
+    if options.json:
+        print_json(answer)
+    else:
+        for replica in answer["replicas"]:
+            _show(replica["replica"], _findings(replica["tiers"]))
+    if any(tier["corrupt"] for replica in answer["replicas"] for tier in replica["tiers"].values()):
         raise typer.Exit(1)
 
 
 @cache.command("clear")
-def clear(
-    server: Server = _HERE,
-    token: Token = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    as_json: Json = False,
-) -> None:
+@runs(ClearOptions)
+def clear(options: ClearOptions) -> None:
     """Remove the cached data of all tenants from all tiers."""
-    from hotspan.cli.admin_client import AdminClient
-    from hotspan.core.errors import ConfigError
-
-    with explained():
-        client = AdminClient(server, token)
-        if not yes:
-            if not sys.stdin.isatty():
-                raise ConfigError("clearing the cache can't be undone: confirm with --yes")
-            typer.confirm(f"Forget all that {server} has cached, of everybody?", abort=True)
-        receipt = client.post("/hotspan/cache/clear", {})
-    _show_receipt(receipt, as_json)
+    confirm(f"Forget all that {options.admin.server} has cached, of everybody?", "clearing the cache", yes=options.yes)
+    _show_receipt(options.admin.post("/hotspan/cache/clear", {}), options.json)
 
 
 @cache.command("remove")
+@runs(RemoveOptions)
 def remove(
+    options: RemoveOptions,
     directory: Annotated[Path, typer.Argument(help="Directory of a disk tier, as given with --disk.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove the directory of a disk tier. No server may use it. Only hotspan's files are removed."""
-    from hotspan.core.errors import ConfigError
-    from hotspan.core.types import GIB
     from hotspan.tiers.directory import remove_directory
 
-    with explained():
-        if not yes:
-            if not sys.stdin.isatty():
-                raise ConfigError("removing a directory can't be undone: confirm with --yes")
-            typer.confirm(f"Remove {directory} with all the KV in it?", abort=True)
-        freed = remove_directory(directory.expanduser())
+    confirm(f"Remove {directory} with all the KV in it?", "removing a directory", yes=options.yes)
+    freed = remove_directory(directory.expanduser())
     typer.echo(f"removed {directory}: {freed / GIB:.2f} GiB freed")
 
 
 @cache.command("invalidate")
-def invalidate(
-    server: Server = _HERE,
-    token: Token = None,
-    tag: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag", "--tags", help="Tag, such as a document. May be repeated: only data with all tags matches."
-        ),
-    ] = None,
-    session: Annotated[str | None, typer.Option(help="Session ID.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Tenant. Default: all tenants.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Name of an adapter.")] = None,
-    model: Annotated[bool, typer.Option("--model", help="Only data of the model that is being served.")] = False,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="File with a prompt, tokenized as in /v1/completions.")
-    ] = None,
-    tokens_file: Annotated[Path | None, typer.Option(help="File with a prompt as a JSON list of token IDs.")] = None,
-    tokens_from: Annotated[
-        int | None, typer.Option(min=0, help="Index of the first token to invalidate. Default: 0, the whole prompt.")
-    ] = None,
-    cache_salt: Annotated[str | None, typer.Option(help="`cache_salt` of the requests with the prompt.")] = None,
-    batch_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with a JSON list of invalidations (POST /hotspan/cache/invalidate). All are applied together."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@runs(InvalidateOptions)
+def invalidate(options: InvalidateOptions) -> None:
     """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""
-    from hotspan.cli.admin_client import AdminClient
-
-    with explained():
-        body: dict[str, Any] = {"tags": tag, "session": session, "tenant": tenant, "adapter": adapter, "model": model}
-        body |= {"tokens_from": tokens_from, "cache_salt": cache_salt}
-        if prompt_file is not None:
-            body["prompt"] = _text(prompt_file)
-        if tokens_file is not None:
-            body["tokens"] = _tokens(tokens_file)
-        if batch_file is not None:
-            body["batch"] = _batch(batch_file)
-        given = {name: value for name, value in body.items() if value not in (None, [], False)}
-        receipt = AdminClient(server, token).post("/hotspan/cache/invalidate", given)
-    _show_receipt(receipt, as_json)
+    _show_receipt(options.admin.post("/hotspan/cache/invalidate", options.body()), options.json)
 
 
-def _check_offline(disk: Path, kek: str | None, key_store: Path | None) -> dict[str, Any]:
-    from contextlib import ExitStack
-
+def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, Any]:
     from hotspan.config.environment import environment
-    from hotspan.core.errors import ConfigError
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.store import KeyStore
     from hotspan.tiers.check import check_offline
 
-    if (kek is None) != (key_store is None):
-        raise ConfigError("--kek and --key-store go together: give both for an encrypted directory")
-    if kek is None or key_store is None:
+    if key_store is None:
         return check_offline(disk, None)
     with ExitStack() as stack:
         keyring = stack.enter_context(open_keyring(key_store, kek, environment()))
@@ -194,42 +186,25 @@ def _check_offline(disk: Path, kek: str | None, key_store: Path | None) -> dict[
 
 
 def _text(path: Path) -> str:
-    from hotspan.core.errors import ConfigError
-
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
 
 
-def _batch(path: Path) -> list[dict[str, Any]]:
-    from hotspan.core.errors import ConfigError
-
+def _listed(path: Path, of: type, what: str) -> list[Any]:
+    """A JSON list of values of that type, at least one."""
     try:
-        batch = json.loads(_text(path))
+        found = json.loads(_text(path))
     except ValueError:
-        batch = None
-    if not isinstance(batch, list) or not batch or any(not isinstance(each, dict) for each in batch):
-        raise ConfigError(f'{path} is no JSON list of objects: write [{{"tags": ["a"]}}, {{"session": "b"}}]')
-    return batch
-
-
-def _tokens(path: Path) -> list[int]:
-    from hotspan.core.errors import ConfigError
-
-    try:
-        tokens = json.loads(_text(path))
-    except ValueError:
-        tokens = None
-    if not isinstance(tokens, list) or any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
-        raise ConfigError(f"{path} is no JSON list of whole numbers: write [1, 2, 3]")
-    return tokens
+        found = None
+    if not isinstance(found, list) or not found or any(type(each) is not of for each in found):
+        raise ConfigError(f"{path} is no JSON list of {what}")
+    return found
 
 
 def _usage(tiers: dict[str, Any]) -> "Table":
     from rich.table import Table
-
-    from hotspan.core.types import GIB
 
     table = Table("tier", "chunks", "of", "GiB", "of", "by tenant", "state")
     for name, tier in tiers.items():
@@ -252,8 +227,6 @@ def _findings(tiers: dict[str, Any]) -> "Table":
 
 
 def _show(title: str, table: "Table") -> None:
-    from hotspan.bench.terminal import stdout_console
-
     console = stdout_console()
     console.print(title, style="bold", markup=False, highlight=False)
     console.print(table)
@@ -261,7 +234,7 @@ def _show(title: str, table: "Table") -> None:
 
 def _show_receipt(receipt: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(receipt, indent=2))
+        print_json(receipt)
         return
     removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
     typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.errors import explained
 from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
 from hotspan.cli.options import takes
+from hotspan.cli.output import explained
 from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:

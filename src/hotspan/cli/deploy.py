@@ -10,8 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hotspan.cli.errors import explained
 from hotspan.cli.options import built, takes
+from hotspan.cli.output import explained
 from hotspan.config.options import options_of
 from hotspan.router.ray.plan import Launch, Plan
 

@@ -1,141 +1,164 @@
 """`hotspan keys`: the keys of encryption at rest, of a running server or in a store that none is using."""
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from hotspan.cli.errors import explained
+from hotspan.cli.admin_client import Admin
+from hotspan.cli.options import runs
+from hotspan.cli.output import confirm
+from hotspan.config.options import option
+from hotspan.core.errors import ConfigError
 
 keys = typer.Typer(help="Create, rotate and destroy the keys of encryption at rest.", no_args_is_help=True)
 
-OptionalStore = Annotated[
-    Path | None, typer.Option(help="Directory of the key store. No server may use it at the same time.")
-]
-OptionalKek = Annotated[
-    str | None, typer.Option(help="Key-encryption key of --store: file:PATH, env:NAME or aws-kms:KEY.")
-]
-Server = Annotated[
-    str | None, typer.Option(help="URL of a running server whose key store to change, instead of --store and --kek.")
-]
-Token = Annotated[
-    str | None, typer.Option(envvar="HOTSPAN_ADMIN_TOKEN", show_default=False, help="Admin token of --server.")
-]
+_STORE = "Directory of the key store."
 
-Store = Annotated[Path, typer.Option(help="Directory of the key store.")]
-Kek = Annotated[
-    str, typer.Option(help="Key-encryption key: file:PATH, env:NAME or aws-kms:KEY[?region=..&endpoint=..].")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitOptions:
+    """A store to create."""
+
+    store: Path = option(MISSING, _STORE)
+    kek: str = option(MISSING, "Key-encryption key: file:PATH, env:NAME or aws-kms:KEY[?region=..&endpoint=..].")
+    new_kek: bool = option(False, "Create the key file of --kek file:PATH.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ChangeOptions:
+    """A store that no server uses, or the server that uses it."""
+
+    store: Path | None = option(None, f"{_STORE} No server may use it at the same time.")
+    kek: str = option("", "Key-encryption key of --store: file:PATH, env:NAME or aws-kms:KEY.")
+    server: str = option("", "URL of a running server whose key store to change, instead of --store and --kek.")
+    token: str = option("", "Admin token of --server. Default: HOTSPAN_ADMIN_TOKEN.")
+
+    def offline(self) -> tuple[Path, str]:
+        """The store and its key-encryption key. Raises: ConfigError if one of them is missing."""
+        if self.store is None or not self.kek:
+            raise ConfigError("give --store and --kek of a key store that no server uses, or --server of a running one")
+        return self.store, self.kek
+
+    def ask(self, path: str, tenant: str) -> Any:
+        """What the server answers."""
+        if self.store is not None or self.kek:
+            raise ConfigError("--server has its own key store: leave --store and --kek out")
+        return Admin(server=self.server, token=self.token).post(path, {"tenant": tenant})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RotateOptions(ChangeOptions):
+    """What to replace."""
+
+    tenant: str = option("", "Tenant that gets a new root key. Stored data is not rewritten.")
+    new_kek: str = option("", "New key-encryption key: wrap all tenants' keys with it instead of --kek.")
+
+    def __post_init__(self) -> None:
+        if not self.tenant and not self.new_kek:
+            raise ConfigError("nothing to rotate: give --tenant NAME, --new-kek REF or both")
+        if self.server and (self.new_kek or not self.tenant):
+            raise ConfigError("a running server rotates a tenant's key only: stop it for --new-kek")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ShredOptions(ChangeOptions):
+    """Whose keys to destroy."""
+
+    tenant: str = option(MISSING, "Tenant whose keys to destroy.")
+    yes: bool = option(False, "Do not ask for confirmation.")
+
+    def confirm(self) -> None:
+        question = f"Destroy the keys of tenant {self.tenant!r}? This can't be undone"
+        confirm(question, f"destroying the keys of tenant {self.tenant!r}", yes=self.yes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions:
+    """A store to look at."""
+
+    store: Path = option(MISSING, _STORE)
 
 
 @keys.command("init")
-def init(
-    store: Store,
-    kek: Kek,
-    new_kek: Annotated[bool, typer.Option("--new-kek", help="Create the key file of --kek file:PATH.")] = False,
-) -> None:
+@runs(InitOptions)
+def init(options: InitOptions) -> None:
     """Create an empty key store and test its key-encryption key."""
     from hotspan.config.environment import environment
     from hotspan.core.clock import SystemClock
-    from hotspan.core.errors import ConfigError
     from hotspan.keyring.records import StoreHeader
     from hotspan.keyring.store import create_store
     from hotspan.keyring.wrap import create_kek, open_wrapper, try_wrapper
 
-    with _explained():
-        if new_kek:
-            if not kek.startswith("file:"):
+    with _disk_errors():
+        if options.new_kek:
+            if not options.kek.startswith("file:"):
                 raise ConfigError("--new-kek makes a file: give --kek file:PATH with it")
-            create_kek(Path(kek.removeprefix("file:")))
-            typer.echo(f"made {kek}: keep a copy of it apart from the store, without it nothing can be read")
-        wrapper = open_wrapper(kek, environment())
+            create_kek(Path(options.kek.removeprefix("file:")))
+            typer.echo(f"made {options.kek}: keep a copy of it apart from the store, without it nothing can be read")
+        wrapper = open_wrapper(options.kek, environment())
         try_wrapper(wrapper)
-        create_store(store, StoreHeader(wrapper.id, SystemClock().unix()))
-    typer.echo(f"made the key store {store}, wrapped by {wrapper.id}")
+        create_store(options.store, StoreHeader(wrapper.id, SystemClock().unix()))
+    typer.echo(f"made the key store {options.store}, wrapped by {wrapper.id}")
 
 
 @keys.command("rotate")
-def rotate(
-    store: OptionalStore = None,
-    kek: OptionalKek = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Tenant that gets a new root key. Stored data is not rewritten.")
-    ] = None,
-    new_kek: Annotated[
-        str | None, typer.Option(help="New key-encryption key: wrap all tenants' keys with it instead of --kek.")
-    ] = None,
-    server: Server = None,
-    token: Token = None,
-) -> None:
+@runs(RotateOptions)
+def rotate(options: RotateOptions) -> None:
     """Create a new root key for a tenant, or replace the key-encryption key."""
     from hotspan.config.environment import environment
-    from hotspan.core.errors import ConfigError
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.wrap import open_wrapper, try_wrapper
 
-    with _explained():
-        if tenant is None and new_kek is None:
-            raise ConfigError("nothing to rotate: give --tenant NAME, --new-kek REF or both")
-        if server is not None:
-            if tenant is None or new_kek is not None:
-                raise ConfigError("a running server rotates a tenant's key only: stop it for --new-kek")
-            answer = _ask_server(server, token, store, kek, "/hotspan/keys/rotate", tenant)
-            typer.echo(f"tenant {tenant!r} writes under the new root {', '.join(answer['roots'])} now")
-            return
-        path, reference = _offline(store, kek)
-        with open_keyring(path, reference, environment(), exclusive=True) as keyring:
-            if new_kek is not None:
-                wrapper = open_wrapper(new_kek, environment())
-                try_wrapper(wrapper)
-                count = keyring.rewrap(wrapper)
-                typer.echo(f"the keys of {count} tenants are wrapped by {wrapper.id} now: start servers with it")
-            if tenant is not None:
-                root = keyring.rotate(tenant)
-                typer.echo(f"tenant {tenant!r} writes under the new root {root} now")
+    said = f"tenant {options.tenant!r} writes under the new root"
+    if options.server:
+        typer.echo(f"{said} {', '.join(options.ask('/hotspan/keys/rotate', options.tenant)['roots'])} now")
+        return
+    with _disk_errors(), open_keyring(*options.offline(), environment(), exclusive=True) as keyring:
+        if options.new_kek:
+            wrapper = open_wrapper(options.new_kek, environment())
+            try_wrapper(wrapper)
+            count = keyring.rewrap(wrapper)
+            typer.echo(f"the keys of {count} tenants are wrapped by {wrapper.id} now: start servers with it")
+        if options.tenant:
+            typer.echo(f"{said} {keyring.rotate(options.tenant)} now")
 
 
 @keys.command("shred")
-def shred(
-    tenant: Annotated[str, typer.Option(help="Tenant whose keys to destroy.")],
-    store: OptionalStore = None,
-    kek: OptionalKek = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    server: Server = None,
-    token: Token = None,
-) -> None:
+@runs(ShredOptions)
+def shred(options: ShredOptions) -> None:
     """Destroy the keys of a tenant. All stored data of the tenant, copies included, becomes unreadable for good."""
     from hotspan.config.environment import environment
-    from hotspan.core.errors import ConfigError
     from hotspan.keyring.keyring import open_keyring
 
-    with _explained():
-        if server is not None:
-            _confirm_shred(tenant, yes)
-            done = _ask_server(server, token, store, kek, "/hotspan/keys/shred", tenant)["shredded"]
-            _show_shred(done["tenant"], done["at"], done["roots"])
-            return
-        path, reference = _offline(store, kek)
-        with open_keyring(path, reference, environment(), exclusive=True) as keyring:
-            if not keyring.has(tenant):
-                raise ConfigError(f"tenant {tenant!r} has no keys in {path}: see `hotspan keys list`")
-            _confirm_shred(tenant, yes)
-            receipt = keyring.shred(tenant)
+    if options.server:
+        options.confirm()
+        done = options.ask("/hotspan/keys/shred", options.tenant)["shredded"]
+        _show_shred(done["tenant"], done["at"], done["roots"])
+        return
+    path, kek = options.offline()
+    with _disk_errors(), open_keyring(path, kek, environment(), exclusive=True) as keyring:
+        if not keyring.has(options.tenant):
+            raise ConfigError(f"tenant {options.tenant!r} has no keys in {path}: see `hotspan keys list`")
+        options.confirm()
+        receipt = keyring.shred(options.tenant)
     _show_shred(receipt.tenant, receipt.at_s, receipt.roots)
 
 
 @keys.command("list")
-def list_tenants(store: Store) -> None:
+@runs(ListOptions)
+def list_tenants(options: ListOptions) -> None:
     """List the tenants that have keys, and the age of the keys."""
     from hotspan.core.clock import SystemClock
     from hotspan.keyring.store import KeyStore
 
-    with _explained(), KeyStore(store) as opened:
+    with _disk_errors(), KeyStore(options.store) as opened:
         now_s = SystemClock().unix()
-        typer.echo(f"{store}: made {_date(opened.header.created_s)}, wrapped by {opened.header.wrapper_id}")
+        typer.echo(f"{options.store}: made {_date(opened.header.created_s)}, wrapped by {opened.header.wrapper_id}")
         rows = [("TENANT", "ROOTS", "OLDEST", "NEWEST")]
         for tenant in opened.tenants():
             stored = opened.read(tenant)
@@ -147,33 +170,6 @@ def list_tenants(store: Store) -> None:
         typer.echo(f"{row[0]:<{width}}  {row[1]:>5}  {row[2]:>10}  {row[3]:>10}")
 
 
-def _offline(store: Path | None, kek: str | None) -> tuple[Path, str]:
-    from hotspan.core.errors import ConfigError
-
-    if store is None or kek is None:
-        raise ConfigError("give --store and --kek of a key store that no server uses, or --server of a running one")
-    return store, kek
-
-
-def _ask_server(server: str, token: str | None, store: Path | None, kek: str | None, path: str, tenant: str) -> Any:
-    from hotspan.cli.admin_client import AdminClient
-    from hotspan.core.errors import ConfigError
-
-    if store is not None or kek is not None:
-        raise ConfigError("--server has its own key store: leave --store and --kek out")
-    return AdminClient(server, token).post(path, {"tenant": tenant})
-
-
-def _confirm_shred(tenant: str, yes: bool) -> None:
-    from hotspan.core.errors import ConfigError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"destroying the keys of tenant {tenant!r} can't be undone: confirm with --yes")
-    typer.confirm(f"Destroy the keys of tenant {tenant!r}? This can't be undone", abort=True)
-
-
 def _show_shred(tenant: str, at_s: float, roots: Iterable[str]) -> None:
     typer.echo(f"shredded tenant {tenant!r} at {_date(at_s)}")
     for root in roots:
@@ -181,15 +177,12 @@ def _show_shred(tenant: str, at_s: float, roots: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """As `explained`, and what the disk refuses is a line and exit status 2 as well."""
-    from hotspan.core.errors import ConfigError
-
-    with explained():
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(f"the key store could not be changed ({error}): see to the disk, then again") from error
+def _disk_errors() -> Iterator[None]:
+    """What the disk refuses is one line and exit status 2, as other errors are."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"the key store could not be changed ({error}): see to the disk, then again") from error
 
 
 def _date(unix_s: float) -> str:

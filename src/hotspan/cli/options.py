@@ -1,5 +1,6 @@
 """Flags of commands, made from the declarations of their options (config/options.py)."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from hotspan.cli.output import explained
 from hotspan.config.kinds import BOOLEAN, TEXT
 from hotspan.config.options import Option, build, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
@@ -27,6 +29,30 @@ def takes(options: Iterable[Option]) -> Callable[[Callable[..., None]], Callable
         kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
         command.__signature__ = inspect.Signature([*kept, *map(_parameter, options)])  # type: ignore[attr-defined]
         return command
+
+    return decorated
+
+
+def runs(settings: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the command is given these settings, of its flags, first; its errors are a line and exit status 2.
+
+    Its other parameters are those of typer.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        _settings, *own = inspect.signature(command).parameters.values()
+        others = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.name != "context"]
+
+        @functools.wraps(command)
+        def run(context: typer.Context, **given: Any) -> None:
+            given["context"] = context
+            with explained():
+                command(built(settings, context), **{each.name: given[each.name] for each in own})
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        flags = map(_parameter, options_of(settings))
+        run.__signature__ = inspect.Signature([context, *others, *flags])  # type: ignore[attr-defined]
+        return run
 
     return decorated
 
@@ -83,8 +109,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     elif default is not None and option.kind is not BOOLEAN:
         default = option.kind.write(default)
     metavar = None if option.kind is BOOLEAN else option.kind.name
+    flags = (f"{option.flag}/{option.also}",) if kind is bool and option.also else (option.flag, option.also)
     info = typer.Option(
-        option.flag,
+        *filter(None, flags),
         help=option.help,
         metavar=metavar,
         show_default=option.shown or (default != "" and "Default:" not in option.help),

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hotspan.cli.errors import explained
 from hotspan.cli.options import built, takes
+from hotspan.cli.output import explained
 from hotspan.config.options import options_of
 from hotspan.core.errors import ConfigError
 from hotspan.router.settings import RouterSettings

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hotspan.cli.errors import explained
 from hotspan.cli.flags import OWN_OPTIONS, Model, check_engine, given_on, load_checked, show_warnings
 from hotspan.cli.options import takes
+from hotspan.cli.output import explained
 from hotspan.config.keys import FLAGS
 from hotspan.core.aftermath import stopping_in_order
 

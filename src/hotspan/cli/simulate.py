@@ -1,99 +1,94 @@
 """`hotspan simulate`: request traces replayed over simulated replicas, routing strategies and tiers side by side."""
 
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from hotspan.cli.errors import explained
-from hotspan.cli.options import built, takes
-from hotspan.config.options import options_of
+from hotspan.cli.options import runs
+from hotspan.cli.output import print_written
+from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
+from hotspan.config.options import option
 from hotspan.simulate.costs import Costs, Sizes
 
 _SIZE = "May be repeated to compare sizes."
 
 
-@takes(options_of(Costs))
-def simulate(
-    context: typer.Context,
-    trace: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Trace: conversation, synthetic, toolagent, or a file in Mooncake's format. May be repeated. "
-            "Default: conversation, synthetic."
-        ),
-    ] = None,
-    strategy: Annotated[list[str] | None, typer.Option(help="Routing strategy. May be repeated. Default: all.")] = None,
-    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Number of simulated replicas.")] = 8,
-    gpu_tokens: Annotated[
-        list[int] | None,
-        typer.Option(min=512, help=f"Capacity of the GPU's KV cache, in tokens. {_SIZE} Default: 750000."),
-    ] = None,
-    ram_gib: Annotated[
-        list[float] | None, typer.Option(min=0.0, help=f"RAM tier per replica, in GiB. {_SIZE} Default: 0.")
-    ] = None,
-    disk_gib: Annotated[
-        list[float] | None, typer.Option(min=0.0, help=f"Disk tier per replica, in GiB. {_SIZE} Default: 0.")
-    ] = None,
-    l2_gib: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Shared L2, in GiB. {_SIZE} Default: 0.")] = None,
-    eviction: Annotated[
-        list[str] | None,
-        typer.Option(help="Eviction policy of the tiers: arc or lru. May be repeated. Default: arc."),
-    ] = None,
-    ram_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from RAM to the GPU, in GB/s.")] = 20.0,
-    disk_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from disk to the GPU, in GB/s.")] = 3.0,
-    l2_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Transfer rate from the L2 to the GPU, in GB/s.")] = 1.5,
-    event_delay_ms: Annotated[
-        float,
-        typer.Option(min=-1.0, help="Delay of KV events from a replica to the router, in ms. -1 disables events."),
-    ] = 5.0,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of requests, at an unchanged rate. Default: as published, or the whole file."),
-    ] = None,
-    rate_scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="Factor for the arrival rate.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed of the first trace.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per trace. Means are shown.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write the results to this JSON file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report with plots to this HTML file.")] = None,
-    write_trace: Annotated[
-        Path | None, typer.Option(help="Write the first trace to this file, in Mooncake's format, and exit.")
-    ] = None,
-    **_flags: Any,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What to replay over what, and where the results go."""
+
+    trace: tuple[str, ...] = option(
+        ("conversation", "synthetic"),
+        "Trace: conversation, synthetic, toolagent, or a file in Mooncake's format. May be repeated. "
+        "Default: conversation, synthetic.",
+    )
+    strategy: tuple[str, ...] = option((), "Routing strategy. May be repeated. Default: all.")
+    replicas: int = option(8, "Number of simulated replicas.", kind=between(1, 4096))
+    gpu_tokens: tuple[int, ...] = option(
+        (Sizes().gpu_tokens,),
+        f"Capacity of the GPU's KV cache, in tokens. {_SIZE} Default: {Sizes().gpu_tokens}.",
+        kind=several(COUNT),
+    )
+    ram_gib: tuple[float, ...] = option(
+        (0.0,), f"RAM tier per replica, in GiB. {_SIZE} Default: 0.", kind=several(NOT_NEGATIVE)
+    )
+    disk_gib: tuple[float, ...] = option(
+        (0.0,), f"Disk tier per replica, in GiB. {_SIZE} Default: 0.", kind=several(NOT_NEGATIVE)
+    )
+    l2_gib: tuple[float, ...] = option((0.0,), f"Shared L2, in GiB. {_SIZE} Default: 0.", kind=several(NOT_NEGATIVE))
+    eviction: tuple[str, ...] = option(
+        (Sizes().eviction,), "Eviction policy of the tiers: arc or lru. May be repeated. Default: arc.", kind=TEXTS
+    )
+    costs: Costs = field(default_factory=Costs)
+    event_delay_ms: float = option(
+        5.0, "Delay of KV events from a replica to the router, in ms. -1 disables events.", kind=between(-1, 1e9, float)
+    )
+    requests: int | None = option(
+        None, "Number of requests, at an unchanged rate. Default: as published, or the whole file.", kind=COUNT
+    )
+    rate_scale: float = option(1.0, "Factor for the arrival rate.", kind=between(0.01, 100, float))
+    seed: int = option(1, "Random seed of the first trace.")
+    seeds: int = option(1, "Number of seeds per trace. Means are shown.", kind=between(1, 1000))
+    json: Path | None = option(None, "Write the results to this JSON file.")
+    report: Path | None = option(None, "Write a report with plots to this HTML file.")
+    write_trace: Path | None = option(None, "Write the first trace to this file, in Mooncake's format, and exit.")
+
+    def sizes(self) -> list[Sizes]:
+        """Each combination of sizes; without tiers there is nothing for several policies to evict from."""
+        tiers = product(self.gpu_tokens, self.ram_gib, self.disk_gib, self.l2_gib)
+        return [Sizes(*each, name) for each in tiers for name in self.eviction[: None if any(each[1:]) else 1]]
+
+
+@runs(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
     """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
-    with explained():
-        from rich.console import Console
+    from rich.console import Console
 
-        from hotspan.router.types import Medium
-        from hotspan.simulate.compare import Comparison
-        from hotspan.simulate.routers import POLICIES
-        from hotspan.simulate.show import as_json, print_lines, write_json
-        from hotspan.simulate.simulation import Setup
-        from hotspan.simulate.trace import sources, write
+    from hotspan.bench.machine import write_results
+    from hotspan.simulate.compare import Comparison
+    from hotspan.simulate.report import write_report
+    from hotspan.simulate.routers import POLICIES
+    from hotspan.simulate.shapes import sources
+    from hotspan.simulate.show import as_json, print_lines
+    from hotspan.simulate.simulation import Setup
+    from hotspan.simulate.trace import write
 
-        traces = sources(trace or ["conversation", "synthetic"], requests, rate_scale)
-        if write_trace is not None:
-            write(write_trace, next(iter(traces.values()))(seed))
-            typer.echo(f"written: {write_trace}")
-            return
-        rates = {Medium.RAM: ram_gb_per_s, Medium.DISK: disk_gb_per_s, Medium.L2: l2_gb_per_s}
-        costs = built(Costs, context, load_gb_per_s=rates)
-        evictions = eviction or [Sizes().eviction]
-        tiers = product(gpu_tokens or [Sizes().gpu_tokens], ram_gib or [0.0], disk_gib or [0.0], l2_gib or [0.0])
-        sizes = [Sizes(*each, name) for each in tiers for name in (evictions if any(each[1:]) else evictions[:1])]
-        setup = Setup(replicas, costs, sizes[0], event_delay_ms / 1000 if event_delay_ms >= 0 else None)
-        comparison = Comparison(traces, setup, strategy or POLICIES, sizes, seed, seeds)
-        console = Console()
-        with console.status("") as status:
-            lines, facts = comparison.run(status.update)
-        print_lines(lines, facts, console)
-        if json is not None:
-            write_json(json, as_json(comparison, lines, facts))
-            typer.echo(f"written: {json}")
-        if report is not None:
-            from hotspan.simulate.report import write_report
-
-            write_report(report, comparison, lines, facts)
-            typer.echo(f"written: {report}")
+    traces = sources(options.trace, options.requests, options.rate_scale)
+    if options.write_trace is not None:
+        write(options.write_trace, next(iter(traces.values()))(options.seed))
+        print_written(options.write_trace)
+        return
+    sizes = options.sizes()
+    delay_s = options.event_delay_ms / 1000 if options.event_delay_ms >= 0 else None
+    setup = Setup(options.replicas, options.costs, sizes[0], delay_s)
+    comparison = Comparison(traces, setup, options.strategy or POLICIES, sizes, options.seed, options.seeds)
+    console = Console()
+    with console.status("") as status:
+        lines, facts = comparison.run(status.update)
+    print_lines(lines, facts, console)
+    if options.json is not None:
+        write_results(options.json, "routing", **as_json(comparison, lines, facts))
+        print_written(options.json)
+    if options.report is not None:
+        write_report(options.report, comparison, lines, facts)
+        print_written(options.report)

@@ -172,6 +172,28 @@ def _known(names: Mapping[str, str]) -> Callable[[Any], str]:
     return read
 
 
+def several(kind: Kind) -> Kind:
+    """One or more such values."""
+
+    def read(raw: Any) -> tuple[Any, ...]:
+        return tuple(kind.read(each) for each in (raw if isinstance(raw, list | tuple) else [raw]))
+
+    return Kind(kind.name, read, kind.wants, is_repeated=True)
+
+
+def between(least: float, most: float, read: Callable[[Any], Any] = _integer) -> Kind:
+    """A number of this range, which is whole if nothing else is said."""
+
+    def bounded(raw: Any) -> Any:
+        value = read(raw)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    what = "whole number" if read is _integer else "number"
+    return Kind("integer" if read is _integer else "number", bounded, f"a {what} from {least:g} to {most:g}")
+
+
 def one_of(*names: str) -> Kind:
     """One of these words, in any case; the first is the default."""
     wants = " or ".join((", ".join((f"{names[0]} (the default)", *names[1:-1])), names[-1]))

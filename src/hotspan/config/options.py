@@ -56,6 +56,7 @@ class Option:
     variables: names of variables that follow from nothing.
     lmcache:   its name in LMCache's configuration, and how it is written there.
     is_own:    it is hotspan's and not vLLM's.
+    also:      another flag: the one for false if it is true or false, else one that means the same.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Option:
     variables: tuple[Spelling, ...] = ()
     lmcache: Spelling | None = None
     is_own: bool = True
+    also: str = ""
 
     @property
     def flag(self) -> str:

@@ -82,6 +82,12 @@ class Progress:
         if self._console.is_terminal:
             self._shown.update(self._task, description=what)
 
+    def begin(self, what: str, total: float | None = None) -> None:
+        """It is at something else now, of which nothing is done yet."""
+        self._what, self._total, self._done = what, total, 0.0
+        if self._console.is_terminal:
+            self._shown.reset(self._task, description=what, total=total)
+
     def of(self, total: float) -> None:
         """There are so many."""
         self._total = total

@@ -3,12 +3,12 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
-from hotspan.config.kinds import COUNT
+from hotspan.config.kinds import COUNT, NATURAL
 from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 
@@ -67,6 +67,36 @@ class DemoSizes:
             f"about each, {self.in_flight} requests at a time, answers of {self.output_tokens} tokens. "
             f"The engine's own pool holds {self.pool_documents:g} documents."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    """What to run and where.
+
+    is_fitted: number and length of the documents follow from what a prefill costs here.
+    """
+
+    output: Path = option(Path("hotspan-demo"), "Directory for the model, logs and the report.")
+    dtype: str = option("", "Data type of the model, as --dtype.", shown="a type that this machine computes natively")
+    threads: int = option(
+        0, "Number of engine threads. 0: all cores, minus one if there are more than two.", kind=NATURAL
+    )
+    mode: tuple[str, ...] = option((), "Mode to run. May be repeated.", shown="all")
+    repetitions: int = option(1, "Number of runs of each mode. Medians are shown.", kind=COUNT)
+    results: Path | None = option(None, "Also write the results, without answers, to this JSON file.")
+    model_size: str = option("demo", "Size of the demo model: demo or tiny.")
+    port: int = option(0, "Port of the servers. 0: any free port.", kind=NATURAL)
+    sizes: DemoSizes = field(default_factory=DemoSizes)
+    is_fitted: bool = False
+    start_timeout_s: float = 600.0
+    command: str = "hotspan demo"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def engine_threads(self) -> int:
+        return self.threads or usable_threads()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

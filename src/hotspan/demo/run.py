@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,21 +15,22 @@ from rich.console import Console
 
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult
-from hotspan.bench.report import ReportContext, write_report
+from hotspan.bench.records import BenchResult, failures
+from hotspan.bench.report import ReportContext, comparison_tables, write_report
 from hotspan.bench.runner import run_rounds
-from hotspan.bench.terminal import TerminalProgress, failures
+from hotspan.bench.terminal import TerminalProgress
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.config.configuration import visible_gpus
+from hotspan.config.environment import environment
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.core.progress import waiting
 from hotspan.demo.fit import BUDGET_S, Costs, fit, measure
 from hotspan.demo.model import DemoModel, make_demo_model
-from hotspan.demo.plan import MODE_NAMES, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
+from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.server import ServerProcess, free_port, serve_command
-from hotspan.demo.tables import cache_table, earlier_rounds_table, latency_table
-from hotspan.plan.cpu import NativeType
+from hotspan.plan.cpu import NativeType, native_type
 
 REPORT_NAME: Final = "report.html"
 RESULT_NAME: Final = "demo.json"
@@ -38,32 +39,6 @@ _ANSWER_NOTE: Final = (
     "Asked again, one at a time: requests that run together are computed in other shapes, whose sums round "
     "otherwise, and random weights make near-ties."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoRequest:
-    """What to run and where; `mode_names` empty means all, `port` 0 any free one.
-
-    `results` is where the compact figures go besides, if anywhere. `is_fitted` lets number and length of the documents
-    follow from what a prefill costs here. `dtype` is what the model is served in.
-    """
-
-    output: Path
-    sizes: DemoSizes
-    threads: int
-    dtype: NativeType = field(default_factory=lambda: NativeType("bfloat16", "as given"))
-    is_fitted: bool = False
-    model_size: str = "demo"
-    mode_names: tuple[str, ...] = ()
-    repetitions: int = 1
-    results: Path | None = None
-    port: int = 0
-    start_timeout_s: float = 600.0
-    command: str = "hotspan demo"
-
-    def __post_init__(self) -> None:
-        if self.repetitions < 1:
-            raise ConfigError(f"--repetitions must be at least 1, not {self.repetitions}")
 
 
 def run_demo(request: DemoRequest, console: Console) -> DemoResult:
@@ -80,7 +55,9 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
             f"the demo model reads {model.max_tokens:,} tokens, a request may have {request.sizes.request_tokens:,}: "
             "lower --document-tokens"
         )
-    console.print(f"The model is served in {request.dtype.dtype}: {request.dtype.why}.", style="dim")
+    native = served_type(request.dtype, environment())
+    request = replace(request, dtype=native.dtype)
+    console.print(f"The model is served in {native.dtype}: {native.why}.", style="dim")
     with Aftermath() as aftermath:
         if request.is_fitted:
             request = replace(request, sizes=_fitted(request, model, console, aftermath))
@@ -89,7 +66,7 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
         for repetition in range(1, request.repetitions + 1):
             with _emptied(request.output, aftermath) as disk:
                 modes = plan_modes(request.sizes, _kv_bytes(model, request.dtype), disk)
-                for mode in choose_modes(modes, request.mode_names):
+                for mode in choose_modes(modes, request.mode):
                     demo.play(mode, repetition)
                     _write(request, demo.result())
     _show(request, demo.result(), console)
@@ -98,7 +75,7 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
 
 def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath: Aftermath) -> DemoSizes:
     """The sizes that this machine can afford, from a server that is started to measure its prefill rate."""
-    port, names = request.port or free_port(), request.mode_names or MODE_NAMES
+    port, names = request.port or free_port(), request.mode or MODE_NAMES
     engine = _engine(request)
     mode = plan_modes(request.sizes, model.kv_bytes_per_token, request.output)[0]
     command = serve_command(model.path, (*engine.arguments(port, mode.pool_blocks), *mode.arguments))
@@ -122,13 +99,22 @@ def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath:
 
 def _engine(request: DemoRequest) -> EngineSettings:
     return EngineSettings(
-        max_model_len=request.sizes.request_tokens, threads=request.threads, dtype=request.dtype.dtype
+        max_model_len=request.sizes.request_tokens, threads=request.engine_threads, dtype=request.dtype
     )
 
 
-def _kv_bytes(model: DemoModel, dtype: NativeType) -> int:
+def served_type(given: str, surroundings: Mapping[str, str]) -> NativeType:
+    """What the model is served in: as given, else what the GPU or the CPU computes natively."""
+    if given:
+        return NativeType(given, "as given")
+    if visible_gpus(surroundings):
+        return NativeType("bfloat16", "the GPU computes it natively")
+    return native_type(surroundings)
+
+
+def _kv_bytes(model: DemoModel, dtype: str) -> int:
     """Of one token, in all layers."""
-    return model.kv_bytes_per_token * (1 if dtype.has_bfloat16 else 2)
+    return model.kv_bytes_per_token * (2 if dtype in ("float32", "float") else 1)
 
 
 def _wait(server: ServerProcess, request: DemoRequest, title: str, console: Console) -> None:
@@ -198,8 +184,8 @@ class _Demo:
         return DemoResult(
             command=self.request.command,
             sizes=self.request.sizes,
-            threads=self.request.threads,
-            dtype=self.request.dtype.dtype,
+            threads=self.request.engine_threads,
+            dtype=self.request.dtype,
             repetitions=self.request.repetitions,
             model=self.model,
             runs=runs,
@@ -269,8 +255,8 @@ def _show(request: DemoRequest, demo: DemoResult, console: Console) -> None:
     write_report(report, "Long texts, computed once", demo.runs, context)
     if demo.repetitions > 1:
         console.print(f"Medians of {demo.repetitions} repetitions.", style="dim")
-    for table in (latency_table(demo), earlier_rounds_table(demo.runs), cache_table(demo)):
-        console.print(table)
+    for table in comparison_tables(demo.runs, context):
+        console.print(table.terminal())
         console.print()
     written = {"report": report, "result": request.output / RESULT_NAME, "figures": request.results}
     for what, path in written.items():

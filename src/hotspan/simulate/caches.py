@@ -61,23 +61,24 @@ class Lru:
         return Change(came, went)
 
 
-class Arc:
-    """The very policy of hotspan's tiers, over blocks instead of chunks."""
+class TierCache:
+    """What a tier does with an eviction policy, over blocks instead of chunks.
 
-    def __init__(self, capacity: int) -> None:
+    policy: such as LeafArc. It never looks into a key, so that ints do.
+    """
+
+    def __init__(self, capacity: int, policy: Any) -> None:
         self._capacity = capacity
-        self._policy: Any = LeafArc(capacity)  # it never looks into a key, so that ints do
+        self._policy = policy
 
     def __len__(self) -> int:
         return len(self._policy)
 
     def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
-        for n in range(start, end):
-            if keys[n] not in self._policy:
-                return n
-        return end
+        return next((n for n in range(start, end) if keys[n] not in self._policy), end)
 
-    def use(self, keys: Sequence[int]) -> Change:
+    def use(self, keys: Sequence[int], tenant: int = 0) -> Change:
+        """As above. What is missing comes in order, until there is no victim: these blocks never evict each other."""
         policy = self._policy
         came: list[int] = []
         went: list[int] = []
@@ -85,13 +86,13 @@ class Arc:
         policy.touch(reversed(keys[:found]))
         own = set(keys)
         for n in range(found, len(keys)):
-            if len(policy) >= self._capacity:
-                victim = policy.victim(0, lambda key: key not in own)
+            if len(policy) >= self._capacity or not policy.may_add(tenant):
+                victim = policy.victim(tenant, lambda key: key not in own)
                 if victim is None:
                     break
                 policy.remove(victim, evicted=True)
                 went.append(victim)
-            policy.add(keys[n], keys[n - 1] if n else None)
+            policy.add(keys[n], keys[n - 1] if n else None, tenant)
             came.append(keys[n])
         return Change(came, went)
 
@@ -101,4 +102,4 @@ EVICTIONS = ("arc", "lru")
 
 def make_cache(eviction: str, blocks: int) -> BlockCache:
     """A tier of so many blocks, with one of EVICTIONS."""
-    return Arc(blocks) if eviction == "arc" else Lru(blocks)
+    return TierCache(blocks, LeafArc(blocks)) if eviction == "arc" else Lru(blocks)

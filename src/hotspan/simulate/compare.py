@@ -1,7 +1,7 @@
 """Policies, tiers and eviction side by side: every combination of them replays the same traces."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 
@@ -12,7 +12,7 @@ from hotspan.router.types import Medium
 from hotspan.simulate.costs import Sizes
 from hotspan.simulate.routers import POLICIES
 from hotspan.simulate.simulation import Load, Outcome, Setup, Simulation
-from hotspan.simulate.trace import Facts, Workload
+from hotspan.simulate.trace import Trace, TraceFacts
 
 _POINTS = 200
 """Of a distribution that is kept."""
@@ -26,10 +26,7 @@ class Figures:
     imbalance: time that the busiest replica prefilled, by that of the average one; 1 is best.
     """
 
-    trace: str
     seed: int
-    policy: str
-    sizes: Sizes
     requests: int
     hit_rate: float
     hits: dict[str, float]
@@ -78,12 +75,12 @@ class Line:
 class Comparison:
     """What to replay.
 
-    traces: by name, what gives the workload of a seed. A trace out of a file is the same for all seeds, of which the
+    traces: by name, what gives the trace of a seed. A trace out of a file is the same for all seeds, of which the
             routers' own random choices differ then.
     sizes:  each of them is a row of its own.
     """
 
-    traces: dict[str, Callable[[int], Workload]]
+    traces: dict[str, Callable[[int], Trace]]
     setup: Setup = field(default_factory=Setup)
     policies: Sequence[str] = POLICIES
     sizes: Sequence[Sizes] = field(default_factory=lambda: (Sizes(),))
@@ -95,9 +92,9 @@ class Comparison:
             if policy not in POLICIES:
                 raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
 
-    def run(self, tell: Callable[[str], None] = lambda step: None) -> tuple[list[Line], dict[str, list[Facts]]]:
+    def run(self, tell: Callable[[str], None] = lambda step: None) -> tuple[list[Line], dict[str, list[TraceFacts]]]:
         """All lines, and what the traces are like; `tell` is given a word on each step."""
-        facts: dict[str, list[Facts]] = {}
+        facts: dict[str, list[TraceFacts]] = {}
         lines: list[Line] = []
         for name, make in self.traces.items():
             lines += self._lines(name, make, facts, tell)
@@ -106,29 +103,28 @@ class Comparison:
     def _lines(
         self,
         name: str,
-        make: Callable[[int], Workload],
-        facts: dict[str, list[Facts]],
+        make: Callable[[int], Trace],
+        facts: dict[str, list[TraceFacts]],
         tell: Callable[[str], None],
-    ) -> Iterator[Line]:
-        runs: dict[tuple[str, Sizes], list[Figures]] = {}
-        curves: dict[tuple[str, Sizes], Curve] = {}
+    ) -> list[Line]:
+        found: dict[tuple[str, Sizes], Line] = {}
         for seed in range(self.seed, self.seed + self.seeds):
             tell(f"{name}: making the trace of seed {seed}")
-            workload = make(seed)
-            facts.setdefault(name, []).append(workload.facts())
+            made = make(seed)
+            facts.setdefault(name, []).append(made.facts())
             for sizes, policy in product(self.sizes, self.policies):
                 tell(f"{name}, seed {seed}: {policy}, {sizes.label()}")
-                outcome = Simulation(replace(self.setup, sizes=sizes), policy, seed).run(workload)
-                runs.setdefault((policy, sizes), []).append(figures(name, seed, policy, sizes, outcome))
-                curves.setdefault((policy, sizes), _curve(outcome))
-        for (policy, sizes), found in runs.items():
-            yield Line(name, policy, sizes, found, curves[policy, sizes])
+                outcome = Simulation(replace(self.setup, sizes=sizes), policy, seed).run(made)
+                line = found.setdefault((policy, sizes), Line(name, policy, sizes, [], _curve(outcome)))
+                line.runs.append(_figures(seed, outcome))
+        return list(found.values())
 
     def settings(self) -> dict[str, object]:
         """What a reader of the figures has to know."""
         costs = asdict(self.setup.costs)
         for name in ("load_gb_per_s", "load_s"):
-            costs[name] = {medium.name.lower(): value for medium, value in costs[name].items()}
+            values = getattr(self.setup.costs, name)
+            costs[name] = {medium.name.lower(): value for medium, value in values.items()}
         return {
             "replicas": self.setup.replicas,
             "event_delay_s": self.setup.event_delay_s,
@@ -138,18 +134,13 @@ class Comparison:
         }
 
 
-def figures(trace: str, seed: int, policy: str, sizes: Sizes, outcome: Outcome) -> Figures:
-    """Out of what became of each request."""
-    ttft_s = quantiles(outcome.ttft_s)
-    if ttft_s is None:
-        raise ConfigError(f"the trace {trace} has no requests")
+def _figures(seed: int, outcome: Outcome) -> Figures:
     busy_s = statistics.mean(outcome.busy_s)
     hits = {Medium.GPU: outcome.found, **outcome.loaded}
+    ttft_s = quantiles(outcome.ttft_s)
+    assert ttft_s is not None, "a trace has at least one request"
     return Figures(
-        trace=trace,
         seed=seed,
-        policy=policy,
-        sizes=sizes,
         requests=len(outcome.ttft_s),
         hit_rate=outcome.hit_rate,
         hits={medium.name.lower(): tokens / outcome.tokens for medium, tokens in hits.items()},

@@ -7,7 +7,7 @@ from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.router.types import Medium
-from hotspan.simulate.mooncake import BLOCK_TOKENS
+from hotspan.simulate.trace import BLOCK_TOKENS
 
 GB = 10**9
 
@@ -18,7 +18,7 @@ class Costs:
 
     step_tokens:   of a step that prefills. Each request that decodes has one of them, so that n slow the prefill down
                    by n / step_tokens; and each gets its token once in such a step.
-    load_gb_per_s: from a medium to the GPU. `load_s`: before the first byte of it.
+    load_s:        before the first byte from a medium comes.
     """
 
     prefill_tokens_per_s: float = option(8000.0, "Prefill rate of one replica, in tokens per second.", kind=POSITIVE)
@@ -34,15 +34,20 @@ class Costs:
     kv_bytes: int = option(
         128 * 1024, "KV cache size per token, in bytes (`hotspan plan MODEL` prints it).", kind=COUNT
     )
-    load_gb_per_s: dict[Medium, float] = field(
-        default_factory=lambda: {Medium.RAM: 20.0, Medium.DISK: 3.0, Medium.L2: 1.5}
-    )
+    ram_gb_per_s: float = option(20.0, "Transfer rate from RAM to the GPU, in GB/s.", kind=POSITIVE)
+    disk_gb_per_s: float = option(3.0, "Transfer rate from disk to the GPU, in GB/s.", kind=POSITIVE)
+    l2_gb_per_s: float = option(1.5, "Transfer rate from the L2 to the GPU, in GB/s.", kind=POSITIVE)
     load_s: dict[Medium, float] = field(default_factory=lambda: {Medium.RAM: 0.0, Medium.DISK: 0.001, Medium.L2: 0.005})
 
     def __post_init__(self) -> None:
         check(self)
-        if min(self.load_s.values()) < 0 or min(self.load_gb_per_s.values()) <= 0:
-            raise ConfigError("times of a replica can't be negative, and rates not 0")
+        if min(self.load_s.values()) < 0:
+            raise ConfigError("times of a replica can't be negative")
+
+    @property
+    def load_gb_per_s(self) -> dict[Medium, float]:
+        """From each medium to the GPU."""
+        return {Medium.RAM: self.ram_gb_per_s, Medium.DISK: self.disk_gb_per_s, Medium.L2: self.l2_gb_per_s}
 
     def prefill_s(self, start: int, end: int) -> float:
         """To compute the tokens [start, end) of a prompt, alone."""

@@ -15,8 +15,7 @@ from heapq import heappop, heappush
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change
 from hotspan.simulate.costs import Costs
-from hotspan.simulate.mooncake import BLOCK_TOKENS
-from hotspan.simulate.trace import Row
+from hotspan.simulate.trace import BLOCK_TOKENS, Request
 
 _TINY = 1e-9
 
@@ -26,11 +25,13 @@ NEVER = float("inf")
 class Job:
     """A request on its way."""
 
-    __slots__ = ("arrived_s", "began_s", "changes", "ended_s", "first_s", "found", "index", "loaded", "replica", "row")
+    __slots__ = (
+        *("arrived_s", "began_s", "changes", "ended_s", "first_s", "found", "index", "loaded", "replica", "request"),
+    )
 
-    def __init__(self, index: int, row: Row, arrived_s: float) -> None:
+    def __init__(self, index: int, request: Request, arrived_s: float) -> None:
         self.index = index
-        self.row = row
+        self.request = request
         self.arrived_s = arrived_s
         self.began_s = self.first_s = self.ended_s = -1.0
         self.replica = -1
@@ -123,30 +124,30 @@ class Replica:
 
     def _take(self, job: Job) -> float:
         """Seconds of prefill, of what is found in no cache or not worth loading; all of it is in the caches then."""
-        row, costs, caches = job.row, self._costs, self._caches
-        end = min(len(row.keys), (row.tokens - 1) // BLOCK_TOKENS)  # the last token is always computed
-        held = caches[Medium.GPU].prefix(row.keys, 0, end)
+        request, costs, caches = job.request, self._costs, self._caches
+        end = min(len(request.keys), (request.tokens - 1) // BLOCK_TOKENS)  # the last token is always computed
+        held = caches[Medium.GPU].prefix(request.keys, 0, end)
         job.found = held * BLOCK_TOKENS
         work_s = 0.0
         for medium in (Medium.RAM, Medium.DISK, Medium.L2):
             cache = caches.get(medium)
             if cache is not None and held < end:
-                until = cache.prefix(row.keys, held, end)
+                until = cache.prefix(request.keys, held, end)
                 load_s = costs.loading_s(medium, until - held)
                 if until > held and load_s < costs.prefill_s(held * BLOCK_TOKENS, until * BLOCK_TOKENS):
                     job.loaded[medium] = (until - held) * BLOCK_TOKENS
                     work_s += load_s
                     held = until
         for medium, cache in caches.items():
-            job.changes[medium] = cache.use(row.keys)
-        return work_s + costs.prefill_s(held * BLOCK_TOKENS, row.tokens)
+            job.changes[medium] = cache.use(request.keys)
+        return work_s + costs.prefill_s(held * BLOCK_TOKENS, request.tokens)
 
     def _first(self, job: Job) -> None:
         self._current = None
         job.first_s = self.at_s
         self._on_first(job, self.at_s)
-        if job.row.answer_tokens > 1:
-            heappush(self._decoding, (self._steps + job.row.answer_tokens - 1, job.index, job))
+        if job.request.answer_tokens > 1:
+            heappush(self._decoding, (self._steps + job.request.answer_tokens - 1, job.index, job))
         else:
             self._end(job)
 

@@ -1,44 +1,48 @@
-"""A comparison as one HTML file: table, plots, settings, machine and command, readable without a network."""
+"""A comparison as one HTML file: tables, plots, settings, machine and command, readable without a network."""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
 
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.report import Card, card_section, html_page, plot_section
-from hotspan.simulate import figures
+from hotspan.bench.page import Card, card_section, facts, folded, plot_section, styled, table_section, write_page
+from hotspan.bench.tables import COLOURS
 from hotspan.simulate.compare import Comparison, Line
-from hotspan.simulate.show import QUANTILES, describe
-from hotspan.simulate.trace import Facts
+from hotspan.simulate.costs import Sizes
+from hotspan.simulate.routers import POLICIES
+from hotspan.simulate.show import describe, tables
+from hotspan.simulate.trace import TraceFacts
 
 _NOT_DRAWN = 100.0
 """Times the least mean: a strategy so far off would press all others together."""
 
+_MIN_S = 0.01
+_MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
-def write_report(path: Path, comparison: Comparison, lines: Sequence[Line], facts: dict[str, list[Facts]]) -> None:
+
+def write_report(
+    path: Path, comparison: Comparison, lines: Sequence[Line], traces: Mapping[str, Sequence[TraceFacts]]
+) -> None:
     """Write the page."""
-    body = [
-        "<h1>Routing, simulated</h1>",
-        f'<p class="lead">{escape(_lead(comparison))}</p>',
-        *(_trace(name, [line for line in lines if line.trace == name], found) for name, found in facts.items()),
-        _environment(comparison),
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html_page("Routing, simulated", body), encoding="utf-8")
-
-
-def _lead(comparison: Comparison) -> str:
     costs = comparison.setup.costs
-    return (
+    lead = (
         f"{comparison.setup.replicas} simulated replicas that prefill {costs.prefill_tokens_per_s:,.0f} tokens/s each. "
         "The strategies of the router run the router's own code, and see only what they send, its first bytes and "
         "ends, and the replicas' events."
     )
+    sections = [_trace(name, [line for line in lines if line.trace == name], found) for name, found in traces.items()]
+    command = escape(" ".join(["hotspan", *sys.argv[1:]]))
+    settings = escape(json.dumps(comparison.settings(), indent=1))
+    environment = f"{facts(list(machine_facts().items()))}<pre>{command}</pre><pre>{settings}</pre>"
+    write_page(path, "Routing, simulated", lead, [*sections, folded("Settings and machine", environment)])
 
 
-def _trace(name: str, lines: Sequence[Line], facts: Sequence[Facts]) -> str:
+def _trace(name: str, lines: Sequence[Line], found: Sequence[TraceFacts]) -> str:
     first = lines[0].sizes
     same = [line for line in lines if line.sizes == first]
     least = min(line.ttft_s("mean") for line in same)
@@ -46,66 +50,132 @@ def _trace(name: str, lines: Sequence[Line], facts: Sequence[Facts]) -> str:
     seen = [line for line in lines if line.policy in {each.policy for each in drawn}]
     left = [line.policy for line in same if line not in drawn]
     note = f" Not drawn, being a hundred times off: {', '.join(left)}." if left else ""
-    tiers = f"{name}, {first.label()}."
+    here = f"{name}, {first.label()}."
     return "\n".join(
         (
-            _cards(name, same),
-            _table(name, lines, facts),
-            plot_section(
-                "Time to first token", f"{tiers} The trace of the first seed.{note}", figures.ttft_distribution(drawn)
-            ),
+            card_section(_cards(name, same)),
+            f'<p class="note">{escape(describe(found))}.</p>',
+            *(table_section(table) for table in tables(name, lines)),
+            plot_section("Time to first token", f"{here} The trace of the first seed.{note}", _distribution(drawn)),
             plot_section(
                 "Found against waited",
-                f"{tiers} A point is a seed. What finds most is not what waits least: it waits where it finds.{note}",
-                figures.hit_against_ttft(drawn),
+                f"{here} A point is a seed. What finds most is not what waits least: it waits where it finds.{note}",
+                _hits_and_ttft(drawn),
             ),
             plot_section(
                 "The busiest replica",
-                f"{tiers} Requests there that have not ended. Click a name to hide it.{note}",
-                figures.load_over_time(drawn),
+                f"{here} Requests there that have not ended. Click a name to hide it.{note}",
+                _load_over_time(drawn),
             ),
-            plot_section("Sizes of the tiers", f"{name}. Means over the seeds.{note}", figures.sizes_sweep(seen)),
+            plot_section("Sizes of the tiers", f"{name}. Means over the seeds.{note}", _sweep(seen)),
         )
     )
 
 
-def _cards(name: str, lines: Sequence[Line]) -> str:
+def _cards(name: str, lines: Sequence[Line]) -> list[Card]:
     """What `auto` gains over the best of the others; nothing where it is not compared."""
     auto = next((line for line in lines if line.policy == "auto"), None)
     others = [line for line in lines if not line.policy.startswith("auto")]
     if auto is None or not others:
-        return ""
+        return []
     cards = []
     for figure in ("mean", "p99"):
         best = min(others, key=lambda line: line.ttft_s(figure))
         times = best.ttft_s(figure) / auto.ttft_s(figure)
         detail = f"{auto.ttft_s(figure):.2f} s, against {best.ttft_s(figure):.2f} s of {best.policy}, the next best"
         cards.append(Card(f"{name}: TTFT, {figure}", f"{times:.2f}x", detail, "faster with auto"))
-    return '<div class="cards">' + "".join(card_section(card) for card in cards) + "</div>"
+    return cards
 
 
-def _table(name: str, lines: Sequence[Line], facts: Sequence[Facts]) -> str:
-    heads = ("strategy", "tiers", "hit rate", *(f"TTFT {each} (s)" for each in QUANTILES), "TPOT (ms)", "imbalance")
-    rows = []
+# -- plots: a curve for each strategy ----------------------------------------------------------------------------------
+
+
+def _distribution(lines: Sequence[Line]) -> go.Figure:
+    """The share of the first seed's requests that had their first token after so long."""
+
+    def curve(line: Line) -> dict[str, Any]:
+        points = line.curve.ttft_s
+        return {
+            "x": [max(value, _MIN_S) for value in points],
+            "y": [n / (len(points) - 1) for n in range(len(points))],
+            "line": {"width": 2 if line.policy == "auto" else 1.5},
+            "hovertemplate": "%{y:.1%} within %{x:.2f} s",
+        }
+
+    figure = _plot(lines, curve, "time to first token (s), log scale", "share of the requests")
+    return figure.update_xaxes(type="log").update_yaxes(tickformat=".0%", range=[0, 1.01])
+
+
+def _hits_and_ttft(lines: Sequence[Line]) -> go.Figure:
+    """A point for each seed: what it found, and how long requests waited."""
+
+    def points(line: Line) -> dict[str, Any]:
+        return {
+            "x": [run.hit_rate for run in line.runs],
+            "y": [run.ttft_s.mean for run in line.runs],
+            "mode": "markers",
+            "marker": {"size": 10, "symbol": _MARKERS[POLICIES.index(line.policy) % len(_MARKERS)]},
+            "hovertemplate": "hit rate %{x:.3f}, mean %{y:.2f} s",
+        }
+
+    figure = _plot(lines, points, "hit rate", "mean time to first token (s), log scale")
+    return figure.update_xaxes(tickformat=".0%", rangemode="tozero").update_yaxes(type="log")
+
+
+def _load_over_time(lines: Sequence[Line]) -> go.Figure:
+    """Requests at the replica that has most, over the first seed's trace; even load is low."""
+
+    def curve(line: Line) -> dict[str, Any]:
+        return {
+            "x": [load.at_s for load in line.curve.load],
+            "y": [max(load.most, 0.5) for load in line.curve.load],
+            "line": {"width": 1},
+            "customdata": [[load.mean] for load in line.curve.load],
+            "hovertemplate": "%{y:.0f}, on average %{customdata[0]:.1f}",
+        }
+
+    title = "requests at the busiest replica, log scale"
+    return _plot(lines, curve, "seconds into the trace", title).update_yaxes(type="log")
+
+
+def _sweep(lines: Sequence[Line]) -> go.Figure | None:
+    """Mean TTFT over the tiers' sizes; None if there is one size."""
+    sizes = list(dict.fromkeys(line.sizes for line in lines))
+    if len(sizes) < 2:
+        return None
+
+    def curve(first: Line) -> dict[str, Any]:
+        own = {line.sizes: line for line in lines if line.policy == first.policy}
+        return {
+            "x": [_short(each, sizes) for each in sizes],
+            "y": [own[each].ttft_s("mean") for each in sizes],
+            "mode": "lines+markers",
+            "line": {"width": 1.5},
+            "customdata": [[own[each].hit_rate] for each in sizes],
+            "hovertemplate": "%{x}: %{y:.2f} s, hit rate %{customdata[0]:.3f}",
+        }
+
+    firsts = {line.policy: line for line in reversed(lines)}
+    figure = _plot(list(firsts.values()), curve, "", "mean time to first token (s), log scale")
+    return figure.update_yaxes(type="log")
+
+
+def _plot(lines: Sequence[Line], curve: Callable[[Line], dict[str, Any]], x: str, y: str) -> go.Figure:
+    """What `curve` gives for each line, in the line's colour, with room for the tools above so many names."""
+    colours = (*COLOURS[1:], COLOURS[0], "#111827")
+    figure = go.Figure()
     for line in lines:
-        tpot = "-" if line.tpot_s is None else f"{line.tpot_s * 1000:.1f}"
-        times = [f"{line.ttft_s(figure):,.2f}" for figure in QUANTILES]
-        cells = [line.policy, line.sizes.label(), f"{line.hit_rate:.3f}", *times, tpot, f"{line.imbalance:.2f}"]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    return (
-        f'<section><h2>{escape(name)}</h2><p class="note">{escape(describe(facts))}. Imbalance is the time that the '
-        "busiest replica prefilled, by that of the average one.</p>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
-    )
+        given = curve(line)
+        colour = {"color": colours[POLICIES.index(line.policy) % len(colours)]}
+        for part in ("line", "marker"):
+            given[part] = {**given.get(part, {}), **colour}
+        given["hovertemplate"] += f"<extra>{line.policy}</extra>"
+        figure.add_scatter(name=line.policy, **given)
+    figure.update_xaxes(title={"text": x}).update_yaxes(title={"text": y})
+    return styled(figure, height=440).update_layout(margin={"t": 64})
 
 
-def _environment(comparison: Comparison) -> str:
-    machine = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in machine_facts().items())
-    settings = escape(json.dumps(comparison.settings(), indent=1))
-    command = escape(" ".join(["hotspan", *sys.argv[1:]]))
-    return (
-        "<section><details><summary>Settings and machine</summary>"
-        f"<dl>{machine}</dl><pre>{command}</pre><pre>{settings}</pre></details></section>"
-    )
+def _short(sizes: Sizes, every: Sequence[Sizes]) -> str:
+    """Its label, less what all have in common."""
+    common = set.intersection(*(set(each.label().split(", ")) for each in every))
+    return ", ".join(part for part in sizes.label().split(", ") if part not in common) or sizes.label()

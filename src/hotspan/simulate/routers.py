@@ -16,8 +16,8 @@ from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import GB, Costs, Sizes
-from hotspan.simulate.mooncake import BLOCK_TOKENS
 from hotspan.simulate.replica import Job
+from hotspan.simulate.trace import BLOCK_TOKENS
 
 LEAST_LOAD: Final = "least-load"
 PREFIX_TREE: Final = "prefix-tree"
@@ -68,8 +68,8 @@ class FleetRouter:
             self._next_told_s = now_s + TOLD_EVERY_S
             for n, name in enumerate(self._names):
                 self._fleet.tell(name, self._speeds, is_measured=n in self._have_answered)
-        row = job.row
-        ask = Ask(row.keys, row.tokens, BLOCK_TOKENS, session=row.session)
+        request = job.request
+        ask = Ask(request.keys, request.tokens, BLOCK_TOKENS, session=request.session)
         decision = self._fleet.choose(ask)
         self._tickets[job.index] = self._fleet.dispatch(ask, decision)
         return self._slots.index(decision.replica)
@@ -79,7 +79,7 @@ class FleetRouter:
         self._tickets[job.index].first_byte()
 
     def end(self, job: Job) -> None:
-        self._tickets.pop(job.index).end(answer_tokens=job.row.answer_tokens)
+        self._tickets.pop(job.index).end(answer_tokens=job.request.answer_tokens)
 
     def event(self, replica: int, medium: Medium, change: Change) -> None:
         index, slot = self._fleet.index, self._slots[replica]
@@ -101,11 +101,11 @@ class LeastLoad:
     def send(self, job: Job) -> int:
         least = min(self._waiting)
         chosen = self._rng.choice([n for n, tokens in enumerate(self._waiting) if tokens == least])
-        self._waiting[chosen] += job.row.tokens
+        self._waiting[chosen] += job.request.tokens
         return chosen
 
     def first_byte(self, job: Job) -> None:
-        self._waiting[job.replica] -= job.row.tokens
+        self._waiting[job.replica] -= job.request.tokens
 
     def end(self, job: Job) -> None:
         pass
@@ -125,7 +125,7 @@ class PrefixTree:
         self._rng = rng
 
     def send(self, job: Job) -> int:
-        keys, sent = job.row.keys, self._sent
+        keys, sent = job.request.keys, self._sent
         where = self._all
         for key in keys:
             further = where & sent.get(key, 0)

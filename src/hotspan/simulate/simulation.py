@@ -1,4 +1,4 @@
-"""One replay: a workload over simulated replicas behind one router.
+"""One replay: a trace over simulated replicas behind one router.
 
 Things happen in the order of time: arrivals out of the trace, and what comes next at each replica out of a heap. An
 entry of the heap is stale once its replica has changed since.
@@ -16,12 +16,12 @@ from hotspan.simulate.caches import EVICTIONS, BlockCache, Change, Lru, make_cac
 from hotspan.simulate.costs import Costs, Sizes
 from hotspan.simulate.replica import NEVER, Job, Replica
 from hotspan.simulate.routers import Router, make_router
-from hotspan.simulate.trace import Workload
+from hotspan.simulate.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a workload is replayed over.
+    """What a trace is replayed over.
 
     event_delay_s: from a change in a replica's caches to the router; None: no events at all.
     """
@@ -88,7 +88,7 @@ class SimulationClock:
 
 
 _SAMPLES = 600
-"""Of the load, over a workload."""
+"""Of the load, over a trace."""
 
 
 class Simulation:
@@ -114,9 +114,9 @@ class Simulation:
         ]
         self._jobs: list[Job] = []
 
-    def run(self, workload: Workload) -> Outcome:
+    def run(self, trace: Trace) -> Outcome:
         """What became of the requests. Takes a fraction of a millisecond for each."""
-        jobs = self._jobs = [Job(n, row, row.at_s) for n, row in enumerate(workload.rows)]
+        jobs = self._jobs = [Job(n, each, each.at_s) for n, each in enumerate(trace.requests)]
         load: list[Load] = []
         every = max(1, len(jobs) // _SAMPLES)
         for job in jobs:
@@ -175,11 +175,11 @@ class Simulation:
         return Outcome(
             ttft_s=[job.first_s - job.arrived_s for job in jobs],
             tpot_s=[
-                (job.ended_s - job.first_s) / (job.row.answer_tokens - 1) if job.row.answer_tokens > 1 else None
+                (job.ended_s - job.first_s) / (job.request.answer_tokens - 1) if job.request.answer_tokens > 1 else None
                 for job in jobs
             ],
             replica=[job.replica for job in jobs],
-            tokens=sum(job.row.tokens for job in jobs),
+            tokens=sum(job.request.tokens for job in jobs),
             found=sum(job.found for job in jobs),
             loaded=loaded,
             busy_s=[replica.busy_s for replica in self.replicas],

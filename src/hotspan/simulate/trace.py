@@ -1,34 +1,34 @@
-"""What is replayed: requests out of a file in Mooncake's format, or made from a seed.
+"""Request traces: what they hold, what they are like, and files in Mooncake's format.
 
 A row of a file is `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}`: each id
 names a block of 512 tokens and all that stands before it; the last block may be a part of one.
 """
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
 from hotspan.core.errors import ConfigError
-from hotspan.simulate.mooncake import BLOCK_TOKENS, CONVERSATION, TOOLAGENT, Trace, TraceFacts
-from hotspan.simulate.synthetic import SYNTHETIC
 
-_MOST_TOKENS: Final = 1 << 24
+BLOCK_TOKENS: Final = 512
+
+_MAX_TOKENS: Final = 1 << 24
 _SHARED: Final = 0.02
-_SHARED_LEAST: Final = 100
-_LOOKED_AT: Final = 32
+_MIN_SHARED: Final = 100
+_FIRST_BLOCKS: Final = 32
 
 
-class Row(NamedTuple):
+class Request(NamedTuple):
     """One request.
 
     keys:    of its whole blocks, root first.
-    partial: of what stands after them; None if nothing does.
-    session: what a router would take for the name of its conversation.
+    partial: key of the tokens after them; None if there are none.
+    session: the name of its conversation, as a router would derive it.
     """
 
     at_s: float
@@ -40,160 +40,108 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Requests in the order of arrival."""
+class TraceFacts:
+    """What a trace is like. None: not published of the real one.
 
-    name: str
-    rows: tuple[Row, ...]
-
-    def faster(self, factor: float) -> "Workload":
-        """The same requests in less time."""
-        return replace(self, rows=tuple(row._replace(at_s=row.at_s / factor) for row in self.rows))
-
-    def first(self, requests: int) -> "Workload":
-        """Its first requests."""
-        return replace(self, rows=self.rows[:requests])
-
-    def facts(self) -> "Facts":
-        """What it is like."""
-        seen: set[int] = set()
-        found = blocks = 0
-        for row in self.rows:
-            found += next((n for n, key in enumerate(row.keys) if key not in seen), len(row.keys))
-            blocks += len(row.keys) + (row.partial is not None)
-            seen.update(row.keys)
-        requests = len(self.rows)
-        return Facts(
-            requests=requests,
-            span_s=self.rows[-1].at_s - self.rows[0].at_s,
-            mean_tokens=sum(row.tokens for row in self.rows) / requests,
-            mean_answer_tokens=sum(row.answer_tokens for row in self.rows) / requests,
-            asked_before=found / blocks if blocks else 0.0,
-            footprint_blocks=len(seen),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a workload is like.
-
-    asked_before:     of all blocks, parts of one included, what a cache without bounds finds.
-    footprint_blocks: different whole blocks.
+    asked_before:     share of the blocks, partial ones included, that an unbounded cache finds.
+    footprint_blocks: different whole blocks. `reused`: the share of them that is asked for more than once.
     """
 
     requests: int
-    span_s: float
     mean_tokens: float
-    mean_answer_tokens: float
+    median_tokens: int
     asked_before: float
-    footprint_blocks: int
+    span_s: float
+    mean_answer_tokens: float
+    footprint_blocks: int | None = None
+    reused: float | None = None
 
 
-class Drawn(Protocol):
-    """What traces are made after: `bench.traces.Shape` and `Synthetic`."""
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of arrival."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    requests: tuple[Request, ...]
 
-    @property
-    def published(self) -> TraceFacts: ...
+    @classmethod
+    def of(cls, name: str, requests: Sequence[Request]) -> Self:
+        """These requests, with the sessions that a trace does not name.
 
-    def draw(self, seed: int, scale: float = 1.0, span: float = 1.0) -> Trace: ...
+        Raises: ConfigError if there are none.
+        """
+        if not requests:
+            raise ConfigError(f"the trace {name} has no requests: ask for more, or give another")
+        return cls(name, tuple(_with_sessions(requests)))
 
+    def faster(self, factor: float) -> Self:
+        """The same requests in less time."""
+        return replace(self, requests=tuple(each._replace(at_s=each.at_s / factor) for each in self.requests))
 
-SHAPES: Final[dict[str, Drawn]] = {shape.name: shape for shape in (CONVERSATION, SYNTHETIC, TOOLAGENT)}
-
-
-def draw(shape: Drawn, seed: int, requests: int | None = None) -> Workload:
-    """A trace of this shape at its published rate: as many requests as published, or so many, over longer or less."""
-    span = 1.0 if requests is None else requests / shape.published.requests
-    trace = shape.draw(seed, span=span)
-    names: dict[bytes, int] = {}
-    rows = []
-    for request in trace.requests:
-        keys = tuple(names.setdefault(key, len(names)) for key in request.chunks)
-        rows.append(Row(request.at_s, request.tokens, request.answer_tokens, keys))
-    partial = len(names)
-    for n, row in enumerate(rows):
-        if row.tokens % BLOCK_TOKENS:
-            rows[n] = row._replace(partial=partial)
-            partial += 1
-    return Workload(trace.name, tuple(_with_sessions(rows)))
-
-
-def sources(
-    names: Sequence[str], requests: int | None = None, rate_scale: float = 1.0
-) -> dict[str, Callable[[int], Workload]]:
-    """For each trace, a shape's name or a file, what gives the workload of a seed; a file is read once, and now.
-
-    Raises: ConfigError for a name that is neither, or a file that has an error.
-    """
-    found: dict[str, Callable[[int], Workload]] = {}
-    for name in names:
-        if name in SHAPES:
-            found[name] = partial(_drawn, name, requests, rate_scale)
-        else:
-            workload = read(Path(name), requests).faster(rate_scale)
-            found[name] = partial(_same, workload)
-    return found
+    def facts(self) -> TraceFacts:
+        """What it is like."""
+        asked: Counter[int] = Counter()
+        found = partial = 0
+        for each in self.requests:
+            found += next((n for n, key in enumerate(each.keys) if key not in asked), len(each.keys))
+            partial += each.partial is not None
+            asked.update(each.keys)
+        blocks = asked.total() + partial
+        return TraceFacts(
+            requests=len(self.requests),
+            mean_tokens=statistics.fmean(each.tokens for each in self.requests),
+            median_tokens=statistics.median_high(each.tokens for each in self.requests),
+            asked_before=found / blocks if blocks else 0.0,
+            span_s=self.requests[-1].at_s - self.requests[0].at_s,
+            mean_answer_tokens=statistics.fmean(each.answer_tokens for each in self.requests),
+            footprint_blocks=len(asked),
+            reused=sum(times > 1 for times in asked.values()) / len(asked) if asked else 0.0,
+        )
 
 
-def _drawn(name: str, requests: int | None, rate_scale: float, seed: int) -> Workload:
-    return draw(SHAPES[name], seed, requests).faster(rate_scale)
-
-
-def _same(workload: Workload, seed: int) -> Workload:
-    return workload
-
-
-def read(path: Path, requests: int | None = None) -> Workload:
+def read(path: Path, requests: int | None = None) -> Trace:
     """The requests of a file, or its first so many.
 
     Raises: ConfigError that names the line which is not what it should be.
     """
-    rows: list[Row] = []
+    found: list[Request] = []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_row(line, f"{path}, line {number}"))
-                    if len(rows) > 1 and rows[-1].at_s < rows[-2].at_s:
+                    found.append(_request(line, f"{path}, line {number}"))
+                    if len(found) > 1 and found[-1].at_s < found[-2].at_s:
                         raise ConfigError(f"{path}, line {number}: is earlier than the line before; sort by timestamp")
-                if len(rows) == requests:
+                if len(found) == requests:
                     break
     except OSError as error:
-        raise ConfigError(
-            f"the trace {path} can't be read ({error.strerror}); give one of {', '.join(SHAPES)}, or a file"
-        ) from error
-    if not rows:
-        raise ConfigError(f"the trace {path} has no requests")
-    return Workload(path.stem, tuple(_with_sessions(rows)))
+        raise ConfigError(f"the trace {path} can't be read: {error.strerror}") from error
+    return Trace.of(path.stem, found)
 
 
-def write(path: Path, workload: Workload) -> None:
+def write(path: Path, trace: Trace) -> None:
     """Write the requests in Mooncake's format, times in whole milliseconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        for row in workload.rows:
-            ids = list(row.keys) + ([row.partial] if row.partial is not None else [])
+        for each in trace.requests:
             fields = {
-                "timestamp": round(row.at_s * 1000),
-                "input_length": row.tokens,
-                "output_length": row.answer_tokens,
-                "hash_ids": ids,
+                "timestamp": round(each.at_s * 1000),
+                "input_length": each.tokens,
+                "output_length": each.answer_tokens,
+                "hash_ids": [*each.keys, *([] if each.partial is None else [each.partial])],
             }
             file.write(orjson.dumps(fields) + b"\n")
 
 
-def _row(line: bytes, where: str) -> Row:
+def _request(line: bytes, where: str) -> Request:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{where}: is no JSON ({error})") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: is no JSON object")
-    tokens = _whole(fields, "input_length", where, least=1)
-    answer_tokens = _whole(fields, "output_length", where)
+    tokens = _count(fields, "input_length", where, least=1)
+    answer_tokens = _count(fields, "output_length", where)
     ids = fields.get("hash_ids")
     if not isinstance(ids, list) or not all(type(key) is int and 0 <= key < 1 << 64 for key in ids):
         raise ConfigError(f"{where}: hash_ids is no list of whole numbers from 0 to 2^64")
@@ -203,37 +151,31 @@ def _row(line: bytes, where: str) -> Row:
             f"{where}: {len(ids)} hash_ids do not name the {BLOCK_TOKENS}-token blocks of {tokens} tokens; "
             f"{blocks} or {blocks + 1} do"
         )
-    at_s = _number(fields, "timestamp", where) / 1000
-    return Row(at_s, tokens, answer_tokens, tuple(ids[:blocks]), ids[blocks] if len(ids) > blocks else None)
+    at_ms = fields.get("timestamp")
+    if not isinstance(at_ms, int | float) or isinstance(at_ms, bool) or not 0 <= at_ms < 1e15:
+        raise ConfigError(f"{where}: timestamp is no number of milliseconds: {at_ms!r}")
+    return Request(at_ms / 1000, tokens, answer_tokens, tuple(ids[:blocks]), ids[blocks] if len(ids) > blocks else None)
 
 
-def _whole(fields: dict[str, Any], name: str, where: str, least: int = 0) -> int:
+def _count(fields: dict[str, Any], name: str, where: str, least: int = 0) -> int:
     value = fields.get(name)
-    if type(value) is not int or not least <= value <= _MOST_TOKENS:
-        raise ConfigError(f"{where}: {name} is no whole number of tokens from {least} to {_MOST_TOKENS}: {value!r}")
+    if type(value) is not int or not least <= value <= _MAX_TOKENS:
+        raise ConfigError(f"{where}: {name} is no whole number of tokens from {least} to {_MAX_TOKENS}: {value!r}")
     return value
 
 
-def _number(fields: dict[str, Any], name: str, where: str) -> float:
-    value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e15:
-        raise ConfigError(f"{where}: {name} is no number of milliseconds: {value!r}")
-    return float(value)
+def _with_sessions(requests: Sequence[Request]) -> Iterator[Request]:
+    """Name each conversation as a router does without a header: by the first block that is no system prompt.
 
-
-def _with_sessions(rows: Sequence[Row]) -> Iterator[Row]:
-    """Name the conversations, which a trace does not.
-
-    As a router does without a header, by the system prompt and the first message: up to the first block that is no
-    system prompt, being what at most 2 % of the requests begin with.
+    A system prompt is what at most 2 % of the requests, and at least 100, begin with.
     """
-    often = Counter(key for row in rows for key in _beginning(row))
-    shared = max(_SHARED_LEAST, _SHARED * len(rows))
-    for n, row in enumerate(rows):
-        own = next((key for key in _beginning(row) if often[key] <= shared), None)
-        name = b"request %d" % n if own is None else own.to_bytes(8, "big")
-        yield row._replace(session=name)
+    often = Counter(key for each in requests for key in _first_blocks(each))
+    shared = max(_MIN_SHARED, _SHARED * len(requests))
+    for n, each in enumerate(requests):
+        own = next((key for key in _first_blocks(each) if often[key] <= shared), None)
+        yield each._replace(session=b"request %d" % n if own is None else own.to_bytes(8, "big"))
 
 
-def _beginning(row: Row) -> Iterable[int]:
-    return row.keys[:_LOOKED_AT] if row.partial is None else (*row.keys[:_LOOKED_AT], row.partial)
+def _first_blocks(each: Request) -> Iterable[int]:
+    first = each.keys[:_FIRST_BLOCKS]
+    return first if each.partial is None else (*first, each.partial)

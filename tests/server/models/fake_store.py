@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from hotspan.cli.errors import explained
+from hotspan.cli.output import explained
 from hotspan.cli.serve import serve_options
 from hotspan.config.configuration import Places, load_configuration
 from hotspan.config.environment import environment

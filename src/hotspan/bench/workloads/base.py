@@ -1,15 +1,17 @@
-"""What a workload is: rounds, each of which sends prompts on a schedule of its own.
+"""What a workload is: options that make rounds, each of which sends prompts on a schedule of its own.
 
-A new workload is one file: a frozen options dataclass (its fields are its command-line flags and its keys in the
-configuration file) that builds a `Workload`. `workloads.WORKLOADS` names it, and nothing else changes.
+A new workload is one file: a subclass of `WorkloadOptions`, whose fields are its command-line flags and its keys in
+the configuration file. `workloads.WORKLOADS` names it, and nothing else changes.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from hotspan.bench.records import Loop, RequestRecord, RoundName
+from hotspan.config.options import check
+from hotspan.core.errors import ConfigError
 
 
 class Message(NamedTuple):
@@ -100,18 +102,6 @@ class ClosedLoop:
                 tasks.create_task(send_one(prompt))
 
 
-class Workload(Protocol):
-    """A stream of requests, the same for the same options and seed."""
-
-    async def prepare(self, count_tokens: CountTokens) -> None:
-        """Make the texts. Runs before anything is measured."""
-        ...
-
-    def rounds(self) -> Sequence[Round]:
-        """The rounds in their order; the caller may leave some out, never the query round."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much KV the workload should touch: `kv_cache_volume` GiB at `tokens_per_gb` tokens each (None: unknown)."""
@@ -120,20 +110,50 @@ class Scale:
     tokens_per_gb: int | None
 
 
-class WorkloadOptions(Protocol):
-    """The options of one workload: a frozen dataclass made with `option()` fields.
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """The options of one workload: its fields are made with `option()`, and it makes the rounds.
 
-    Its `__post_init__` raises ConfigError for values that can't work.
+    NAME:   what --workload takes. PREFIX: of its flags and keys.
+    COUNTS: the field that sets how many texts there are; 0 computes it from the KV cache volume.
     """
 
     NAME: ClassVar[str]
     PREFIX: ClassVar[str]
-    COUNT_FLAG: ClassVar[str]  # sets its size outright, for those who don't know tokens per GiB
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    COUNTS: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check(self, f"{self.PREFIX}_")
+
+    @property
+    def count_flag(self) -> str:
+        return f"--{self.PREFIX}-{self.COUNTS.replace('_', '-')}"
 
     @property
     def needs_scale(self) -> bool:
-        """Whether its size follows from the KV cache volume, so that tokens per GiB must be known."""
-        ...
+        """Whether tokens per GiB must be known."""
+        return getattr(self, self.COUNTS) == 0
 
-    def build(self, scale: Scale, seed: int) -> Workload: ...
+    @property
+    def tokens_each(self) -> int:
+        """Tokens of each text."""
+        raise NotImplementedError
+
+    def count(self, scale: Scale) -> int:
+        """How many texts: as asked, or as many as fill the volume, at least one.
+
+        Raises: ConfigError if tokens per GiB would have to be known.
+        """
+        if not self.needs_scale:
+            return int(getattr(self, self.COUNTS))
+        if scale.tokens_per_gb is None:
+            what = self.COUNTS.removeprefix("num_")
+            raise ConfigError(f"the number of {what} is unknown: pass {self.count_flag} or --tokens-per-gb-kvcache")
+        return max(1, int(scale.kv_cache_volume * scale.tokens_per_gb / self.tokens_each))
+
+    async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[Round]:
+        """The rounds in their order, the same for the same options and seed; makes their texts.
+
+        The caller may leave some out, never the query round.
+        """
+        raise NotImplementedError

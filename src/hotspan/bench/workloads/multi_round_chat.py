@@ -14,11 +14,10 @@ from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import Loop, RoundName
 from hotspan.bench.texts import fitted_prose, pre_warm_up
-from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, Workload
+from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, WorkloadOptions
 from hotspan.bench.workloads.sessions import ChatRound, due_times
 from hotspan.config.kinds import COUNT, NATURAL, POSITIVE
-from hotspan.config.options import check, option
-from hotspan.core.errors import ConfigError
+from hotspan.config.options import option
 
 ACKNOWLEDGEMENT: Final = "Thank you, I know all of that now."
 
@@ -27,12 +26,12 @@ _PRE_WARM_UP_REQUESTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class MultiRoundChatOptions:
+class MultiRoundChatOptions(WorkloadOptions):
     """The flags `--mrc-*`."""
 
     NAME: ClassVar[str] = "multi-round-chat"
     PREFIX: ClassVar[str] = "mrc"
-    COUNT_FLAG: ClassVar[str] = "--mrc-num-sessions"
+    COUNTS: ClassVar[str] = "num_sessions"
 
     shared_prompt_length: int = option(2000, "Tokens per system prompt.", kind=COUNT)
     chat_history_length: int = option(10_000, "Tokens of chat history before the first turn of a session.", kind=COUNT)
@@ -61,73 +60,40 @@ class MultiRoundChatOptions:
         0, "Number of turns to send, instead of --mrc-duration. Default: use --mrc-duration.", kind=NATURAL
     )
 
-    def __post_init__(self) -> None:
-        check(self, f"{self.PREFIX}_")
-
     @property
-    def needs_scale(self) -> bool:
-        return self.num_sessions == 0
+    def tokens_each(self) -> int:
+        """Before the first turn."""
+        return self.shared_prompt_length + self.chat_history_length
 
-    def sessions(self, scale: Scale) -> int:
-        """How many sessions: as asked, or as many as fill the volume before their first turn, at least one."""
-        if self.num_sessions:
-            return self.num_sessions
-        if scale.tokens_per_gb is None:
-            raise ConfigError("the number of sessions is unknown: pass --mrc-num-sessions or --tokens-per-gb-kvcache")
-        tokens = self.shared_prompt_length + self.chat_history_length
-        return max(1, int(scale.kv_cache_volume * scale.tokens_per_gb / tokens))
-
-    def build(self, scale: Scale, seed: int) -> Workload:
-        return MultiRoundChat(self, self.sessions(scale), seed)
-
-
-class MultiRoundChat:
-    """Pre-warm-up on texts of their own, each session once alone, the turns as they are due, and first turns alone."""
-
-    def __init__(self, options: MultiRoundChatOptions, num_sessions: int, seed: int) -> None:
-        self.options = options
-        self.num_sessions = num_sessions
-        self.seed = seed
-        due = due_times(options.qps, options.arrivals, seed)
-        within = islice(due, options.num_requests) if options.num_requests else takewhile(self._is_in_time, due)
-        self.due_s = tuple(within)
-        self.openings: tuple[tuple[Message, ...], ...] = ()
-        self.questions: tuple[str, ...] = ()
-
-    def _is_in_time(self, due_s: float) -> bool:
-        return due_s < self.options.duration
-
-    async def prepare(self, count_tokens: CountTokens) -> None:
-        texts = _Texts(self.options, self.seed, count_tokens)
-        self.openings = tuple([await texts.opening(number) for number in range(self.num_sessions)])
-        turns = max(1, ceil(len(self.due_s) / self.num_sessions))
-        self.questions = tuple([await texts.question(turn) for turn in range(turns)])
-
-    def rounds(self) -> Sequence[Round]:
-        options = self.options
-        longest = options.shared_prompt_length + options.chat_history_length
-        first = pre_warm_up(_PRE_WARM_UP_REQUESTS, longest, options.output_length)
-        warm_up = tuple(Prompt(f"warmup_s{i}", "Hello", 1, opening) for i, opening in enumerate(self.openings))
+    async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[Round]:
+        """Pre-warm-up on texts of their own, each session once alone, the turns as they are due, first turns alone."""
+        texts = _Texts(self, seed, count_tokens)
+        openings = tuple([await texts.opening(number) for number in range(self.count(scale))])
+        due = due_times(self.qps, self.arrivals, seed)
+        number = self.num_requests
+        due_s = tuple(islice(due, number) if number else takewhile(lambda at_s: at_s < self.duration, due))
+        turns = max(1, ceil(len(due_s) / len(openings)))
+        questions = tuple([await texts.question(turn) for turn in range(turns)])
+        first = pre_warm_up(_PRE_WARM_UP_REQUESTS, self.tokens_each, self.output_length)
+        warm_up = tuple(Prompt(f"warmup_s{i}", "Hello", 1, opening) for i, opening in enumerate(openings))
         # Later turns hold what was answered before; the first ones are the same for every server.
         check = tuple(
-            Prompt(f"s{i}_r{i}", self.questions[0], options.output_length, opening)
-            for i, opening in enumerate(self.openings)
+            Prompt(f"s{i}_r{i}", questions[0], self.output_length, opening) for i, opening in enumerate(openings)
         )
-        stops_after_s = None if options.num_requests else options.duration
-        turns = ChatRound(
+        query = ChatRound(
             name=RoundName.QUERY,
-            openings=self.openings,
-            questions=self.questions,
-            due_s=self.due_s,
-            max_tokens=options.output_length,
-            loop=Loop(options.loop),
-            stops_after_s=stops_after_s,
+            openings=openings,
+            questions=questions,
+            due_s=due_s,
+            max_tokens=self.output_length,
+            loop=Loop(self.loop),
+            stops_after_s=None if number else self.duration,
         )
         return (
             ClosedLoop(RoundName.PRE_WARM_UP, first, _PRE_WARM_UP_REQUESTS),
-            ClosedLoop(RoundName.WARM_UP, warm_up, 1),
-            turns,
-            ClosedLoop(RoundName.CHECK, check, 1),
+            ClosedLoop(RoundName.WARM_UP, warm_up),
+            query,
+            ClosedLoop(RoundName.CHECK, check),
         )
 
 

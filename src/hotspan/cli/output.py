@@ -1,0 +1,57 @@
+"""What commands print, and how one ends whose request can't work: one sentence, exit status 2, no traceback."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from hotspan.core.errors import ConfigError, HotspanError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH_OF_FILES: Final = 100
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn hotspan's errors into a line on stderr and exit status 2."""
+    try:
+        yield
+    except HotspanError as error:
+        typer.secho(f"hotspan: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from error
+
+
+def stdout_console() -> "Console":
+    """A console as wide as the terminal, or of 100 columns where stdout is a file or a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def print_written(path: Path) -> None:
+    typer.echo(f"written: {path}")
+
+
+def confirm(question: str, what: str, *, yes: bool) -> None:
+    """Ask before something that can't be undone.
+
+    what: it, for the error. yes: --yes was given.
+    Raises: ConfigError if nobody is there to be asked, typer.Abort if the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{what} can't be undone: confirm with --yes")
+    typer.confirm(question, abort=True)
