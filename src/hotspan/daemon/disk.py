@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.directory import SlabDirectory
@@ -32,8 +33,6 @@ STALL_S = 1.0
 
 _MAX_STORES = 2  # of the threads' work, so that others are free to read
 _MAX_LOADS = 256
-_MAX_FAULTS = 3
-_FIRST_REST_S, _LONGEST_REST_S = 1.0, 10.0
 _COPY = b"O"  # followed by a key: a copy, as `_pack` has it
 _HEAD = struct.Struct("<Q16sH")
 _EXTENT = struct.Struct("<QQ")
@@ -110,9 +109,7 @@ class DiskSlab:
         self._space = FreeSpace(0, directory.bytes)
         self._order = LeafArc(directory.bytes // PAGE_BYTES, Shares(default_floor=0.0))
         self._flights: set[_Flight] = set()
-        self._faults = 0
-        self._rests_until_s = clock.monotonic()
-        self._rest_s = _FIRST_REST_S
+        self._breaker = Breaker(clock)
         self._is_hung = self._is_lost = False
         self._queue = queue("daemon-disk", THREADS, PAGE_BYTES)
 
@@ -146,7 +143,7 @@ class DiskSlab:
     @property
     def is_up(self) -> bool:
         """Whether it takes part."""
-        return not (self._is_lost or self._is_hung) and self._clock.monotonic() >= self._rests_until_s
+        return not (self._is_lost or self._is_hung or self._breaker.state is BreakerState.OPEN)
 
     def can_store(self) -> bool:
         """Whether `store` may be called."""
@@ -282,17 +279,15 @@ class DiskSlab:
     def _end(self, flight: _Flight, outcome: Outcome) -> None:
         self._flights.remove(flight)
         if outcome is Outcome.DONE:
-            self._faults, self._rest_s = 0, _FIRST_REST_S
+            if self.is_up:  # what was in flight when it rested is no trial
+                self._breaker.succeeded()
         elif outcome is Outcome.CORRUPT:
             self.counts.corrupt += 1
         elif outcome is Outcome.FAULT:
             self.counts.faults += 1
-            self._faults += 1
-            if self._faults >= _MAX_FAULTS and self.is_up:
+            if self.is_up and self._breaker.failed():
                 self.counts.trips += 1
-                logger.warning("daemon_disk_fails path=%s pause_s=%g", self._directory.path, self._rest_s)
-                self._rests_until_s = self._clock.monotonic() + self._rest_s
-                self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+                logger.warning("daemon_disk_fails path=%s pause_s=%g", self._directory.path, self._breaker.pause_s)
                 self._queue.drop()
 
     def _hanging(self) -> int:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from hotspan.core.breaker import BreakerState
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet
-from hotspan.router.health import BreakerState, HealthState, ReplicaHealth
+from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.metrics import Figure, Sample
 from hotspan.router.stateful import StatefulSessions
 from hotspan.router.text import Prompts

@@ -10,16 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hotspan.config.options import option
+from hotspan.core.breaker import Breaker
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
-
-
-class BreakerState(Enum):
-    """Whether requests may go to a replica."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
 
 
 class HealthState(Enum):
@@ -63,81 +56,6 @@ class HealthSettings:
         return max(self.interval_s, 1.0) if self.timeout_s is None else self.timeout_s
 
 
-class Breaker:
-    """Opens after failures in a row, and lets one request try after a while.
-
-    opened: how often.
-    """
-
-    def __init__(self, settings: HealthSettings, clock: Clock, rng: random.Random) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._rng = rng
-        self._failures = 0
-        self._open_s = settings.open_s
-        self._until_s: float | None = None
-        self._is_trying = False
-        self.opened = 0
-
-    @property
-    def state(self) -> BreakerState:
-        """What it is now."""
-        if self._until_s is None:
-            return BreakerState.CLOSED
-        return BreakerState.OPEN if self._clock.monotonic() < self._until_s else BreakerState.HALF_OPEN
-
-    @property
-    def can_take(self) -> bool:
-        """Whether a request may go there: none while it is open, one at a time while it is half-open."""
-        state = self.state
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._is_trying)
-
-    @property
-    def wait_s(self) -> float:
-        """Until a request may try it."""
-        return 0.0 if self._until_s is None else max(0.0, self._until_s - self._clock.monotonic())
-
-    def took(self) -> None:
-        """A request goes there."""
-        self._is_trying = self._until_s is not None
-
-    def answered(self) -> None:
-        """An answer has begun: requests may go there, and what fails from now on still counts in the row."""
-        self._is_trying = False
-        self._until_s = None
-
-    def succeeded(self) -> None:
-        """It answered a request to its end."""
-        self.answered()
-        self._failures = 0
-        self._open_s = self._settings.open_s
-
-    def gave_up(self) -> None:
-        """A request there ended, and says nothing of it: its client hung up."""
-        self._is_trying = False
-
-    def failed(self) -> None:
-        """A request failed there."""
-        self._failures += 1
-        if self._until_s is not None:
-            if self._is_trying or self.state is BreakerState.HALF_OPEN:
-                self._open_s = min(2 * self._open_s, self._settings.max_open_s)
-                self._open()
-        elif self._failures >= self._settings.failures:
-            self._open()
-
-    def half_open(self) -> None:
-        """Let a request try it now, if it is open: it has just come back."""
-        if self._until_s is not None:
-            self._until_s = self._clock.monotonic()
-
-    def _open(self) -> None:
-        # Up to a tenth more, so that several routers do not try it in the same moment.
-        self._until_s = self._clock.monotonic() + self._open_s * self._rng.uniform(1.0, 1.1)
-        self._is_trying = False
-        self.opened += 1
-
-
 class ReplicaHealth:
     """All that decides whether one replica is given work.
 
@@ -146,7 +64,7 @@ class ReplicaHealth:
 
     def __init__(self, settings: HealthSettings, clock: Clock, rng: random.Random) -> None:
         self._settings = settings
-        self.breaker = Breaker(settings, clock, rng)
+        self.breaker = Breaker(clock, settings.failures, settings.open_s, settings.max_open_s, rng=rng)
         self.health = HealthState.UNKNOWN
         self.is_drained = False
         self.failed_checks = 0

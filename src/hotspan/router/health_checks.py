@@ -9,9 +9,10 @@ from http import HTTPStatus
 
 import orjson
 
+from hotspan.core.breaker import BreakerState
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.dispatcher import Dispatcher
-from hotspan.router.health import BreakerState, HealthSettings, HealthState, ReplicaHealth
+from hotspan.router.health import HealthSettings, HealthState, ReplicaHealth
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,7 @@ class HealthChecks:
     def failed(self, name: str, why: str) -> None:
         """A request failed at a replica; it is asked how it is at once."""
         breaker = self._replica_health[name].breaker
-        opened = breaker.opened
-        breaker.failed()
-        if breaker.opened > opened:
+        if breaker.failed():
             logger.warning("breaker_opened replica=%s wait_s=%.1f why=%s", name, breaker.wait_s, why)
         self.changed(name)
         self._asked[name].set()

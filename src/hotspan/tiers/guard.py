@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
+from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.scopes import Backlog
@@ -35,8 +36,6 @@ _LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
 """Chunks that a tier begins together end together: none of four large ones for long, over a link that is only slow."""
 
 _TIMELY_S = 0.050
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 10.0
 _MAX_JOINS = 1 << 16
 _MAX_UNTOLD = {Tier.DISK: 16, Tier.L2: 1 << 10}
 """Scopes of one tenant that are remembered while a tier is given up; with more, all of the tenant is invalidated. On a
@@ -77,9 +76,8 @@ class GuardedTier:
         self._flying = 0
         self._moved_s = 0.0  # when something in flight last ended, or the first went off
         self._stall_s = STALL_S
-        self._faults = self._lates = 0
-        self._pause_s = _FIRST_PAUSE_S
-        self._changed_s = self._clock.monotonic()
+        self._breaker = Breaker(self._clock, MAX_FAULTS, steady_s=_STEADY_S)
+        self._lates = 0
         self._opening: threading.Thread | None = None
         self._opened: OpenTier | None = None
         self._missed = Backlog(_MAX_UNTOLD[self.tier])  # what was invalidated while it was given up
@@ -144,7 +142,7 @@ class GuardedTier:
                 self._judge(transfer)
         if not self._is_up:
             self._heal(now)
-        elif self._faults >= MAX_FAULTS:
+        elif self._breaker.state is not BreakerState.CLOSED:
             self._trip("faults")
         elif self._lates >= MAX_FAULTS:
             self._trip("late")
@@ -219,22 +217,22 @@ class GuardedTier:
         return submitted
 
     def _judge(self, transfer: Transfer) -> None:
+        if not self._is_up:
+            return
         if transfer.fault is Fault.IO:
-            self._faults += 1
+            self._breaker.failed()
         elif transfer.fault is None:
-            self._faults = 0
+            self._breaker.succeeded()
             if transfer.is_load and transfer.seconds < _TIMELY_S:
                 self._lates = 0
 
     def _trip(self, reason: str) -> None:
-        now = self._clock.monotonic()
-        steady = now - self._changed_s >= _STEADY_S
-        self._pause_s = _FIRST_PAUSE_S if steady or not self.trips else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        if self._breaker.state is not BreakerState.OPEN:
+            self._breaker.open()
         self._missed.add(self._untold or ())
         self._is_up, self._untold = False, None
-        self._changed_s = now
         self.trips += 1
-        logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._pause_s)
+        logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._breaker.pause_s)
         self._current.give_up()
         self._released += self._current.released()
 
@@ -242,7 +240,7 @@ class GuardedTier:
         """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""
         if self._opened is not None:
             self._current, self._opened, self._opening = self._opened, None, None
-            self._flying = self._faults = self._lates = 0
+            self._flying = self._lates = 0
             self._log_failed = False
             for scopes in list(self._unlogged.values()):
                 self._missed.add(scopes)  # what the former one still does is done anew
@@ -251,13 +249,12 @@ class GuardedTier:
             self._catch_up(now, self._untold)
         elif self._untold is not None:
             self._catch_up(now, self._untold)
-        elif self._opening is None and not self._flying and now - self._changed_s >= self._pause_s and not self._closed:
+        elif self._opening is None and not self._flying and self._breaker.can_take and not self._closed:
             self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
             self._opening.start()
         elif self._opening is not None and not self._opening.is_alive() and self._opened is None:
             self._opening = None
-            self._changed_s = now
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._breaker.failed()
 
     def _catch_up(self, now: float, untold: deque[Scope]) -> None:
         """Tell it some of what it missed; it works when nothing of that is left."""
@@ -274,7 +271,7 @@ class GuardedTier:
         if untold or self._unlogged:
             return
         self._is_up, self._untold = True, None
-        self._changed_s = now
+        self._breaker.succeeded()
         logger.warning("tier_is_back tier=%s", self.tier.value)
 
     def _tell(self, scopes: Sequence[Scope], durable: Durable) -> int:
