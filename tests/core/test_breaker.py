@@ -89,7 +89,7 @@ def test_a_replica_can_always_come_back(steps: list[str]) -> None:
 
 
 def test_pauses_grow_until_it_was_steady() -> None:
-    """With `steady_s`, a breaker that opens again sooner doubles its pause though calls succeeded; later it does not."""
+    """With `steady_s`, a breaker that opens again sooner doubles its pause whatever succeeded; later it does not."""
     clock = SimulatedClock()
     one = Breaker(clock, failures=1, longest_s=4.0, steady_s=30.0)
     pauses = []

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hotspan.core import deadline
 from hotspan.core.types import MIB
-from hotspan.l2.parts import parts_of
 from hotspan.l2.redis_servers import RedisServers, Values, _TimedSocket
 
 
@@ -121,14 +120,3 @@ def test_what_moves_buys_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += 4.5
     with pytest.raises(TimeoutError):
         call.left_s()
-
-
-@given(st.lists(st.integers(0, 3000), max_size=6), st.integers(1, 2500))
-@settings(derandomize=True)
-def test_parts_are_the_whole(sizes: list[int], size: int) -> None:
-    """Buffers cut into parts of a size are the same bytes in the same order, and all parts but the last are full."""
-    data = bytes(n % 251 for n in range(sum(sizes)))
-    ends = list(itertools.accumulate(sizes))
-    parts = list(parts_of([memoryview(data)[end - n : end] for n, end in zip(sizes, ends, strict=True)], size))
-    assert b"".join(bytes(view) for part in parts for view in part) == data
-    assert all(sum(map(len, part)) == size for part in parts[:-1])

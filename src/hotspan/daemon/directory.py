@@ -12,6 +12,7 @@ from pathlib import Path
 
 import xxhash
 
+from hotspan.core.buffers import placed
 from hotspan.core.errors import DirectoryError
 from hotspan.core.types import GIB, PAGE_BYTES, round_up
 from hotspan.daemon.space import Extent
@@ -63,7 +64,7 @@ class SlabDirectory:
         moved: called after each I/O.
         """
         check = xxhash.xxh3_128()
-        for at, piece in _pieces(parts, to):
+        for at, piece in placed(parts, _pages(to), max_bytes=IO_BYTES):
             check.update(piece[:size])
             size -= min(size, len(piece))
             whole(self.files.pwritev(self._slab_fd, [piece], at), len(piece))
@@ -75,7 +76,7 @@ class SlabDirectory:
     ) -> bool:
         """Read a value; whether it is the one of that checksum. Raises: OSError."""
         found = xxhash.xxh3_128()
-        for at, piece in _pieces(parts, of):
+        for at, piece in placed(parts, _pages(of), max_bytes=IO_BYTES):
             whole(self.files.preadv(self._slab_fd, [piece], at), len(piece))
             found.update(piece[:size])
             size -= min(size, len(piece))
@@ -88,15 +89,5 @@ class SlabDirectory:
             self.files.close(self._fds.pop())
 
 
-def _pieces(parts: Sequence[memoryview], extents: Sequence[Extent]) -> Iterator[tuple[int, memoryview]]:
-    """Where on disk each piece of memory belongs: pieces that lie in one run in both, of 4 MiB at most."""
-    left = iter(extents)
-    at = end = 0
-    for part in parts:
-        while part:
-            if at == end:
-                at, size = next(left)
-                end = at + round_up(size, PAGE_BYTES)
-            piece = part[: min(end - at, IO_BYTES)]
-            yield at, piece
-            at, part = at + len(piece), part[len(piece) :]
+def _pages(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
+    return ((offset, round_up(size, PAGE_BYTES)) for offset, size in extents)

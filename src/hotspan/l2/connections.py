@@ -7,17 +7,19 @@ works on all of them at once, and here that takes no thread.
 import contextlib
 import io
 import ipaddress
+import itertools
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
 from hotspan import __version__
+from hotspan.core.buffers import parts_of
 from hotspan.core.deadline import Deadline
 
 Buffer = bytes | memoryview
@@ -65,7 +67,7 @@ class Connection:
         )
         try:
             self._send(head.encode("ascii"), deadline)
-            for piece in _pieces(request.body, chunk_bytes):
+            for piece in itertools.chain.from_iterable(parts_of(request.body, chunk_bytes)):
                 if self._has_answered():
                     self.keeps = False
                     return
@@ -289,13 +291,6 @@ def _is_readable(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _pieces(body: Sequence[Buffer], most: int) -> Iterator[memoryview]:
-    for part in body:
-        view = memoryview(part).cast("B")
-        for start in range(0, len(view), most):
-            yield view[start : start + most]
 
 
 def connected(host: str, port: int, deadline: Deadline) -> socket.socket:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.frame import segment_bytes_for
@@ -55,13 +56,6 @@ LEASE_S = 2.0
 _MOST_DECODED = 1 << 14
 _MOST_LOG_KEYS = 1024  # named in one entry of the log, with a few for each scope; what is more becomes several
 _REFUSED = {Status.TOO_LARGE: errno.EFBIG, Status.NO_ROOM: errno.ENOSPC}
-
-
-class Place(NamedTuple):
-    """Bytes of the segment."""
-
-    offset: int
-    size: int
 
 
 class _Object(NamedTuple):
@@ -137,8 +131,8 @@ class DaemonStore:
                     places = _places(answer)
                 if not segment.has(places, size):
                     raise ConnectionError("the daemon gave a place that is not in its segment")
-                for part, place in _split([preamble, *frame], places, 0):
-                    copy(part, [segment.view[place.offset : place.offset + place.size]])
+                for at, part in placed([preamble, *frame], places):
+                    copy(part, [segment.view[at : at + len(part)]])
                 status, _ = connection.ask(Operation.COMMIT, b"", deadline)
         if status is Status.OK or status is Status.EXISTS:
             return status is Status.OK
@@ -300,24 +294,6 @@ def _places(data: bytes | memoryview) -> tuple[tuple[int, int], ...]:
     return tuple(EXTENT.iter_unpack(data))
 
 
-def _split(
-    parts: Sequence[memoryview], places: Sequence[tuple[int, int]], skip: int
-) -> Iterator[tuple[memoryview, Place]]:
-    """Pieces of `parts`, one after the other, and where each lies, `skip` bytes behind the beginning of `places`."""
-    left = iter(places)
-    at = end = 0
-    for part in parts:
-        done = 0
-        while done < len(part):
-            while at == end:
-                at, size = next(left)
-                skipped = min(skip, size)
-                at, end, skip = at + skipped, at + size, skip - skipped
-            size = min(len(part) - done, end - at)
-            yield part[done : done + size], Place(at, size)
-            done, at = done + size, at + size
-
-
 def _lease_of(answer: memoryview) -> tuple[int, int]:
     """The lease and the version that FIND answered of one key; 0 for none."""
     with understood():
@@ -334,18 +310,18 @@ def _copy_out(
     if sum(map(len, into)) != known.size - PREAMBLE_BYTES:
         return False
     if landed is None:
-        for part, place in _split(into, known.places, PREAMBLE_BYTES):
-            copy(segment.view[place.offset : place.offset + place.size], [part])
+        for at, part in placed(into, known.places, PREAMBLE_BYTES):
+            copy(segment.view[at : at + len(part)], [part])
         return True
     header, payload = into
     step = segment_bytes_for(len(payload))
     pieces = [header, *(payload[first : first + step] for first in range(0, len(payload), step))]
     ends = itertools.accumulate(map(len, pieces[1:]))
-    at, end = -len(header), 0
-    for part, place in _split(pieces, known.places, PREAMBLE_BYTES):
-        copy(segment.view[place.offset : place.offset + place.size], [part])
-        at += len(part)
-        if at == end:  # a whole piece: of the payload, but for the first
+    done, end = -len(header), 0
+    for at, part in placed(pieces, known.places, PREAMBLE_BYTES):
+        copy(segment.view[at : at + len(part)], [part])
+        done += len(part)
+        if done == end:  # a whole piece: of the payload, but for the first
             if end:
                 first = (end - 1) // step * step
                 landed(first, payload[first:end])

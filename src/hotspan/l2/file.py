@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from hotspan.core.buffers import parts_of
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import GIB
 from hotspan.l2.base import StoreUsage
@@ -31,7 +32,6 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import FileOptions
-from hotspan.l2.parts import parts_of
 from hotspan.l2.shared_files import Calls, SharedFiles, Turn
 from hotspan.l2.tree import READ, is_gone, open_below
 from hotspan.tiers.io import IO_BYTES

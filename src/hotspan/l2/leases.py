@@ -11,13 +11,14 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Request
@@ -92,7 +93,7 @@ class SharedSegment:
                 return False
             if any(offset + size > found.st_size for offset, size in lease.fragments):
                 return False
-            return all(_filled(fd, offset, part) for offset, part in _pieces(lease.fragments, start, into))
+            return all(_filled(fd, offset, part) for offset, part in placed(into, lease.fragments, start))
         finally:
             os.close(fd)
 
@@ -304,23 +305,6 @@ def _fragments(said: Any) -> tuple[Fragment, ...] | None:
             return None  # two parts share bytes
         end = fragment.offset + fragment.size
     return tuple(fragments)
-
-
-def _pieces(fragments: Sequence[Fragment], start: int, into: Sequence[memoryview]) -> Iterator[tuple[int, memoryview]]:
-    """Where in the segment each piece of `into` is, whose first byte is number `start` of the object."""
-    parts = iter(fragments)
-    offset, left = 0, 0
-    skip = start
-    for buffer in into:
-        filled = 0
-        while filled < len(buffer):
-            while not left:
-                offset, left = next(parts)
-                skipped = min(skip, left)
-                offset, left, skip = offset + skipped, left - skipped, skip - skipped
-            size = min(left, len(buffer) - filled)
-            yield offset, buffer[filled : filled + size]
-            filled, offset, left = filled + size, offset + size, left - size
 
 
 def _filled(fd: int, offset: int, part: memoryview) -> bool:

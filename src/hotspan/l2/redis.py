@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from hotspan.core.buffers import parts_of
 from hotspan.core.types import MIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blobs import Addition, Entry, Part, Stretch
@@ -21,7 +22,6 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import MAX_BYTES
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import RedisOptions
-from hotspan.l2.parts import parts_of
 from hotspan.l2.redis_servers import Command, RedisServers, ReplyTooLargeError, Values
 
 PIECE_BYTES = MIB

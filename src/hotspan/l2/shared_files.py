@@ -15,11 +15,12 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hotspan.core.buffers import parts_of
 from hotspan.l2.tree import Tree, delete_in, sync_directory
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.io import IO_BYTES, copy
@@ -30,7 +31,6 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _T = TypeVar("_T")
 _NO_LINKS = frozenset([errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS])
-_MOST_BUFFERS = 512
 _TRIES = 3
 _MOST_THREADS = 64
 _CLAIM_S = 60.0
@@ -234,7 +234,7 @@ class _Fresh:
         fd = os.open(self.name, _CREATE, 0o600, dir_fd=self.directory)
         try:
             at = 0
-            for some in _runs(buffers):
+            for some in parts_of(buffers, IO_BYTES):
                 at += _write(fd, some, at)
                 turn.step()
             if is_synced:
@@ -311,19 +311,3 @@ def _write(fd: int, buffers: list[memoryview], at: int) -> int:
         if count:
             buffers[0] = buffers[0][count:]
     return at - start
-
-
-def _runs(buffers: Sequence[Buffer]) -> Iterator[list[memoryview]]:
-    """The buffers for one write each: of about IO_BYTES, and not too many."""
-    run: list[memoryview] = []
-    size = 0
-    for buffer in buffers:
-        view = memoryview(buffer)
-        for at in range(0, len(view), IO_BYTES):
-            run.append(view[at : at + IO_BYTES])
-            size += len(run[-1])
-            if size >= IO_BYTES or len(run) == _MOST_BUFFERS:
-                yield run
-                run, size = [], 0
-    if run:
-        yield run

@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hotspan.core.frame import HEADER_BYTES, FrameFault, verify
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.leases import Fragment, _pieces
 from hotspan.l2.mark_chains import name_of
 from hotspan.testing.chunks import content
 from tests.daemon_protocol.peer import Peer
@@ -141,16 +138,3 @@ class TestSegment:
                 peer.path.unlink()
             aside.rename(peer.path)
         assert one.get(store, there(store, one.key))
-
-    @settings(deadline=None)
-    @given(data=st.data())
-    def test_pieces_are_the_objects_bytes(self, data: st.DataObject) -> None:
-        """For any fragments, beginning and buffers, the pieces name each byte's place in the segment, in order."""
-        fragments = data.draw(st.lists(st.builds(Fragment, st.integers(0, 900), st.integers(1, 50)), min_size=1))
-        places = [offset + at for offset, size in fragments for at in range(size)]
-        start = data.draw(st.integers(0, len(places)))
-        cuts = sorted(data.draw(st.lists(st.integers(start, len(places)), min_size=1)))
-        into = [memoryview(bytearray(b - a)) for a, b in zip([start, *cuts], cuts, strict=False)]
-        pieces = list(_pieces(fragments, start, into))
-        assert [offset + at for offset, part in pieces for at in range(len(part))] == places[start : cuts[-1]]
-        assert all(len(part) for _, part in pieces)
