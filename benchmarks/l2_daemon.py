@@ -34,11 +34,11 @@ import numpy as np
 
 from hotspan.bench.machine import write_results
 from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.shared_memory import populate
 from hotspan.core.terms import Terms
 from hotspan.core.types import GIB, MIB, ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.daemon import DaemonStore
-from hotspan.tiers.pages import populate
 from hotspan.tiers.record import Record
 
 CHUNK_BYTES = 14 * MIB

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hotspan.tiers.slab import SHARED_MEMORY
+from hotspan.core.shared_memory import SHARED_MEMORY
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import MIB, PAGE_BYTES
 from hotspan.daemon.segment import SharedSegment, file_name
-from hotspan.tiers.slab import SHARED_MEMORY
 
 SIZE = 4 * MIB
 

@@ -78,8 +78,8 @@ def _refusal(options: "ServeOptions", surroundings: Mapping[str, str]) -> str | 
 def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Finding"]:
     """What this machine is to a server."""
     from hotspan.config.configuration import visible_gpus
+    from hotspan.core.shared_memory import SHARED_MEMORY
     from hotspan.core.types import GIB
-    from hotspan.l2.open import SHARED_MEMORY
     from hotspan.plan.memory import shared_memory
     from hotspan.server.facts import can_do_direct_io
     from hotspan.server.posture import Finding, Severity

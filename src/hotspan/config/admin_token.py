@@ -5,12 +5,12 @@ on the same host just works.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from hotspan.config.secrets import is_token, read_private
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import is_private_directory
 
 VARIABLE = "HOTSPAN_ADMIN_TOKEN"
 _MIN_LENGTH = 16
@@ -38,15 +38,6 @@ def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
 def token_file(directory: Path, port: int) -> Path:
     """The file with the token of the server on `port`."""
     return directory / f"{port}.token"
-
-
-def is_private_directory(path: Path) -> bool:
-    """Whether it is a directory of this user's that nobody else can look into; a link to one is not."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def find_token(port: int, environment: Mapping[str, str]) -> str | None:

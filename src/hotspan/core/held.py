@@ -6,34 +6,31 @@ ROOT/<64 hex digits>/, ROOT/part-*/   locked by each who uses it
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from hotspan.core.private import EXCLUSIVE, LIST, SHARED, is_private, lock
+
 PART = "part-"
 _OURS = re.compile(rf"[0-9a-f]{{64}}|{PART}[a-z0-9_]+")
-_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def hold(path: Path, kind: int = fcntl.LOCK_SH) -> int:
+def hold(path: Path, kind: int = SHARED) -> int:
     """A descriptor that holds a directory until it is closed. Raises: OSError if another holds it against that."""
-    fd = os.open(path, _ENTER)
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    fd = os.open(path, LIST)
+    if lock(fd, kind):
+        return fd
+    os.close(fd)
+    raise BlockingIOError(errno.EAGAIN, "is held by another process", str(path))
 
 
 def remove_unheld(path: Path) -> None:
     """Remove a directory with all that is in it, unless somebody holds it. Never raises OSError."""
     with contextlib.suppress(OSError):  # held by another, or not ours: it stays
-        mine = hold(path, fcntl.LOCK_EX)
+        mine = hold(path, EXCLUSIVE)
         shutil.rmtree(path, ignore_errors=True)
         os.close(mine)
 
@@ -49,21 +46,21 @@ def changing(root: Path, *, make: bool = True) -> Iterator[None]:
         if make:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            lock = os.open(root, _ENTER)
+            fd = os.open(root, LIST)
         except FileNotFoundError:
             if make:
                 continue  # it went in between
             raise
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = os.fstat(lock)
-            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            lock(fd, timeout_s=None)
+            found = os.fstat(fd)
+            if not is_private(found):
                 raise PermissionError(errno.EPERM, "is not a directory of this user's alone (mode 0700)", str(root))
             if _is_at(root, found):  # else it was removed while this waited for the lock
                 yield
                 return
         finally:
-            os.close(lock)
+            os.close(fd)
 
 
 def _is_at(root: Path, found: os.stat_result) -> bool:

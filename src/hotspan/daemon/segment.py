@@ -9,21 +9,17 @@ The file has two names, NAME and .NAME.hotspan. Clients know the first, and some
 (before 3.13) unlinks every segment that its process attached by name. It is put back as another link to the same file.
 """
 
-import contextlib
-import fcntl
 import logging
-import mmap
 import os
 import stat
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import lock
+from hotspan.core.shared_memory import SHARED_MEMORY, Mapping, check_room
 from hotspan.core.types import GIB, MIB, PAGE_BYTES
-from hotspan.tiers.pages import populate
-from hotspan.tiers.slab import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +57,16 @@ class SharedSegment:
         self._fd = self._create(mode)
         try:
             self._take_name()
-            self._check_room(directory)
+            check_room(self.bytes, directory, what="the cache", option="--size-gib")
             os.ftruncate(self._fd, self.bytes)
             os.pwrite(self._fd, _HEADER.pack(_MAGIC, 1, self.bytes), 0)
-            self._map = mmap.mmap(self._fd, self.bytes)
-            with contextlib.suppress(OSError):  # no huge pages; /dev/shm has some if it is mounted with huge=advise
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._map = Mapping(self._fd, self.bytes)
             self._populate(is_stopping)
         except BaseException:
             self._drop_names()
             os.close(self._fd)
             raise
-        self.view = memoryview(self._map)
+        self.view = self._map.view
 
     def open_again(self) -> int:
         """A descriptor of the segment to give away: the daemon's own would carry its lock along."""
@@ -100,9 +94,7 @@ class SharedSegment:
         if self._fd < 0:
             return
         self._drop_names()
-        self.view.release()
-        with contextlib.suppress(BufferError):  # a view that lives on keeps the mapping
-            self._map.close()
+        self._map.close()
         os.close(self._fd)
         self._fd = -1
 
@@ -127,7 +119,7 @@ class SharedSegment:
                     f"{self.path} can't be made ({error.strerror}): give another --shared-memory-name"
                 ) from error
             try:
-                if _lock(fd, timeout_s=1.0) and os.fstat(fd).st_nlink:  # else another start took it for stale
+                if lock(fd, timeout_s=1.0) and os.fstat(fd).st_nlink:  # else another start took it for stale
                     os.fchmod(fd, mode)
                     return fd
             except BaseException:
@@ -174,7 +166,7 @@ class SharedSegment:
                 f"{path} exists and can't be opened ({error.strerror}): remove it, or give another --shared-memory-name"
             ) from error
         try:
-            if not _lock(fd, timeout_s=0.0):
+            if not lock(fd):
                 raise ConfigError(
                     f"{self.path} belongs to a daemon that runs: stop that one, or give another --shared-memory-name"
                 )
@@ -189,22 +181,13 @@ class SharedSegment:
         finally:
             os.close(fd)
 
-    def _check_room(self, directory: Path) -> None:
-        room = os.statvfs(directory)
-        free = room.f_bavail * room.f_frsize
-        if free < self.bytes:
-            raise ConfigError(
-                f"{directory} has {free / GIB:.2f} GiB free and the cache needs {self.bytes / GIB:.2f} GiB: lower "
-                f"--size-gib, or enlarge {directory} (docker run --shm-size, or an emptyDir with medium: Memory)"
-            )
-
     def _populate(self, is_stopping: Callable[[], bool]) -> None:
         for start in range(0, self.bytes, _PIECE_BYTES):
             if is_stopping():
                 raise InterruptedError("stopped while the shared memory was made")
             size = min(_PIECE_BYTES, self.bytes - start)
             try:
-                populate(self._map, start, size, threads=min(8, os.cpu_count() or 1))
+                self._map.populate(start, size, threads=min(8, os.cpu_count() or 1))
             except OSError as error:
                 raise ConfigError(
                     f"there is no memory for {self.bytes / GIB:.2f} GiB in {self.path} ({error.strerror}): lower "
@@ -218,16 +201,3 @@ def file_name(name: str) -> str:
     if not plain or plain in (".", "..") or {"/", "\0"} & set(plain) or len(plain.encode()) > 200:
         raise ConfigError(f"--shared-memory-name {name!r} is no name: give one like ai_toolkit_cache")
     return plain
-
-
-def _lock(fd: int, timeout_s: float) -> bool:
-    """Whether the file's lock could be had."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.005)

@@ -16,6 +16,7 @@ from functools import partial
 from uvicorn.server import ServerState
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
 from hotspan.daemon.directory import WHOSE, SlabDirectory
 from hotspan.daemon.disk import DiskCounts, DiskSlab
@@ -32,7 +33,6 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.tiers.files import Files
 from hotspan.tiers.owned import explained
-from hotspan.tiers.slab import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 

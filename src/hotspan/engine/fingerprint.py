@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from hotspan.config.admin_token import is_private_directory
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import is_private_directory
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ the old state stands or the new one. What a change replaces is overwritten.
 """
 
 import contextlib
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
+from hotspan.core.private import EXCLUSIVE, SHARED, close_to_others, lock, locked, open_lock, sync_directory
 from hotspan.keyring.records import (
     StoreHeader,
     TenantRecord,
@@ -28,7 +28,6 @@ from hotspan.keyring.records import (
     encode_record,
     file_name,
 )
-from hotspan.keyring.wrap import sync_directory
 
 _HEADER = "store.json"
 _WRITING_TIMEOUT_S = 10.0
@@ -210,20 +209,9 @@ class KeyStore:
         if found:
             sync_directory(self.path)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
         """Exclude every other change, of this process and of others. Raises: TimeoutError after 10 s."""
-        # Opened each time: the lock belongs to the open file, so that threads exclude each other too.
-        fd = _open(self.path / "writing")
-        try:
-            deadline = time.monotonic() + _WRITING_TIMEOUT_S
-            while not _locked(fd, fcntl.LOCK_EX):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the key store {self.path} is being changed by another process for too long")
-                time.sleep(0.005)
-            yield
-        finally:
-            os.close(fd)
+        return locked(self.path / "writing", _WRITING_TIMEOUT_S)
 
 
 def create_store(path: Path, header: StoreHeader) -> None:
@@ -282,35 +270,20 @@ def _stamp(found: os.stat_result) -> FileStamp:
     return FileStamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 def _keep_private(path: Path) -> None:
-    found = os.stat(path)
-    if found.st_mode & 0o077:
-        if found.st_uid != os.geteuid():
-            raise ConfigError(f"the key store {path} is open to other users and not this user's: chmod 700 it")
-        os.chmod(path, 0o700)
+    if not close_to_others(path):
+        raise ConfigError(f"the key store {path} is open to other users and not this user's: chmod 700 it")
 
 
 def _lock(path: Path, exclusive: bool) -> int:
-    fd = _open(path / "lock")
-    if _locked(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH):
+    fd = open_lock(path / "lock")
+    if lock(fd, EXCLUSIVE if exclusive else SHARED):
         return fd
     owners = _lock_owners(fd)
     os.close(fd)
     who = f"process(es) {', '.join(map(str, owners))}" if owners else "another process"
     what = "give --server URL, or stop it" if exclusive else "wait until `hotspan keys` is done there"
     raise ConfigError(f"the key store {path} is in use by {who}: {what}")
-
-
-def _locked(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _lock_owners(fd: int) -> list[int]:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from hotspan.core.errors import ConfigError, KeyUnavailable, did_you_mean
+from hotspan.core.private import sync_directory
 from hotspan.keyring.kms import open_kms
 from hotspan.keyring.wrapped import changed, pack, unpack, wrapped_by
 
@@ -137,15 +138,6 @@ def try_wrapper(wrapper: KeyWrapper) -> None:
     probe = os.urandom(KEY_BYTES)
     if wrapper.unwrap(wrapper.wrap(probe, b"hotspan-probe"), b"hotspan-probe") != probe:
         raise KeyUnavailable(f"{wrapper.id} returns other keys than it was given: use another")
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable. Raises: OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _read_kek(path: Path) -> bytes:

@@ -1,7 +1,6 @@
 """Connections to the daemon's local door, and the segment that comes with them."""
 
 import contextlib
-import mmap
 import os
 import select
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import MALFORMED
+from hotspan.core.shared_memory import Mapping
 from hotspan.l2.door import (
     BUFFER_BYTES,
     GREETING,
@@ -48,10 +48,7 @@ class Segment:
         if found.st_size != size:
             raise ConnectionError(f"the daemon's segment has {found.st_size} bytes, and should have {size}")
         self.identity = (found.st_dev, found.st_ino)
-        self._map = mmap.mmap(fd, size)
-        with contextlib.suppress(OSError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.view = memoryview(self._map)
+        self.view = Mapping(fd, size).view
 
     def has(self, places: Sequence[tuple[int, int]], size: int) -> bool:
         """Whether these (offset, size) are `size` bytes of it, whatever the daemon said."""

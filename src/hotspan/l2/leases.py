@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,12 +20,12 @@ from urllib.parse import quote
 from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
+from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Request
 from hotspan.l2.options import HyperpodOptions
 
 logger = logging.getLogger(__name__)
 
-_SHARED_MEMORY = Path("/dev/shm")
 _MOST_RELEASES = 64
 _MOST_REASON = 200
 _WARN_EVERY_S = 60.0
@@ -71,7 +70,7 @@ class SharedSegment:
     """
 
     def __init__(self, name: str) -> None:
-        self.path = _SHARED_MEMORY / name.removeprefix("/")
+        self.path = SHARED_MEMORY / name.removeprefix("/")
 
     def identity(self) -> SegmentIdentity | None:
         """Of the segment there is now."""

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.core.redaction import is_secret, redacted_text
+from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.l2.base import ObjectStore
 from hotspan.l2.options import (
     HYPERPOD_PREFIX,
@@ -25,7 +26,6 @@ from hotspan.l2.options import (
 
 logger = logging.getLogger(__name__)
 
-SHARED_MEMORY = Path("/dev/shm")
 DAEMON_PORT = 9200
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotspan.core.buffers import parts_of
-from hotspan.l2.tree import Tree, delete_in, sync_directory
+from hotspan.core.private import sync_directory
+from hotspan.l2.tree import Tree, delete_in
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.io import IO_BYTES, copy
 

@@ -16,9 +16,10 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hotspan.core.private import LIST
+
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an open of a pipe must not wait
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_DEPTH = 16
 
 _OPENAT2 = 437  # on every architecture that Linux runs on, but one
@@ -61,7 +62,7 @@ class Tree:
     def listed(self, directory: Path) -> list[str]:
         """The names in a directory; none if there is no directory."""
         try:
-            with self.opened(directory, _LIST) as fd:
+            with self.opened(directory, LIST) as fd:
                 return os.listdir(fd)
         except FileNotFoundError:
             return []
@@ -116,7 +117,7 @@ def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MO
         return
     except IsADirectoryError:
         try:
-            fd = os.open(name, _LIST, dir_fd=parent)
+            fd = os.open(name, LIST, dir_fd=parent)
         except (FileNotFoundError, NotADirectoryError):  # another sweep was faster
             return
         try:
@@ -126,15 +127,6 @@ def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MO
             os.close(fd)
         with contextlib.suppress(OSError):  # something is still open (NFS keeps it), or another sweep is at it, too
             os.rmdir(name, dir_fd=parent)
-
-
-def sync_directory(fd: int) -> None:
-    """The names in an entered directory outlast a loss of power."""
-    listed = os.open(".", _LIST, dir_fd=fd)
-    try:
-        os.fsync(listed)
-    finally:
-        os.close(listed)
 
 
 def is_gone(error: OSError) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from hotspan.l2.open import DAEMON_PORT, SHARED_MEMORY
+from hotspan.core.shared_memory import SHARED_MEMORY
+from hotspan.l2.open import DAEMON_PORT
 from hotspan.l2.options import SEGMENT_NAME
 
 _MOST_ANSWER = 65536

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from hotspan.l2.open import SHARED_MEMORY
+from hotspan.core.private import is_private_directory
+from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.plan.daemon import Answerer, Daemon, find_daemon
 from hotspan.plan.disk import DiskProbe, probe_disk
 from hotspan.plan.memory import Available, SharedMemory, available_memory, shared_memory
@@ -58,16 +58,12 @@ def usual_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
     """
     name = f"hotspan-kv-{os.geteuid()}"
     parents = dict.fromkeys(Path(each) for each in (*_DRIVES, environment.get("TMPDIR") or "/tmp", "/tmp"))
-    return tuple(parent / name for parent in parents if parent.is_dir() and _is_own(parent / name))
+    return tuple(parent / name for parent in parents if parent.is_dir() and _is_ours(parent / name))
 
 
-def _is_own(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether nobody else made it, or can write to it."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return not os.path.lexists(path) or is_private_directory(path, forbidden=0o022)
 
 
 def _daemon(environment: Mapping[str, str]) -> Daemon:

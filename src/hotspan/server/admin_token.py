@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hotspan.config.admin_token import VARIABLE, given_token, is_private_directory, runtime_directories, token_file
+from hotspan.config.admin_token import VARIABLE, given_token, runtime_directories, token_file
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import private_directory
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def admin_token(port: int, file: Path | None, environment: Mapping[str, str]) ->
         yield given
         return
     token = secrets.token_urlsafe(32)
-    path = token_file(_private_directory(runtime_directories(environment)[0]), port)
+    path = token_file(private_directory(runtime_directories(environment)[0], "the admin token", _REMEDY), port)
     _write(path, token)
     try:
         yield token
@@ -29,18 +30,6 @@ def admin_token(port: int, file: Path | None, environment: Mapping[str, str]) ->
         with contextlib.suppress(OSError):
             if path.read_text() == token:  # not another server's, which took the port over
                 path.unlink()
-
-
-def _private_directory(path: Path) -> Path:
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"no admin token can be left in {path} ({error.strerror}): {_REMEDY}") from error
-    if not is_private_directory(path):
-        raise ConfigError(
-            f"{path} is open to other users, and the admin token would lie in it: chmod 700 it, or {_REMEDY}"
-        )
-    return path
 
 
 def _write(path: Path, token: str) -> None:

@@ -12,7 +12,8 @@ from typing import Self
 
 import psutil
 
-from hotspan.l2.open import DAEMON_PORT, SHARED_MEMORY
+from hotspan.core.shared_memory import SHARED_MEMORY
+from hotspan.l2.open import DAEMON_PORT
 from hotspan.l2.options import SEGMENT_NAME
 
 SEGMENT = SHARED_MEMORY / SEGMENT_NAME

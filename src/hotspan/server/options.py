@@ -12,6 +12,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
+from hotspan.core.shared_memory import check_room
 from hotspan.http.serving import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
@@ -20,7 +21,6 @@ from hotspan.server.models.source import fetch_model, model_cache
 from hotspan.server.settings import LMI_NAMES, HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.room import RESERVE_BYTES
-from hotspan.tiers.slab import check_room
 
 
 @dataclass(frozen=True, slots=True)

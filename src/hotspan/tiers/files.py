@@ -7,10 +7,11 @@ All raise OSError; whether a transfer was whole is the caller's to check (`whole
 
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from hotspan.core.private import lock, sync_directory
 
 Buffer = bytes | bytearray | memoryview
 
@@ -72,19 +73,11 @@ class Files:
     def replace(self, source: Path, target: Path) -> None:
         """Rename over `target`, durably."""
         os.replace(source, target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(target.parent)
 
     def lock(self, fd: int) -> bool:
         """Take the exclusive lock of a file; False if another process has it."""
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return lock(fd)
 
 
 def whole(moved: int, wanted: int) -> None:

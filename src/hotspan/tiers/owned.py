@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotspan.core.errors import DirectoryError
+from hotspan.core.private import close_to_others
 from hotspan.core.types import GIB, PAGE_BYTES
 from hotspan.tiers.files import Files, whole
 
@@ -48,8 +49,7 @@ def make_directory(path: Path, own_files: Collection[str], whose: str, *, known_
         raise DirectoryError(
             f"{whose}'s directory {path} holds other files ({', '.join(foreign[:3])}): give --disk an empty directory"
         )
-    if os.stat(path).st_uid == os.geteuid():
-        os.chmod(path, 0o700)
+    close_to_others(path)
 
 
 def lock_directory(files: Files, path: Path, whose: str) -> int:

@@ -4,19 +4,16 @@ The slab is a file in /dev/shm with mode 0600. Whoever comes first makes it, the
 the last to map it (the scheduler's process) unlinks it: no way to die leaves memory behind, no name is left to open.
 """
 
-import contextlib
-import fcntl
-import mmap
 import os
 import time
 from pathlib import Path
 from types import TracebackType
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB, PAGE_BYTES
-from hotspan.tiers.pages import populate
+from hotspan.core.private import SHARED, lock
+from hotspan.core.shared_memory import SHARED_MEMORY, Mapping, check_room
+from hotspan.core.types import PAGE_BYTES
 
-SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "hotspan-slab-"
 
 
@@ -32,25 +29,14 @@ def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
         except OSError:
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            swept += 1
+            if lock(fd):  # else it is in use
+                path.unlink()
+                swept += 1
         except OSError:
-            pass  # in use, or another sweeper was first
+            pass  # another sweeper was first
         finally:
             os.close(fd)
     return swept
-
-
-def check_room(size: int, directory: Path = SHARED_MEMORY) -> None:
-    """Raise ConfigError if a slab of `size` bytes finds no room in `directory`."""
-    stat = os.statvfs(directory)
-    free = stat.f_bavail * stat.f_frsize
-    if free < size:
-        raise ConfigError(
-            f"{directory} has {free / GIB:.2f} GiB free and the RAM tier needs {size / GIB:.2f} GiB: lower --ram-gib, "
-            f"or enlarge {directory} (docker run --shm-size, or an emptyDir with medium: Memory)"
-        )
 
 
 class SharedSlab:
@@ -68,16 +54,16 @@ class SharedSlab:
         self.path = directory / (_PREFIX + name)
         self._fd = self._open(directory)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
-            self._map = mmap.mmap(self._fd, self.bytes)
+            lock(self._fd, SHARED, timeout_s=None)
+            self._map = Mapping(self._fd, self.bytes)
             if self._creator:
-                populate(self._map)
+                self._map.populate()
         except BaseException:
             if self._creator:
                 self.unlink()
             os.close(self._fd)
             raise
-        self._view = memoryview(self._map)
+        self._view = self._map.view
 
     def _open(self, directory: Path) -> int:
         """Make the file, or open the one that another process made and wait until it has its size."""
@@ -101,7 +87,7 @@ class SharedSlab:
 
     def _give_size(self, fd: int, directory: Path) -> bool:
         """Lock the new file, then size it; False if a sweep took it before it was locked."""
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        lock(fd, SHARED, timeout_s=None)
         if os.fstat(fd).st_nlink == 0:
             return False
         try:
@@ -140,9 +126,7 @@ class SharedSlab:
         """Unmap, as far as no view of it is left anywhere; the rest goes with the process."""
         if self._fd < 0:
             return
-        self._view.release()
-        with contextlib.suppress(BufferError):  # a numpy or torch view that lives on keeps the mapping
-            self._map.close()
+        self._map.close()
         os.close(self._fd)
         self._fd = -1
 

@@ -14,14 +14,13 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hotspan.core.errors import ConfigError
 from hotspan.core.held import PART, changing, hold, remove_unheld, sweep
+from hotspan.core.private import private_directory
 from hotspan.core.types import GIB
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
@@ -65,18 +64,7 @@ class SnapshotStore:
     def __init__(self, root: Path, max_bytes: int = 1 << 62) -> None:
         self._root = root
         self._max_bytes = max_bytes
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = root.lstat()
-        except OSError as error:
-            raise ConfigError(
-                f"{root} can't hold copies of adapters ({error.strerror}): name another with --adapter-copies"
-            ) from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise ConfigError(
-                f"{root} holds copies of adapters, so it must be a directory of this user's alone (mode 0700): make it "
-                "one, or name another with --adapter-copies"
-            )
+        private_directory(root, "copies of adapters", "name another with --adapter-copies")
         sweep(root, is_whole=False)  # what servers left that were killed
 
     def take(self, sources: Sources, directory: Path, check: Callable[[Path], None]) -> Snapshot:

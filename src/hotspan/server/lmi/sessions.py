@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError
+from hotspan.core.private import private_directory
 from hotspan.core.terms import tenant_label
 from hotspan.http.errors import HttpError
 
@@ -65,7 +65,7 @@ class Sessions:
         self._is_strict = is_strict
         self._clock = clock or SystemClock()
         self._ends: dict[Path, OrderedDict[str, float]] = {}  # of full places, the next to end first
-        _private(directory)
+        private_directory(directory, "sessions", "give another place (option.sessions_path)")
 
     def create(self, tenant: str) -> Session:
         """A new session. Raises: HttpError 429 where the tenant has too many."""
@@ -120,19 +120,6 @@ class Sessions:
                 (place / name).unlink()
             gone += 1
         return gone
-
-
-def _private(directory: Path) -> None:
-    """Make a directory that nobody else can read, or see that it is one."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat(follow_symlinks=False)
-    except OSError as error:
-        raise ConfigError(f"sessions can't be kept in {directory} ({error.strerror}): give another place") from error
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not directory.is_dir():
-        raise ConfigError(
-            f"sessions can't be kept in {directory}, which others may read: chmod 700 it, or give another"
-        )
 
 
 def _ends_s(file: Path) -> float | None:

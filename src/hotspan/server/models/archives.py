@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from hotspan.config.admin_token import is_private_directory
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import private_directory
 from hotspan.core.types import GIB, MIB
 from hotspan.plan.weights import is_model
+from hotspan.server.models.source import OTHER_CACHE
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,8 @@ def unpacked(archive: Path, name: str, cache: Path) -> Path:
     Raises: ConfigError if it is damaged or holds no model, leads out of its directory, or finds no room.
     """
     place = cache / f"{name}-{_digest(str(archive.resolve()))}"
+    private_directory(place, "the model", OTHER_CACHE)
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private_directory(place):
-            raise ConfigError(
-                f"{place} is open to other users, who could change the model: chmod 700 it, if it is yours"
-            )
         found = archive.stat()
         target = place / _digest(f"{found.st_size} {found.st_mtime_ns}")
         if not target.exists():
@@ -49,8 +46,7 @@ def unpacked(archive: Path, name: str, cache: Path) -> Path:
                     shutil.rmtree(other, ignore_errors=True)
     except OSError as error:
         raise ConfigError(
-            f"{archive} can't be unpacked into {place} ({error.strerror or error}): make room, or set XDG_CACHE_HOME "
-            "to a directory of this user's"
+            f"{archive} can't be unpacked into {place} ({error.strerror or error}): make room, or {OTHER_CACHE}"
         ) from error
     return _model_in(target, archive)
 

@@ -14,11 +14,11 @@ from hotspan.config.origin import Setting
 from hotspan.config.settings import CacheSettings, planned_settings, with_named
 from hotspan.config.targets import count
 from hotspan.core.errors import ConfigError
+from hotspan.core.shared_memory import check_room
 from hotspan.plan.host import Host
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import model_directory, weights_bytes
-from hotspan.tiers.slab import check_room
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 

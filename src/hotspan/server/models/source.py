@@ -7,14 +7,12 @@
 The digest is of the address and of every object's path, size and ETag: what changes in the bucket is another model.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
@@ -24,8 +22,8 @@ import obstore
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
-from hotspan.config.admin_token import is_private_directory
 from hotspan.core.errors import ConfigError
+from hotspan.core.private import locked, private_directory, sync_directory
 from hotspan.core.progress import Progress
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
@@ -34,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Ends of names of files that can run code when they are read."""
+
+OTHER_CACHE = "set XDG_CACHE_HOME to a directory of this user's"
 
 _PART_BYTES = 32 * MIB
 _WRITE_BYTES = 4 * MIB
@@ -79,11 +79,11 @@ def fetch_model(url: str, cache: Path, *, is_secure: bool = False) -> Path:
     """
     store = _opened(url)
     files = _wanted(url, _listed(url, store), is_secure=is_secure)
-    _make_private(cache)
+    private_directory(cache, "the model", OTHER_CACHE)
     name = PurePosixPath(urlsplit(url).path).name or urlsplit(url).netloc
     target = cache / f"{name}-{_digest(url, files)}"
     try:
-        with _locked(target.with_name(f"{target.name}.lock")):
+        with locked(target.with_name(f"{target.name}.lock")):
             if not _is_whole(target, files):
                 _fetch(url, store, files, target)
     except OSError as error:
@@ -150,28 +150,6 @@ def _digest(url: str, files: Sequence[RemoteFile]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _make_private(cache: Path) -> None:
-    """Nobody else may put files where a model is loaded from."""
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"no model can be kept in {cache} ({error.strerror}): set XDG_CACHE_HOME to a directory of this user's"
-        ) from error
-    if not is_private_directory(cache):
-        raise ConfigError(f"{cache} is open to other users, who could change the model: chmod 700 it, if it is yours")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def _is_whole(directory: Path, files: Sequence[RemoteFile]) -> bool:
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
@@ -208,7 +186,7 @@ def _fetch(url: str, store: S3Store, files: Sequence[RemoteFile], target: Path) 
         os.close(fd)
     (directory / _JOURNAL).unlink()
     directory.rename(target)
-    _sync(target.parent)
+    sync_directory(target.parent)
     logger.info("model_fetched url=%s directory=%s", url, target)
 
 
@@ -279,14 +257,6 @@ def _copy(store: S3Store, part: _Part, fd: int) -> None:
             at, left = at + count, left[count:]
     if at != part.stop:
         raise BaseError(f"it ended at byte {at} instead of {part.stop}")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _refused(url: str, error: BaseError) -> ConfigError:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hotspan.core.shared_memory import populate
 from hotspan.core.types import PAGE_BYTES
-from hotspan.tiers.pages import populate
 
 PAGES = 64
 

@@ -1,0 +1,108 @@
+"""Directories of this user alone, locks on files, and names that outlast a loss of power."""
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotspan.core.errors import ConfigError
+
+SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a directory, and no link to one."""
+
+_OTHERS = 0o077
+_POLL_S = 0.005
+
+
+def is_private(found: os.stat_result, forbidden: int = _OTHERS) -> bool:
+    """Whether it is a directory of this user's that gives others none of the `forbidden` permissions."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden
+
+
+def is_private_directory(path: Path, forbidden: int = _OTHERS) -> bool:
+    """The same of a path; a link to a directory is none."""
+    try:
+        return is_private(path.lstat(), forbidden)
+    except OSError:
+        return False
+
+
+def private_directory(path: Path, what: str, remedy: str) -> Path:
+    """A directory that only this user can look into, made if it is not there.
+
+    what, remedy: what it is to hold ("the model"), and what else the user can give.
+    Raises: ConfigError if it can't be made, or is open to others.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{what} can't be kept in {path} ({error.strerror}): {remedy}") from error
+    if not is_private_directory(path):
+        raise ConfigError(
+            f"{path} is to hold {what} and is open to other users: if it is yours, chmod 700 it; or {remedy}"
+        )
+    return path
+
+
+def close_to_others(path: Path) -> bool:
+    """Give a directory of this user's mode 0700; whether others have no permissions then. Raises: OSError."""
+    found = os.stat(path)
+    if found.st_uid != os.geteuid():
+        return not found.st_mode & _OTHERS
+    if found.st_mode & 0o777 != 0o700:
+        os.chmod(path, 0o700)
+    return True
+
+
+def lock(fd: int, kind: int = EXCLUSIVE, timeout_s: float | None = 0.0) -> bool:
+    """Lock an open file or directory until it is closed; False if others held it against that.
+
+    timeout_s: how long to wait for them; None for as long as it takes. Raises: OSError.
+    """
+    if timeout_s is None:
+        fcntl.flock(fd, kind)
+        return True
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of a file that is there to be locked; made if it is not there. Raises: OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
+    """Inside, no other process and no other thread is inside.
+
+    The file is opened each time: a lock belongs to the open file, so threads exclude each other, too.
+    Raises: TimeoutError after `timeout_s`; OSError.
+    """
+    fd = open_lock(path)
+    try:
+        if not lock(fd, timeout_s=timeout_s):
+            raise TimeoutError(f"{path} has been locked by another process for {timeout_s:g} s")
+        yield
+    finally:
+        os.close(fd)
+
+
+def sync_directory(directory: Path | int) -> None:
+    """Make the names in a directory durable: its path, or a descriptor (O_PATH will do). Raises: OSError."""
+    is_open = isinstance(directory, int)
+    fd = os.open(".", LIST, dir_fd=directory) if is_open else os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
