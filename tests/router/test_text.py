@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.namespace import engine_salt
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Stored
-from hotspan.router.roots import Roots, engine_salt
+from hotspan.router.roots import Roots
 from hotspan.router.template import ChatTemplate
 from hotspan.router.text import Prompts, piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium

@@ -18,10 +18,20 @@ NO_ADAPTER = bytes(32)
 NO_TENANT = bytes(32)
 """The tenant's secret where tenants share what they compute."""
 
+ENGINE_SALT = "hotspan:"
+"""The beginning of all that `engine_salt` returns."""
+
 
 def tenant_digest(tenant: str) -> bytes:
     """What stands for a tenant where there is no keyring to give it a secret."""
     return hashlib.sha256(b"hotspan-tenant-1" + tenant.encode()).digest()
+
+
+def engine_salt(tenant: str, salt: str = "") -> str:
+    """What a replica salts a tenant's texts with in vLLM's own keys, given the client's salt."""
+    parts = [part.encode(errors="surrogatepass") for part in (tenant, salt)]
+    data = b"hotspan-salt-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return ENGINE_SALT + hashlib.sha256(data).hexdigest()
 
 
 def namespace_digest(fields: Mapping[str, str | int | bytes]) -> bytes:

@@ -11,7 +11,6 @@ directives that tell hotspan's tiers whose a request is, are set here from the a
 
 import copy
 import dataclasses
-import hashlib
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
@@ -24,6 +23,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.directives import Directives, parse_directives
+from hotspan.core.namespace import engine_salt
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
 from hotspan.engine.requests import SERVER_DIRECTIVES
@@ -68,11 +68,7 @@ class RequestGuard:
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
-        if not self._is_isolated:
-            return salt
-        parts = [part.encode(errors="surrogatepass") for part in (tenant, salt or "")]
-        data = b"hotspan-salt-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return f"hotspan:{hashlib.sha256(data).hexdigest()}"
+        return engine_salt(tenant, salt or "") if self._is_isolated else salt
 
     def admit(self, request: EngineCoreRequest) -> None:
         """Give a request its salt and its directives.

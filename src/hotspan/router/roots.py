@@ -4,30 +4,23 @@ hotspan's replicas give the engine names of their own: an adapter's with a diges
 tenant. What events show of these is used for requests too, so that both lead to the same keys.
 """
 
-import hashlib
 import re
 from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
+from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
-_SALTED = "hotspan:"
 _MAX_NAMES = 4096
+_engine_salt = lru_cache(maxsize=1024)(engine_salt)
+_UNSALTED = engine_salt(DEFAULT_TENANT)
 
 
 def root_key(model: str, adapter: str = "", salt: str = "") -> int:
     """What the keys of a text's pieces are chained from."""
     return xxh3_64_intdigest("\0".join((model, adapter, salt)).encode(errors="replace"))
-
-
-@lru_cache(maxsize=1024)
-def engine_salt(tenant: str, salt: str) -> str:
-    """What a hotspan replica salts a tenant's texts with, given the client's own salt."""
-    parts = [part.encode(errors="surrogatepass") for part in (tenant, salt)]
-    data = b"hotspan-salt-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return _SALTED + hashlib.sha256(data).hexdigest()
 
 
 class Roots:
@@ -46,12 +39,12 @@ class Roots:
         found = _ENGINE_NAME.fullmatch(adapter)
         if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
             self._adapters[found["name"]] = adapter
-        self.is_salted = self.is_salted or salt.startswith(_SALTED)
-        return root_key(self._model, adapter, "" if salt == engine_salt(DEFAULT_TENANT, "") else salt)
+        self.is_salted = self.is_salted or salt.startswith(ENGINE_SALT)
+        return root_key(self._model, adapter, "" if salt == _UNSALTED else salt)
 
     def of_request(self, adapter: str, salt: str, tenant: str = "") -> int:
         """The root of a text that a request asks for. tenant: whose it is to the replicas; "" is the default one."""
         tenant = tenant or DEFAULT_TENANT
         if self.is_salted and (salt or tenant != DEFAULT_TENANT):
-            salt = engine_salt(tenant, salt)
+            salt = _engine_salt(tenant, salt)
         return root_key(self._model, self._adapters.get(adapter, adapter), salt)
