@@ -13,6 +13,7 @@ from hotspan.keyring.keyring import open_keyring
 from hotspan.keyring.records import file_name
 from hotspan.keyring.wrap import open_wrapper
 from hotspan.testing.clock import SimulatedClock
+from tests.cache.rig import Rig
 from tests.keyring.conftest import Kms
 from tests.keyring.rig import PATIENCE_S, at_once, eventually, make_kek, make_store, opened, reads, sealed
 
@@ -108,6 +109,31 @@ def test_a_kms_outage_costs_hits_and_no_errors(kms: Kms, tmp_path: Path, caplog:
         kms.gate.set("refuse")  # what is held needs no KMS
         assert reads(keyring, sealed(keyring, "a"))
     kms.gate.set("open")
+
+
+def test_a_kms_outage_is_in_the_metrics(kms: Kms, tmp_path: Path) -> None:
+    """An engine reports failed attempts once each, and whose keys are there or wanted, though nothing is cached."""
+    pytest.importorskip("vllm")
+    from hotspan.engine.metrics import CacheMetrics
+
+    def reported() -> dict[str, float]:
+        stats = metrics.report(1.0)
+        found = {} if stats is None else {name: by for kind in stats.data.values() for name, by in kind.items()}
+        return {name: by[()] for name, by in found.items() if name.startswith("hotspan_keys_")}
+
+    clock = SimulatedClock()
+    store = make_store(tmp_path, kms.reference())
+    kms.gate.set("refuse")
+    with Rig(ram=1) as rig, open_keyring(store, kms.reference(), {}, clock) as keyring:
+        metrics = CacheMetrics(rig.cache, None, keyring)
+        assert keyring.names("a") is None
+        eventually(lambda: keyring.stats().failures == 1)
+        assert reported() == {"hotspan_keys_failures": 1, "hotspan_keys_tenants": 0, "hotspan_keys_waiting": 1}
+        assert reported() == {}
+        kms.gate.set("open")
+        clock.advance(5)
+        eventually(lambda: keyring.stats().tenants == 1 and not keyring.stats().waiting)
+        assert reported() == {"hotspan_keys_tenants": 1, "hotspan_keys_waiting": 0}
 
 
 def test_a_kms_that_hangs_holds_nobody(kms: Kms, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord
 from hotspan.engine.steps import StepWatch
+from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.tiers.base import Durable
 
@@ -52,7 +53,7 @@ class HotspanManager(OffloadingManager):
     """vLLM's offloading manager over a TieredCache.
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
-    follower: of the L2's log, for the metrics. closing: what `shutdown` closes.
+    follower (of the L2's log), keyring: for the metrics. closing: what `shutdown` closes.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HotspanManager(OffloadingManager):
         steps: StepWatch | None = None,
         events: ChunkEvents | None = None,
         follower: LogFollower | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self.cache = cache
         self.prefixes = prefixes
@@ -73,7 +75,7 @@ class HotspanManager(OffloadingManager):
         self.events = events
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
-        self._metrics = CacheMetrics(cache, follower)
+        self._metrics = CacheMetrics(cache, follower, keyring)
         self._admission = admission
         self._clock = clock
         self.closing = contextlib.ExitStack()

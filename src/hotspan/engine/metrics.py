@@ -13,6 +13,7 @@ from hotspan.cache.cost import CostReport
 from hotspan.cache.rates import Accuracy
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
+from hotspan.keyring.keyring import NO_KEYS, Keyring
 from hotspan.l2.follower import LogFollower
 
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -60,6 +61,11 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_l2_log_faults": OffloadingCounterMetadata(
         "Times that reading the log of invalidations failed for another reason than its store."
     ),
+    "hotspan_keys_failures": OffloadingCounterMetadata(
+        "Failed attempts to read or unwrap a tenant's keys; while it has none, its requests are not cached."
+    ),
+    "hotspan_keys_tenants": OffloadingGaugeMetadata("Tenants whose keys are in memory."),
+    "hotspan_keys_waiting": OffloadingGaugeMetadata("Tenants whose keys are wanted and not in memory."),
     "hotspan_cost_requests": OffloadingCounterMetadata(
         "Requests by what the cost model chose: asked in all, loaded from below RAM, refused to load some of what lies "
         "there, late when their patience was over before all was loaded.",
@@ -89,23 +95,29 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
 def unregister_metrics() -> None:
     """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
     for collector, names in list(REGISTRY._collector_to_names.items()):
-        if any(name.startswith(("hotspan_cache_", "hotspan_cost_", "hotspan_l2_")) for name in names):
+        if any(name.startswith(("hotspan_cache_", "hotspan_cost_", "hotspan_keys_", "hotspan_l2_")) for name in names):
             REGISTRY.unregister(collector)
 
 
 class CacheMetrics:
-    """What a cache counted, and which gauges changed, since it was last reported. follower: of its L2's log."""
+    """What a cache counted, and which gauges changed, since it was last reported.
 
-    def __init__(self, cache: TieredCache, follower: LogFollower | None) -> None:
+    follower: of its L2's log. keyring: of its tenants.
+    """
+
+    def __init__(self, cache: TieredCache, follower: LogFollower | None, keyring: Keyring | None = None) -> None:
         self._cache = cache
         self._follower = follower
+        self._keyring = keyring
+        self._keys = NO_KEYS
         self._last = cache.cost.report() if cache.cost is not None else None
         self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
         self._out = OffloadingConnectorStats()
 
     def report(self, token_bytes: float) -> OffloadingConnectorStats | None:
         """The metrics since the last report, or None if nothing happened. token_bytes: of KV, over all groups."""
-        if self._cache.stats.is_empty:
+        keys = NO_KEYS if self._keyring is None else self._keyring.stats()
+        if self._cache.stats.is_empty and keys == self._keys:
             return None
         counts = self._cache.take_stats()
         self._out = OffloadingConnectorStats()
@@ -121,6 +133,11 @@ class CacheMetrics:
             self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
             for what, count in self._follower.take_faults()._asdict().items():
                 self._add(f"hotspan_l2_log_{what}", count)
+        if self._keyring is not None:
+            self._add("hotspan_keys_failures", keys.failures - self._keys.failures)
+            self._set("hotspan_keys_tenants", keys.tenants)
+            self._set("hotspan_keys_waiting", keys.waiting)
+            self._keys = keys
         if self._cache.cost is not None and self._last is not None:
             now, last = self._cache.cost.report(), self._last
             self._last = now

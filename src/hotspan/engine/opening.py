@@ -86,6 +86,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             follower=follower,
+            keyring=keyring,
         )
         directory = opening.disk_directory() if follower is not None and follower.is_shared else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)

@@ -59,6 +59,9 @@ class KeyringStats:
     failures: int
 
 
+NO_KEYS = KeyringStats(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
     """One tenant in memory; `stamp` is of the file it was read from."""
