@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.config.engine_options import EngineOption, check_options, split_words
+from hotspan.config.engine_options import check_options, split_words, words_of
 from hotspan.config.origin import Given, Source
 from hotspan.core.errors import ConfigError
 
@@ -20,8 +20,8 @@ DEFAULTS = {
 }
 
 
-def option(name: str, value: Any, place: str = "file:3") -> EngineOption:
-    return EngineOption(Given(name, value, Source.SERVING_PROPERTIES, f"option.{name}", place, value))
+def option(name: str, value: Any, place: str = "file:3") -> Given:
+    return Given(name, value, Source.SERVING_PROPERTIES, f"option.{name}", place, value)
 
 
 def parse(words: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def test_off_is_no_option_where_it_only_can_be_on() -> None:
     """false for a switch that is off anyway is left out; for one that may be either, it is said."""
     options = [option("enable_log_requests", False), option("enable_prefix_caching", False)]
     checked = check_options(options, (), DEFAULTS, parse)
-    assert [word for one in checked for word in one.words] == ["--no-enable-prefix-caching"]
+    assert [word for one in checked for word in words_of(one)] == ["--no-enable-prefix-caching"]
 
 
 def test_the_culprit_is_named() -> None:

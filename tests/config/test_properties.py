@@ -44,14 +44,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except ConfigError as error:
         assert "file:" in str(error)
     else:
-        assert all(entry.line >= 1 for entry in entries)
+        assert all(int(entry.place.removeprefix("file:")) >= 1 for entry in entries)
 
 
 def test_lines_go_on() -> None:
     """A backslash joins lines without the blanks that begin the next; an even number of them ends a value."""
     text = 'a = one, \\\n    two\n! comment \\\nb:3\\\\\nc\nd 4\n\n  e={"x": 1}\\'
-    read = [(entry.name, entry.value, entry.line) for entry in parse_properties(text, "file")]
-    assert read == [("a", "one, two", 1), ("b", "3\\", 4), ("c", "", 5), ("d", "4", 6), ("e", '{"x": 1}', 8)]
+    read = [(entry.name, entry.value, entry.place) for entry in parse_properties(text, "f")]
+    assert read == [
+        *(("a", "one, two", "f:1"), ("b", "3\\", "f:4"), ("c", "", "f:5")),
+        *(("d", "4", "f:6"), ("e", '{"x": 1}', "f:8")),
+    ]
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def built(settings: type[T], context: typer.Context, file: Path | None = None, *
     more:   other fields.
     Raises: ConfigError that names option, value and remedy.
     """
-    from hotspan.config.documents import Entry, read_options
-    from hotspan.config.origin import resolve
+    from hotspan.config.documents import read_options
+    from hotspan.config.origin import Entry, resolve
 
     options = options_of(settings)
     by_name = {option.name: option for option in options}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hotspan.config.engine_options import EngineOption, split_words
+from hotspan.config.engine_options import split_words, words_of
 from hotspan.config.inert import inert_notes
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
 from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, MULTI_PROCESS_CONNECTORS, LmcacheReader
@@ -69,7 +69,7 @@ class Configuration:
     cache: CacheSettings | None
     server: ServerSettings
     tenants: Tenants
-    engine: tuple[EngineOption, ...]
+    engine: tuple[Given, ...]
     words: tuple[str, ...] = field(repr=False)
     is_auto: bool
     is_isolated: bool
@@ -79,7 +79,7 @@ class Configuration:
     @property
     def engine_words(self) -> tuple[str, ...]:
         """All options of the engine as its parser takes them; of two that are the same, the last counts."""
-        return (*(word for option in self.engine for word in option.words), *self.words)
+        return (*(word for option in self.engine for word in words_of(option)), *self.words)
 
     @property
     def names_tiers(self) -> bool:
@@ -269,13 +269,13 @@ class _Loader:
             settings["model"] = setting
         return str(setting.value)
 
-    def _engine(self, settings: Mapping[str, Setting]) -> tuple[EngineOption, ...]:
+    def _engine(self, settings: Mapping[str, Setting]) -> tuple[Given, ...]:
         """What the engine gets besides the command line's words."""
         hidden = {key.name for key in KEYS if key.is_own} | {CONFIG_FILE.name}
         if self._replaces_lmcache:
             hidden.add(_CONNECTOR)
         return tuple(
-            EngineOption(setting.given)
+            setting.given
             for name, setting in settings.items()
             if name not in hidden and setting.source is not Source.COMMAND_LINE
         )

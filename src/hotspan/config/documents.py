@@ -1,14 +1,13 @@
 """YAML files of settings: a mapping whose names know their lines."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hotspan.config.options import Option
-from hotspan.config.origin import Given, Source, said
+from hotspan.config.origin import Entry, Given, Source
 from hotspan.core.errors import ConfigError
 
 
@@ -27,15 +26,6 @@ class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
             seen.add(key)
         result: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name of a file's mapping, its value, and where it stands."""
-
-    name: str
-    value: Any = field(repr=False)
-    place: str
 
 
 def read_text(path: Path) -> str:
@@ -78,10 +68,8 @@ def read_options(path: Path, find: Callable[[Entry], Option]) -> list[Given]:
     find:   the option that an entry is; it may raise ConfigError.
     Raises: ConfigError for what is no YAML, or a value of the wrong type.
     """
-    givens = []
-    for entry in parse_entries(read_text(path), path):
-        if entry.value is not None:
-            option = find(entry)
-            value = option.kind.parse(entry.value, said(entry.place, entry.name))
-            givens.append(Given(option.name, value, Source.HOTSPAN_FILE, entry.name, entry.place))
-    return givens
+    return [
+        find(entry).given(entry.value, Source.HOTSPAN_FILE, entry.name, entry.place)
+        for entry in parse_entries(read_text(path), path)
+        if entry.value is not None
+    ]

@@ -42,26 +42,15 @@ class Words:
         return values[0] if len(values) == 1 else values
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOption:
-    """An option of the engine that the command line did not give."""
-
-    given: Given
-
-    @property
-    def name(self) -> str:
-        return self.given.key
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """As the engine's parser takes it."""
-        flag, value = "--" + self.name.replace("_", "-"), self.given.value
-        if isinstance(value, bool):
-            return (flag if value else "--no-" + flag.removeprefix("--"),)
-        values = [_word(one) for one in value] if isinstance(value, list) else [_word(value)]
-        if len(values) == 1 and values[0].startswith("-"):
-            return (f"{flag}={values[0]}",)
-        return (flag, *values)
+def words_of(option: Given) -> tuple[str, ...]:
+    """An option that the command line did not give, as the engine's parser takes it."""
+    flag, value = "--" + option.key.replace("_", "-"), option.value
+    if isinstance(value, bool):
+        return (flag if value else "--no-" + flag.removeprefix("--"),)
+    values = [_word(one) for one in value] if isinstance(value, list) else [_word(value)]
+    if len(values) == 1 and values[0].startswith("-"):
+        return (f"{flag}={values[0]}",)
+    return (flag, *values)
 
 
 def split_words(words: Sequence[str]) -> list[Words]:
@@ -76,34 +65,34 @@ def split_words(words: Sequence[str]) -> list[Words]:
 
 
 def check_options(
-    options: Sequence[EngineOption], last: Sequence[str], defaults: Mapping[str, Any], parse: Parse
-) -> tuple[EngineOption, ...]:
+    options: Sequence[Given], last: Sequence[str], defaults: Mapping[str, Any], parse: Parse
+) -> tuple[Given, ...]:
     """The options that the engine is to get, before the words `last` of the command line.
 
     defaults: what the engine's parser has for each name that it knows.
     Raises:   ConfigError that names key, value, origin and remedy.
     """
     for option in options:
-        if option.name not in defaults:
-            raise ConfigError(_unknown(option.given, defaults))
+        if option.key not in defaults:
+            raise ConfigError(_unknown(option, defaults))
     # "false" for what only can be switched on is no option at all.
-    wanted = tuple(option for option in options if not (option.given.value is False is defaults[option.name]))
+    wanted = tuple(option for option in options if not (option.value is False is defaults[option.key]))
     try:
-        parse([*(word for option in wanted for word in option.words), *last])
+        parse([*(word for option in wanted for word in words_of(option)), *last])
     except ConfigError as error:
         parse(last)  # what the command line alone has wrong needs no origin
         if (culprit := _culprit(wanted, last, parse)) is not None:
-            raise ConfigError(f"{culprit.given.origin}: {error}") from error
-        origins = "; ".join(option.given.origin for option in wanted)
+            raise ConfigError(f"{culprit.origin}: {error}") from error
+        origins = "; ".join(option.origin for option in wanted)
         raise ConfigError(f"{error}. Besides the command line, options come from: {origins}") from error
     return wanted
 
 
-def _culprit(options: Sequence[EngineOption], last: Sequence[str], parse: Parse) -> EngineOption | None:
+def _culprit(options: Sequence[Given], last: Sequence[str], parse: Parse) -> Given | None:
     """The option that is wrong alone, and without which all is right: some only need another beside them."""
-    alone = [option for option in options if not _is_right(option.words, parse)]
+    alone = [option for option in options if not _is_right(words_of(option), parse)]
     for option in alone:
-        others = [word for other in options if other is not option for word in other.words]
+        others = [word for other in options if other is not option for word in words_of(other)]
         if _is_right([*others, *last], parse):
             return option
     return alone[0] if len(alone) == 1 else None

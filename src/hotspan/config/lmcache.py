@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from hotspan.config import kinds
-from hotspan.config.documents import Entry, parse_entries, read_text
+from hotspan.config.documents import parse_entries, read_text
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import KEYS, meant
 from hotspan.config.kinds import Kind
@@ -40,21 +39,6 @@ _TARGETS: dict[str, tuple[str, Kind]] = {
 _PER_WORKER = frozenset({"max_local_cpu_size", "max_local_disk_size"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """One of LMCache's names with its value, wherever it stands."""
-
-    name: str
-    raw: Any = field(repr=False)
-    source: Source
-    written: str
-    place: str
-
-    @property
-    def where(self) -> str:
-        return said(self.place, self.written)
-
-
 class LmcacheReader:
     """What LMCache's files and variables say of hotspan's tiers. `givens` and `notes` grow with each read.
 
@@ -73,7 +57,7 @@ class LmcacheReader:
         if plain != text:
             self._warn(str(path), "names and comments with asterisks, as on a web page, are read without them")
         for entry in parse_entries(plain, path):
-            self._take(_file_value(entry))
+            self._take(Given(entry.name, entry.value, Source.LMCACHE_FILE, entry.name, entry.place))
 
     def read_variables(self, surroundings: Mapping[str, str]) -> None:
         """Take LMCACHE_*. Raises: as read_file."""
@@ -85,7 +69,7 @@ class LmcacheReader:
             if prefix is not None:
                 self.notes.append(VARIABLES[prefix].settle(name, _unquoted(raw), said(ENVIRONMENT, variable)))
             elif name != _FILE:
-                self._take(_Value(name, _unquoted(raw), Source.LMCACHE_VARIABLE, variable, ENVIRONMENT))
+                self._take(Given(name, _unquoted(raw), Source.LMCACHE_VARIABLE, variable, ENVIRONMENT))
 
     def read_connector(self, config: Mapping[str, Any], place: str) -> None:
         """Take a kv_transfer_config that names LMCache's connector. Raises: as read_file."""
@@ -108,55 +92,55 @@ class LmcacheReader:
                 self.notes.append(MULTI_PROCESS.settle(name, raw, f"{place}: {name}"))
             elif str(name).startswith(_IN_CONNECTOR):
                 plain = str(name).removeprefix(_IN_CONNECTOR)
-                self._take(_Value(plain, raw, Source.LMCACHE_CONNECTOR, str(name), place))
+                self._take(Given(plain, raw, Source.LMCACHE_CONNECTOR, str(name), place))
             else:
                 self.notes.append(UNKNOWN.settle(name, raw, f"{place}: {name}"))
 
-    def _take(self, value: _Value) -> None:
-        name = RENAMED.get(value.name, value.name)
+    def _take(self, given: Given) -> None:
+        name = RENAMED.get(given.key, given.key)
         if name in ACCEPTED:
-            self.notes.append(ACCEPTED[name].settle(name, value.raw, value.where))
+            self.notes.append(ACCEPTED[name].settle(name, given.value, given.where))
         elif name not in _TARGETS:
             known = [*_TARGETS, *ACCEPTED]
-            if value.source is Source.LMCACHE_VARIABLE:
+            if given.source is Source.LMCACHE_VARIABLE:
                 known = [_VARIABLE + name.upper() for name in known]
-            raise ConfigError(f"{value.where}: LMCache has no such key: {meant(value.written, known)}")
-        elif value.raw is not None:
-            self._take_over(name, value)
+            raise ConfigError(f"{given.where}: LMCache has no such key: {meant(given.written, known)}")
+        elif given.value is not None:
+            self._take_over(name, given)
 
-    def _take_over(self, name: str, value: _Value) -> None:
+    def _take_over(self, name: str, given: Given) -> None:
         if name == "local_disk":
-            self._give(value, "disk", self._directory(value))
+            self._give(given, "disk", self._directory(given))
         elif name == "remote_url":
-            self._take_remote(value)
+            self._take_remote(given)
         elif name == "extra_config":
-            self._take_extra(value)
+            self._take_extra(given)
         else:
             key, kind = _TARGETS[name]
-            parsed = kind.parse(value.raw, value.where)
+            parsed = kind.parse(given.value, given.where)
             if name in _PER_WORKER:
                 parsed *= self._workers
             if name != "max_local_disk_size" or parsed:  # 0 is what LMCache has without a disk
-                self._give(value, key, parsed)
+                self._give(given, key, parsed)
 
-    def _directory(self, value: _Value) -> str:
-        text: str = kinds.PATH.parse(value.raw, value.where)
+    def _directory(self, given: Given) -> str:
+        text: str = kinds.PATH.parse(given.value, given.where)
         if "," in text:
-            raise ConfigError(f"{value.where} is {text!r}: hotspan's disk tier is one directory: give one")
+            raise ConfigError(f"{given.where} is {text!r}: hotspan's disk tier is one directory: give one")
         if not text.startswith("file://"):
             return text
         path = text.removeprefix("file://")
         if not path.startswith("/"):
-            self._warn(value.where, f"{text} is a slash short: /{path} is meant, as file:///{path}")
+            self._warn(given.where, f"{text} is a slash short: /{path} is meant, as file:///{path}")
         return "/" + path.lstrip("/")
 
-    def _take_remote(self, value: _Value) -> None:
-        text: str = kinds.TEXT.parse(value.raw, value.where)
+    def _take_remote(self, given: Given) -> None:
+        text: str = kinds.TEXT.parse(given.value, given.where)
         try:
             url = urlsplit(text)
         except ValueError as error:
             raise ConfigError(
-                f"{value.where} is {shown(value.name, text)!r}, which is no URL: give SCHEME://HOST"
+                f"{given.where} is {shown(given.key, text)!r}, which is no URL: give SCHEME://HOST"
             ) from error
         if url.scheme in ("fs", "file"):
             text = f"file://{url.path}" if url.scheme == "fs" else text
@@ -164,35 +148,31 @@ class LmcacheReader:
             text = "redis" + text.removeprefix("valkey")
         elif url.scheme == "s3" and (host := _S3_HOST.fullmatch(url.netloc)):
             text = f"s3://{host[1]}{url.path}"
-            self._give(value, "l2_option", {"region": host[2]})
-        self._give(value, "l2", text)
+            self._give(given, "l2_option", {"region": host[2]})
+        self._give(given, "l2", text)
 
-    def _take_extra(self, value: _Value) -> None:
-        extra = kinds.JSON.parse(value.raw, value.where)
+    def _take_extra(self, given: Given) -> None:
+        extra = kinds.JSON.parse(given.value, given.where)
         hyperpod = {name: inner for name, inner in extra.items() if name.startswith(HYPERPOD_PREFIX)}
         for name in extra.keys() - hyperpod.keys():
             if name not in EXTRA and (near := meant(name, EXTRA)).startswith("did"):
-                raise ConfigError(f"{value.where}: {name}: LMCache has no such key: {near}")
-            self.notes.append(EXTRA.get(name, UNKNOWN).settle(name, extra[name], f"{value.where}: {name}"))
+                raise ConfigError(f"{given.where}: {name}: LMCache has no such key: {near}")
+            self.notes.append(EXTRA.get(name, UNKNOWN).settle(name, extra[name], f"{given.where}: {name}"))
         if hyperpod:
             try:
                 parse_options(HyperpodOptions, hyperpod, HYPERPOD_PREFIX)
             except ConfigError as error:
-                raise ConfigError(f"{value.where}: {error}") from error
-            self._give(value, "l2_option", kinds.PAIRS.parse(hyperpod, value.where))
+                raise ConfigError(f"{given.where}: {error}") from error
+            self._give(given, "l2_option", kinds.PAIRS.parse(hyperpod, given.where))
 
-    def _give(self, value: _Value, key: str, parsed: Any) -> None:
-        written = value.raw if isinstance(value.raw, str) else json.dumps(value.raw, default=str)
-        if value.name in _PER_WORKER and self._workers > 1:
+    def _give(self, given: Given, key: str, parsed: Any) -> None:
+        written = given.value if isinstance(given.value, str) else json.dumps(given.value, default=str)
+        if given.key in _PER_WORKER and self._workers > 1:
             written += f" for each of {self._workers} workers"
-        self.givens.append(Given(key, parsed, value.source, value.written, value.place, written))
+        self.givens.append(Given(key, parsed, given.source, given.written, given.place, written))
 
     def _warn(self, where: str, text: str) -> None:
         self.notes.append(Note(where, text, is_warning=True))
-
-
-def _file_value(entry: Entry) -> _Value:
-    return _Value(entry.name, entry.value, Source.LMCACHE_FILE, entry.name, entry.place)
 
 
 def _unquoted(text: str) -> str | None:

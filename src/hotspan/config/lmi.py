@@ -44,7 +44,7 @@ class LmiReader:
         """Take a properties file. Raises: ConfigError that names key, value, place and remedy."""
         self.is_used = True
         for entry in read_properties(path):
-            self._take(entry.name, entry.value, source, entry.name, f"{path}:{entry.line}")
+            self._take(entry.name, entry.value, source, entry.name, entry.place)
 
     def read_variables(self, surroundings: Mapping[str, str]) -> None:
         """Take OPTION_*, SERVING_*, SAGEMAKER_* and those with names of their own. Raises: as read_file."""
@@ -96,8 +96,7 @@ class LmiReader:
             raise ConfigError(f"{said(place, written)}: there is no such key: {meant(written, near)}")
 
     def _give(self, key: Option, spelling: Spelling, raw: str, source: Source, written: str, place: str) -> None:
-        value = (spelling.kind or key.kind).parse(raw, said(place, written))
-        self.givens.append(Given(key.name, value, source, written, place, raw.strip(), spelling.order))
+        self.givens.append(key.given(raw, source, written, place, spelling, raw.strip()))
 
     def _give_address(self, raw: str, source: Source, written: str, place: str) -> None:
         try:

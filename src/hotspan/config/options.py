@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from hotspan.config import kinds
 from hotspan.config.kinds import Kind
+from hotspan.config.origin import Given, Source, said
 
 T = TypeVar("T")
 
@@ -75,6 +76,14 @@ class Option:
     def flag(self) -> str:
         """Its name on a command line."""
         return "--" + self.name.replace("_", "-")
+
+    def given(
+        self, raw: Any, source: Source, written: str, place: str, spelling: Spelling | None = None, text: Any = None
+    ) -> Given:
+        """A value as somebody wrote it, read. Raises: ConfigError for a value of the wrong type."""
+        kind = self.kind if spelling is None or spelling.kind is None else spelling.kind
+        value = kind.parse(raw, said(place, written))
+        return Given(self.name, value, source, written, place, text, 0 if spelling is None else spelling.order)
 
     @property
     def spellings(self) -> tuple[Spelling, ...]:

@@ -40,6 +40,15 @@ class Source(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of a file, its value, and where it stands: the file with its line."""
+
+    name: str
+    value: Any = field(repr=False)
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """One value as somebody wrote it.
 
@@ -59,12 +68,16 @@ class Given:
     order: int = 0
 
     @property
+    def where(self) -> str:
+        """How errors name it."""
+        return said(self.place, self.written)
+
+    @property
     def origin(self) -> str:
         """Where it stands and what stands there: "/m/serving.properties:3: option.dtype = bf16"."""
         if self.source >= Source.IMPLIED:
             return self.place
-        where = said(self.place, self.written)
-        return where if self.text is None else f"{where} = {shown(self.written, self.text)}"
+        return self.where if self.text is None else f"{self.where} = {shown(self.written, self.text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +126,8 @@ def resolve(givens: Iterable[Given]) -> dict[str, Setting]:
         for other in found[1:]:
             if (other.source, other.order) == (first.source, first.order) and other.value != first.value:
                 raise ConfigError(
-                    f"{said(first.place, first.written)} is {shown(key, first.value)} and "
-                    f"{said(other.place, other.written)} is {shown(key, other.value)}, and both are {key}: "
+                    f"{first.where} is {shown(key, first.value)} and "
+                    f"{other.where} is {shown(key, other.value)}, and both are {key}: "
                     "leave one of them out"
                 )
         settings[key] = Setting(first, tuple(found[1:]))

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from hotspan.config.admin_token import VARIABLE as ADMIN_TOKEN
-from hotspan.config.documents import Entry, read_options
+from hotspan.config.documents import read_options
 from hotspan.config.engine_options import split_words
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, FLAGS, KEYS, meant, unlisted
 from hotspan.config.options import Option
-from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Given, Source, said
+from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Entry, Given, Source, said
 from hotspan.core.errors import ConfigError
 
 _VARIABLE = "HOTSPAN_"
@@ -34,13 +34,7 @@ class CommandLine:
 def read_flags(flags: Mapping[str, Any], options: Iterable[Option]) -> list[Given]:
     """What flags give, by the options' names. Raises: ConfigError for a value of the wrong type."""
     return [
-        Given(
-            option.name,
-            option.kind.parse(flags[option.name], option.flag),
-            Source.COMMAND_LINE,
-            option.flag,
-            COMMAND_LINE,
-        )
+        option.given(flags[option.name], Source.COMMAND_LINE, option.flag, COMMAND_LINE)
         for option in options
         if option.name in flags
     ]
@@ -68,12 +62,10 @@ def read_variables(surroundings: Mapping[str, str]) -> list[Given]:
         if not raw.strip() or is_service_link(variable, raw):
             continue
         key = _OWN.get(variable.removeprefix(_VARIABLE).lower())
-        where = said(ENVIRONMENT, variable)
         if key is None:
-            known = [_VARIABLE + name.upper() for name in _OWN]
-            raise ConfigError(f"{where}: there is no such variable: {meant(variable, known)}")
-        value = key.kind.parse(raw, where)
-        givens.append(Given(key.name, value, Source.HOTSPAN_VARIABLE, variable, ENVIRONMENT, raw.strip()))
+            hint = meant(variable, [_VARIABLE + name.upper() for name in _OWN])
+            raise ConfigError(f"{said(ENVIRONMENT, variable)}: there is no such variable: {hint}")
+        givens.append(key.given(raw, Source.HOTSPAN_VARIABLE, variable, ENVIRONMENT, text=raw.strip()))
     return givens
 
 

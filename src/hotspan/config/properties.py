@@ -1,9 +1,9 @@
 """Java's properties files: serving.properties and config.properties."""
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from hotspan.config.origin import Entry
 from hotspan.core.errors import ConfigError
 
 _BLANK = " \t\f"
@@ -12,16 +12,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
-    """One entry, and the line that it begins in."""
-
-    name: str
-    value: str = field(repr=False)
-    line: int
-
-
-def read_properties(path: Path) -> tuple[Property, ...]:
+def read_properties(path: Path) -> tuple[Entry, ...]:
     """The entries of a file in its order.
 
     Raises: ConfigError if it can't be read, is no UTF-8 text or has a broken escape.
@@ -35,13 +26,13 @@ def read_properties(path: Path) -> tuple[Property, ...]:
     return parse_properties(text, str(path))
 
 
-def parse_properties(text: str, place: str) -> tuple[Property, ...]:
+def parse_properties(text: str, place: str) -> tuple[Entry, ...]:
     """The entries of a text; `place` names it in errors.
 
     A line ends an entry unless an odd number of backslashes is before its end. `#` and `!` begin comments. The name
     ends at the first `=`, `:` or blank that no backslash is before.
     """
-    found: list[Property] = []
+    found: list[Entry] = []
     logical, began = "", 0
     for number, line in enumerate(_LINE_END.split(text), 1):
         line = line.lstrip(_BLANK)
@@ -59,7 +50,7 @@ def parse_properties(text: str, place: str) -> tuple[Property, ...]:
     return tuple(found)
 
 
-def _entry(line: str, number: int, place: str) -> Property:
+def _entry(line: str, number: int, place: str) -> Entry:
     end = 0
     while end < len(line) and line[end] not in "=:" + _BLANK:
         end += 2 if line[end] == "\\" else 1
@@ -67,7 +58,7 @@ def _entry(line: str, number: int, place: str) -> Property:
     if rest[:1] in ("=", ":"):
         rest = rest[1:].lstrip(_BLANK)
     where = f"{place}:{number}"
-    return Property(_unescaped(line[:end], where), _unescaped(rest, where), number)
+    return Entry(_unescaped(line[:end], where), _unescaped(rest, where), where)
 
 
 def _unescaped(text: str, where: str) -> str:
