@@ -7,7 +7,7 @@ _MAX_VIEWS = 1024
 """Of one system call (IOV_MAX)."""
 
 
-def parts_of(buffers: Iterable[bytes | memoryview], size: int) -> Iterator[list[memoryview]]:
+def parts_of(buffers: Iterable[bytes | bytearray | memoryview], size: int) -> Iterator[list[memoryview]]:
     """The buffers cut into parts of `size` bytes, the last one shorter; of shorter ones if they have many buffers."""
     part: list[memoryview] = []
     room = size

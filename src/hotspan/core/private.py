@@ -43,7 +43,7 @@ def private_directory(path: Path, what: str, remedy: str) -> Path:
         raise ConfigError(f"{what} can't be kept in {path} ({error.strerror}): {remedy}") from error
     if not is_private_directory(path):
         raise ConfigError(
-            f"{path} is to hold {what} and is open to other users: if it is yours, chmod 700 it; or {remedy}"
+            f"{what} can't be kept in {path}, which is open to other users: if it is yours, chmod 700 it; or {remedy}"
         )
     return path
 
@@ -100,8 +100,10 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 def sync_directory(directory: Path | int) -> None:
     """Make the names in a directory durable: its path, or a descriptor (O_PATH will do). Raises: OSError."""
-    is_open = isinstance(directory, int)
-    fd = os.open(".", LIST, dir_fd=directory) if is_open else os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    if isinstance(directory, int):
+        fd = os.open(".", LIST, dir_fd=directory)
+    else:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

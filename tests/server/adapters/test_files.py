@@ -227,7 +227,7 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     SnapshotStore(tmp_path / "private")
     (tmp_path / "link").symlink_to(tmp_path / "private")
     for name in ("open", "link"):
-        with pytest.raises(ConfigError, match=r"0700.*--adapter-copies"):
+        with pytest.raises(ConfigError, match=r"chmod 700.*--adapter-copies"):
             SnapshotStore(tmp_path / name)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError):

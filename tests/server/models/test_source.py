@@ -317,7 +317,7 @@ def test_a_cache_that_others_could_fill(bucket: Bucket, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is open to other users"):
             fetch_model(url, tmp_path / name)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="no model can be kept"):
+    with pytest.raises(ConfigError, match="the model can't be kept"):
         fetch_model(url, tmp_path / "file" / "cache")
 
 

@@ -19,6 +19,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hotspan.core.errors import ConfigError
 from hotspan.core.held import PART, changing, hold, remove_unheld, sweep
 from hotspan.core.private import private_directory
 from hotspan.core.types import GIB
