@@ -199,7 +199,8 @@ def parse_options(kind: type[T], given: Mapping[str, Any], prefix: str = "", **m
     for name, value in given.items():
         plain = name.removeprefix(prefix)
         if plain not in known:
-            hint = did_you_mean(plain, known, f"it has {', '.join(sorted(known))}")
+            names = sorted(name.removesuffix(plain) + each for each in known)
+            hint = did_you_mean(name, names, f"it has {', '.join(names)}", cutoff=0.6 if plain == name else 0.85)
             raise ConfigError(f"--l2-option {name}: this L2 has no such option; {hint}")
         values[plain] = _parsed(name, known[plain].type, value)
     return kind(**values, **more)
