@@ -34,6 +34,7 @@ from hotspan.core.types import Lookup  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.testing.chunks import chain, content  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
+from hotspan.tiers.lower import LowerTier  # noqa: E402
 from hotspan.tiers.slab import SharedSlab  # noqa: E402
 from proofs.proof import Proof, write_proof  # noqa: E402
 from tests.demo_adapter import make_demo_adapter  # noqa: E402
@@ -148,7 +149,7 @@ def fabricated(scratch: Path, tokens: int, *, sealed: bool) -> dict[str, Any]:
     for turn in range(2):
         slab = SharedSlab(f"identity-{uuid.uuid4().hex}", 256, size)
         slab.unlink()
-        cache = TieredCache(slab, DiskTier(options, bytes(32), size), patience_s=30.0)
+        cache = TieredCache(slab, LowerTier(lambda again: DiskTier(options, bytes(32), size)), patience_s=30.0)
         for start in range(0, len(chunks), 128):
             part = chunks[start : start + 128]
             if turn == 0:

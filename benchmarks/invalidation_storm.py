@@ -42,7 +42,7 @@ from hotspan.l2.redis import RedisStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 from tests.l2.servers import redis_server
 
@@ -136,7 +136,7 @@ class Replica:
         def open_l2(again: bool) -> RemoteTier:
             return RemoteTier(RemoteOptions(connect(), self.follower, threads=2), NAMESPACE, settings.payload_bytes)
 
-        self.disk, self.l2 = GuardedTier(open_disk), GuardedTier(open_l2)
+        self.disk, self.l2 = LowerTier(open_disk), LowerTier(open_l2)
         self.cache = TieredCache(self.slab, self.disk, self.l2, namespace=NAMESPACE, patience_s=2.0)
         self.requests: list[Request] = []
         self.receipts = Receipts(self.follower.replica, self.follower)
@@ -290,8 +290,8 @@ class Fleet:
         while not fresh.follower.is_fresh:  # it reads the whole log first
             time.sleep(0.01)
         for text in self.others:
-            fresh.l2.ask(text.chunks, text.terms.tenant)
-            while fresh.l2.asking:
+            fresh.l2.storage.ask(text.chunks, text.terms.tenant)
+            while fresh.l2.storage.asking:
                 fresh.l2.wait(0.1)
                 fresh.l2.finished()
             lost += sum(not fresh.l2.lookup(chunk.key) for chunk in text.chunks)
@@ -385,7 +385,7 @@ def measure(name: str, directory: Path, connect: Connect, settings: Settings) ->
     rates = [each.hits / max(1, each.asked) for each in (calm, storm)]
     result: dict[str, object] = {
         "l2": name,
-        "is_direct": all(replica.disk._current.directory.direct for replica in fleet.replicas),  # type: ignore[attr-defined]
+        "is_direct": all(replica.disk.storage.directory.direct for replica in fleet.replicas),  # type: ignore[attr-defined]
         "updates": len(storm.receipts),
         "updates_per_minute": round(60 * len(storm.receipts) / storm.seconds),
         "receipts_failed": sum(not receipt.is_durable for receipt in storm.receipts),

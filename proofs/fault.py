@@ -123,7 +123,7 @@ def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
         try:
             drive.run(options.steps)
             tally.heal_s.append(drive.heal(_MOST_HEAL_S))
-            tally.trips += getattr(drive.world.tier, "trips", 0)
+            tally.trips += drive.world.tier.trips
             drive.end()
             tally.hits += drive.engine.counts.hits
             tally.disk_hits += drive.engine.counts.disk_hits

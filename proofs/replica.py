@@ -25,7 +25,8 @@ from hotspan.tiers.slab import SharedSlab
 from proofs.engine import Broken, Text
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
-from proofs.world import NAMESPACE, SettledGuard
+from proofs.simulated.lower import SettledTier
+from proofs.world import NAMESPACE
 
 SIZE = 4096
 
@@ -107,7 +108,7 @@ class Replica:
             )
             return RemoteTier(options, NAMESPACE, SIZE, clock)
 
-        self.tier = SettledGuard(opened, clock)
+        self.tier = SettledTier(opened, clock)
         cost = CostModel(2048, {Tier.L2: 2}, clock) if may_decide and self._rng.random() < 0.5 else None
         self.cache = TieredCache(self._slab, self.tier, namespace=NAMESPACE, cost=cost, clock=clock)
 

@@ -23,6 +23,7 @@ from hotspan.tiers.table import DiskTable
 from proofs.engine import Broken, Engine, texts
 from proofs.places import on_disk
 from proofs.proof import Findings, Progress, Proof, rng_of
+from proofs.simulated.lower import steady
 from proofs.world import NAMESPACE
 
 CLAIM = "churn of many times the capacity leaves no wrong byte, and memory, descriptors and disk stay as they are"
@@ -180,7 +181,7 @@ def _sides(path: Path, options: Options) -> Iterator[list[_Side]]:
                 shares=_SHARES,
             )
             tier = DiskTier(disk, NAMESPACE, _PAYLOAD_BYTES)
-            cache = TieredCache(slab, tier, namespace=NAMESPACE, shares=_SHARES, patience_s=1.0)
+            cache = TieredCache(slab, steady(tier), namespace=NAMESPACE, shares=_SHARES, patience_s=1.0)
             below = partial(_keys_in, tier.directory.table)
             engine = Engine(
                 *(cache, clock, texts(_TENANTS, _TEXTS, ttl_s=600), rng, _PAYLOAD_BYTES, below),

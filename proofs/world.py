@@ -13,14 +13,14 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import ChunkKey, Tier
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.base import Transfer
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.faults import FaultyFiles
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
+from proofs.simulated.lower import SettledTier, SteadyTier
 from proofs.simulated.power import RecordingFiles, power_loss
 
 NAMESPACE = bytes(range(32))
@@ -49,21 +49,11 @@ class MortalFiles(SlowFaultyFiles, RecordingFiles):
         RecordingFiles.__init__(self, directory)
 
 
-class SettledGuard(GuardedTier):
-    """A guard that goes on only when its tier was opened anew, or refused: the one thread there is, is waited for."""
-
-    def finished(self) -> list[Transfer]:
-        transfers = super().finished()
-        if self._opening is not None:
-            self._opening.join()
-        return transfers
-
-
 @dataclass(frozen=True, slots=True)
 class WorldOptions:
     """What stands in the world.
 
-    is_guarded:  with a GuardedTier around the disk tier. is_recorded: so that the power may go.
+    is_guarded:  the disk tier is given up while it fails. is_recorded: so that the power may go.
     is_deciding: a cost model says what is loaded from the disk tier.
     """
 
@@ -96,7 +86,7 @@ class World:
         self.files = SlowFaultyFiles(self.clock)
         self.queues = InlineQueues()
         self.disk: DiskTier
-        self.tier: DiskTier | GuardedTier
+        self.tier: LowerTier
         self.cache: TieredCache
 
     @property
@@ -113,7 +103,7 @@ class World:
         self.queues = InlineQueues(self._rng.getrandbits(32))
         self.slab.view[:] = JUNK * self.slab.bytes
         arm(self.files)
-        self.tier = SettledGuard(self._open_disk, self.clock) if self.options.is_guarded else self._open_disk(False)
+        self.tier = (SettledTier if self.options.is_guarded else SteadyTier)(self._open_disk, self.clock)
         cost = CostModel(2048, {Tier.DISK: 3}, self.clock) if self.options.is_deciding else None
         self.cache = TieredCache(
             self.slab, self.tier, namespace=NAMESPACE, shares=self.options.ram_shares, cost=cost, clock=self.clock
@@ -122,7 +112,7 @@ class World:
     @property
     def is_up(self) -> bool:
         """Whether the tier below takes part."""
-        return not isinstance(self.tier, GuardedTier) or self.tier.is_up
+        return self.tier.is_up
 
     def below(self) -> set[ChunkKey]:
         """The chunks that the tier below has, whole or not; none while it is given up."""

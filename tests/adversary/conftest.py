@@ -64,6 +64,11 @@ class House:
     def shared(self) -> Path:
         return self.directory / "shared"
 
+    @property
+    def given_up(self) -> int:
+        """How often the server gave up a tier."""
+        return (self.directory / "server.log").read_text(errors="replace").count("tier_given_up")
+
     def call(self, method: str, path: str, key: str | None, body: Any = None) -> httpx.Response:
         """One request to the server."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}

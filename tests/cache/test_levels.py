@@ -15,6 +15,7 @@ from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
+from proofs.simulated.lower import steady
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
 from tests.cache.manual import ManualTier
 
@@ -37,7 +38,8 @@ class Levels:
         self.follower.foreign()
         options = RemoteOptions(MemoryStore(server), self.follower, queue=self.queues.queue)
         self.l2 = RemoteTier(options, bytes(32), SIZE, self.clock)
-        self.cache = TieredCache(self.slab, self.disk, self.l2, clock=self.clock)
+        lower = [steady(tier, self.clock) for tier in (self.disk, self.l2)]
+        self.cache = TieredCache(self.slab, *lower, clock=self.clock)
 
     def store(self, chunks: list[Chunk], terms: Terms = Terms()) -> None:  # noqa: B008
         """Compute and store chunks, on every tier that takes them."""

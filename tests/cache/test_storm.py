@@ -18,7 +18,7 @@ from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
@@ -42,8 +42,8 @@ class Replica:
             directory / str(number), DISK * (SIZE + 4096), allow_direct=False, queue=self.queues.queue, threads=2
         )
         l2 = RemoteOptions(MemoryStore(server), self.follower, threads=2, queue=self.queues.queue)
-        self.disk = GuardedTier(lambda again: DiskTier(disk, NAMESPACE, SIZE, self.clock), self.clock)
-        self.l2 = GuardedTier(lambda again: RemoteTier(l2, NAMESPACE, SIZE, self.clock), self.clock)
+        self.disk = LowerTier(lambda again: DiskTier(disk, NAMESPACE, SIZE, self.clock), self.clock)
+        self.l2 = LowerTier(lambda again: RemoteTier(l2, NAMESPACE, SIZE, self.clock), self.clock)
         self.cache = TieredCache(self.slab, self.disk, self.l2, namespace=NAMESPACE, clock=self.clock)
         self.foreign = 0
 

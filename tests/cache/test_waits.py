@@ -17,6 +17,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
+from proofs.simulated.lower import steady
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
 from tests.cache.manual import ManualTier
 
@@ -46,7 +47,8 @@ class Deciding:
         options = RemoteOptions(MemoryStore(self.server), self.follower, queue=self.queues.queue)
         self.l2 = RemoteTier(options, bytes(32), SIZE, self.clock)
         self.cost = CostModel(512, {Tier.DISK: 1, Tier.L2: 4}, self.clock)
-        self.cache = TieredCache(self.slab, self.disk, self.l2, cost=self.cost, clock=self.clock)
+        lower = [steady(tier, self.clock) for tier in (self.disk, self.l2)]
+        self.cache = TieredCache(self.slab, *lower, cost=self.cost, clock=self.clock)
         for start in range(0, 20 * 512, 512) if is_known else ():
             self.cost.observe_step(512, attended(start, 512), CPU.step(start, 512))
         for _ in range(20 if disk_s is not None else 0):
@@ -139,7 +141,7 @@ def test_a_load_that_stalls_is_given_up_and_what_landed_is_kept(rig: Deciding) -
     waited_s = rig.clock.monotonic() - began_s
     saved_s = CPU.prefill(0, PROMPT.total_tokens) - CPU.prefill(2 * CHUNK, PROMPT.total_tokens)
     assert waited_s < saved_s * 1.3 + 2 * BOUND_S
-    assert rig.look(reader) == [Lookup.HIT, Lookup.HIT, Lookup.MISS] and rig.disk.lates == 1
+    assert rig.look(reader) == [Lookup.HIT, Lookup.HIT, Lookup.MISS] and rig.cache._lower.tiers[0]._lates == 1
     rig.cache.release(reader)
     assert rig.cost.report().late == 1
 

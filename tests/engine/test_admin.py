@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hotspan.testing.clock import SimulatedClock
+
 from .harness.core import BLOCK, CHUNK, HANG_S, Core, core
 
 LENGTH = 900
@@ -232,3 +234,23 @@ def test_a_request_that_takes_the_name_of_one_that_ended_is_another(engine: Core
     engine.finish()
     engine.settle()
     assert (engine.ask(first), engine.ask(second)) == (0, OWN)
+
+
+def test_metrics_are_reported_once_a_second_and_when_a_request_ends(
+    engine: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that only computes costs no report; what a request did is reported with its last step."""
+    clock, reports = SimulatedClock(), list[int]()
+    report = engine.manager._metrics.report
+    monkeypatch.setattr(engine.manager, "_clock", clock)
+    monkeypatch.setattr(engine.manager, "_report_s", 0.0)
+    monkeypatch.setattr(
+        engine.manager._metrics, "report", lambda size: reports.append(engine.runner.steps) or report(size)
+    )
+    first = engine.runner.steps
+    engine.start("reported", engine.text(4900, CHUNK), 20)
+    engine.step(8)
+    clock.advance(1.0)
+    engine.step(8)
+    assert engine.finish() == {"reported": 0}
+    assert reports == [first + 1, first + 9, first + 20]

@@ -29,7 +29,7 @@ def keys(tmp_path: Path) -> dict[str, EncryptionSettings]:
 
 def algorithms(engine: Core) -> set[int]:
     """What the frames on disk say they are made with."""
-    directory = engine.cache._lower.tiers[0]._current.directory
+    directory = engine.cache._lower.tiers[0].storage.directory
     slots = directory.table.slots()
     with (directory.path / "slab").open("rb") as slab:
         found = set()

@@ -161,7 +161,7 @@ def test_a_chunk_keeps_its_tags_on_every_way(engine: Core) -> None:
     engine.forget_gpu()
     assert engine.ask(prompt, 1) == WHOLE  # untagged; from RAM into the engine's own cache
     engine.evict_ram()
-    engine.cache._lower.tiers[0]._current.invalidate([Scope()], lambda done: None)  # as if evicted
+    engine.cache._lower.tiers[0].storage.invalidate([Scope()], lambda done: None)  # as if evicted
     engine.settle()
     engine.ask(prompt + engine.text(67, 600), 1)
     engine.settle()  # untagged; from the engine's own cache into RAM

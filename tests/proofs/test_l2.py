@@ -12,7 +12,7 @@ from hotspan.l2.file_room import FileRoom
 from hotspan.l2.shared_files import SharedFiles, Turn
 from hotspan.l2.view import LogView
 from hotspan.tiers.files import Buffer
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from proofs import l2, l2_fault
 from proofs.engine import Broken
 from proofs.l2_fault import Fault, Tally, meet, sweep
@@ -77,7 +77,7 @@ def test_faults_follow_from_the_seed() -> None:
 
 def test_faults_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard that never opens its tier again does not come to rest."""
-    monkeypatch.setattr(GuardedTier, "_heal", lambda self, now: None)
+    monkeypatch.setattr(LowerTier, "_heal", lambda self, now: None)
     with pytest.raises(Broken, match="not all replicas are at rest"):
         meet(Fault(0, 100, "EIO", is_lasting=True, is_sealed=False), 200, 0, Tally())
 

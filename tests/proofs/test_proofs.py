@@ -12,8 +12,8 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.view import LogView
-from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.log import GenerationLog
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
 from proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.proof import Proof
@@ -132,7 +132,7 @@ def test_fault() -> None:
 
 def test_fault_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard that never opens its tier again does not heal."""
-    monkeypatch.setattr(GuardedTier, "_heal", lambda self, now: None)
+    monkeypatch.setattr(LowerTier, "_heal", lambda self, now: None)
     proof = fault.run(fault.Options(every=17), silent)
     assert not proof.passed and any("not back" in failure.what for failure in proof.failures)
     assert fault.ERRORS["EIO"] == errno.EIO

@@ -11,7 +11,6 @@ from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import GuardedTier
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
@@ -80,26 +79,6 @@ class CrankedTier(DiskTier):
         transfers = super().finished()
         self._queues.turn()
         return transfers
-
-
-class TestGuardedTier(DiskTierTests):
-    """A guard is a tier like the one that it guards."""
-
-    @pytest.fixture
-    def tier(self, tmp_path: Path, clock: SimulatedClock) -> Iterator[GuardedTier]:
-        tier = CheckedGuard(
-            lambda is_back: DiskTier(self.options(tmp_path), NAMESPACE, self.PAYLOAD_BYTES, clock), clock
-        )
-        yield tier
-        tier.close(5.0)
-
-
-class CheckedGuard(GuardedTier):
-    """A guard whose tier's books are checked."""
-
-    def check(self) -> None:
-        assert self.is_up
-        self._current.check()
 
 
 class TestManualTier(StorageTierTests):

@@ -21,7 +21,7 @@ from hotspan.tiers.check import check_offline
 from hotspan.tiers.directory import check_directory, open_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.room import SlabSpace, step_bytes
 from proofs.simulated.faults import FaultyFiles, SmallDisk
 from proofs.simulated.inline import InlineQueues
@@ -201,24 +201,24 @@ def test_stores_do_not_take_what_is_to_be_given_back(path: Path) -> None:
 
 
 def test_no_space_to_grow_is_a_ceiling_and_no_fault(path: Path) -> None:
-    """Where the file system is full, the tier goes on with what it has: its guard stays up, hits are hits."""
+    """Where the file system is full, the tier goes on with what it has: it stays up, hits are hits."""
     files, queues, clock = SmallDisk(5 * SLOT), InlineQueues(), SimulatedClock()
     options = DiskOptions(
         *(path, 5 * SLOT), allow_direct=False, files=files, queue=queues.queue, step_bytes=STEP * SLOT
     )
-    guard = GuardedTier(lambda again: DiskTier(options, NAMESPACE, SIZE, clock), clock)
+    lower = LowerTier(lambda again: DiskTier(options, NAMESPACE, SIZE, clock), clock)
     files.others_bytes = 2 * SLOT
     for chunk in ROOTS[:12] * 2:
-        guard.finished()
+        lower.finished()
         queues.run()
-        guard.finished()
-        guard.submit_store(chunk, Terms(), aligned(SIZE, content(chunk.key, SIZE)))
+        lower.finished()
+        lower.submit_store(chunk, Terms(), aligned(SIZE, content(chunk.key, SIZE)))
         queues.run()
         clock.advance(0.5)
-    guard.finished()
-    assert guard.is_up and guard.trips == 0
-    assert guard.usage().chunks == guard.usage().capacity_chunks == 3
-    guard.close(5.0)
+    lower.finished()
+    assert lower.is_up and lower.trips == 0
+    assert lower.usage().chunks == lower.usage().capacity_chunks == 3
+    lower.close(5.0)
 
 
 def test_a_write_without_space_is_no_fault_either(path: Path) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 from hotspan.cache.cost import Choice
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.tiers.lower import LowerTier
 
 
 class State(Enum):
@@ -27,7 +28,7 @@ class Entry:
     moving:  transfers of the lower tier that use its slot.
     held:    the engine uses its slot and will not say when that ends (after `clear`).
     deleted: forgotten while its slot was in use; the slot comes free when that ends.
-    readers: requests that wait for it.
+    readers: requests that wait for it. source: the tier that it is, or was, promoted from.
     """
 
     chunk: Chunk
@@ -40,6 +41,7 @@ class Entry:
     held: bool = False
     deleted: bool = False
     readers: "list[Reader]" = field(default_factory=list)
+    source: LowerTier | None = None
 
     @property
     def engine_copies(self) -> bool:

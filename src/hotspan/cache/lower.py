@@ -2,31 +2,42 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from hotspan.cache.controller import StoreController
-from hotspan.cache.entry import Entry
-from hotspan.cache.ram import RamTier
+from hotspan.cache.entry import Entry, State
 from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
-from hotspan.tiers.base import AllDurable, Durable, StorageTier, TierUsage, Transfer
+from hotspan.tiers.base import AllDurable, Durable, TierUsage, Transfer
+from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
 
 
 class LowerTiers:
-    """Tiers, fastest first, and what is on its way to them. The cache's one thread calls it."""
+    """Tiers, fastest first, and what is on its way to them. The cache's one thread calls it.
 
-    def __init__(self, tiers: Sequence[StorageTier], ram: RamTier, stats: CacheStats, clock: Clock) -> None:
+    entries, slab: of RAM, from which chunks are stored.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[LowerTier],
+        entries: Mapping[ChunkKey, Entry],
+        slab: SharedSlab,
+        stats: CacheStats,
+        clock: Clock,
+    ) -> None:
         self.tiers = tuple(tiers)
-        self._controllers = [StoreController(ram, tier, stats) for tier in tiers]
+        self._queues = [StoreQueue(entries, slab, tier, stats) for tier in tiers]
         self._clock = clock
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
-    def find(self, key: ChunkKey) -> StorageTier | None:
+    def find(self, key: ChunkKey) -> LowerTier | None:
         """The fastest tier that is known to have a chunk."""
         return next((tier for tier in self.tiers if tier.lookup(key)), None)
 
@@ -36,25 +47,26 @@ class LowerTiers:
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether a tier has a chunk, or is being given it."""
-        return any(controller.holds(key) for controller in self._controllers)
+        return any(queue.holds(key) for queue in self._queues)
 
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         """Let tiers that must ask elsewhere begin to find out which of these chunks they have."""
         for tier in self.tiers:
-            tier.ask(chunks, tenant)
+            if tier.is_up:
+                tier.storage.ask(chunks, tenant)
 
-    def asked(self, key: ChunkKey) -> list[StorageTier]:
+    def asked(self, key: ChunkKey) -> list[LowerTier]:
         """The tiers that wait to be told whether they have a chunk."""
-        return [tier for tier in self.tiers if tier.is_asking(key)]
+        return [tier for tier in self.tiers if tier.is_up and tier.storage.is_asking(key)]
 
     @property
     def is_asking(self) -> bool:
         """Whether answers are on their way."""
-        return any(tier.asking for tier in self.tiers)
+        return any(tier.is_up and tier.storage.asking for tier in self.tiers)
 
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, joined over the tiers that have it; None if none has."""
-        found = [tier.terms(key) for tier in self.tiers if tier.lookup(key)]
+        found = [tier.storage.terms(key) for tier in self.tiers if tier.lookup(key)]
         return functools.reduce(Terms.joined, found) if found else None
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
@@ -68,12 +80,14 @@ class LowerTiers:
     def touch(self, leaf_first: Sequence[ChunkKey]) -> None:
         """These chunks were used."""
         for tier in self.tiers:
-            tier.touch(leaf_first)
+            if tier.is_up:
+                tier.storage.touch(leaf_first)
 
     def discard(self, key: ChunkKey) -> None:
         """Forget a chunk and what stands on it, for it is to be written anew."""
         for tier in self.tiers:
-            tier.discard(key)
+            if tier.is_up:
+                tier.storage.discard(key)
 
     def invalidate(self, scopes: Sequence[Scope], durable: Durable, *, is_foreign: bool) -> dict[Tier, int]:
         """As StorageTier says, on all tiers; durable once it is so on all. is_foreign: the L2's log has it already."""
@@ -90,49 +104,50 @@ class LowerTiers:
     @property
     def is_storing(self) -> bool:
         """Whether chunks wait for a tier, or are on their way to it."""
-        return any(controller.queued for controller in self._controllers)
+        return any(queue.queued for queue in self._queues)
 
     def queued(self) -> dict[Tier, int]:
         """How many chunks wait for each tier, or are on their way to it."""
-        return {tier.tier: controller.queued for tier, controller in zip(self.tiers, self._controllers, strict=True)}
+        return {tier.tier: queue.queued for tier, queue in zip(self.tiers, self._queues, strict=True)}
 
     def offer(self, keys: Iterable[ChunkKey]) -> None:
         """Chunks came to RAM, or were used there a second time."""
         for key in keys:
-            for controller in self._controllers:
-                controller.offer(key)
+            for queue in self._queues:
+                queue.offer(key)
 
     def waits(self, key: ChunkKey) -> bool:
         """Whether a chunk is to be given to a tier that does not have it."""
-        return any(controller.waits(key) for controller in self._controllers)
+        return any(queue.waits(key) for queue in self._queues)
 
     def left(self, key: ChunkKey) -> None:
         """A chunk went from RAM for room: what waited for it is counted."""
-        for controller in self._controllers:
-            controller.left(key)
+        for queue in self._queues:
+            queue.left(key)
 
     def forget(self, key: ChunkKey) -> None:
         """A chunk of RAM is not to be written any more."""
-        for controller in self._controllers:
-            controller.forget(key)
+        for queue in self._queues:
+            queue.forget(key)
 
     def step(self) -> None:
         """Hand over chunks until the tiers take no more."""
-        for controller in self._controllers:
-            controller.step()
+        for queue in self._queues:
+            queue.step()
 
     def finished(self, ended: Callable[[Entry], None]) -> Iterator[tuple[Tier, Transfer]]:
         """The transfers that ended, tier by tier; `ended` is told of entries whose slots a store uses no more."""
-        for tier, controller in zip(self.tiers, self._controllers, strict=True):
+        for tier, queue in zip(self.tiers, self._queues, strict=True):
             for transfer in tier.finished():
                 yield tier.tier, transfer
                 if not transfer.is_load:
-                    ended(controller.ended(transfer))
-            controller.step()
+                    ended(queue.ended(transfer))
+            queue.step()
 
-    def wait(self, sources: set[StorageTier], timeout_s: float) -> None:
+    def wait(self, sources: set[LowerTier | None], timeout_s: float) -> None:
         """Sleep until something ends in one of `sources`, or in a tier that asks; in any, if that is none."""
-        busy = [tier for tier in self.tiers if tier.asking or tier in sources] or list(self.tiers)
+        busy = [tier for tier in self.tiers if (tier.is_up and tier.storage.asking) or tier in sources]
+        busy = busy or list(self.tiers)
         if len(busy) == 1:
             busy[0].wait(timeout_s)
             return
@@ -144,10 +159,104 @@ class LowerTiers:
 
     def in_flight(self) -> list[Entry]:
         """Entries whose slots stores read."""
-        return [entry for controller in self._controllers for entry in controller.in_flight()]
+        return [entry for queue in self._queues for entry in queue.in_flight()]
 
     def close(self, timeout_s: float) -> None:
         """Let go of all tiers, within `timeout_s`."""
         deadline = self._clock.monotonic() + timeout_s
         for tier in self.tiers:
             tier.close(max(0.0, deadline - self._clock.monotonic()))
+
+
+class StoreQueue:
+    """Offers chunks oldest first, as many as the tier's queue takes; a chunk that is written stays in RAM meanwhile.
+
+    Those that an invalidation holds back are set aside until the tier releases them, and are the next then; so is what
+    stands on them, which no tier takes before.
+    """
+
+    def __init__(self, entries: Mapping[ChunkKey, Entry], slab: SharedSlab, tier: LowerTier, stats: CacheStats) -> None:
+        self._entries = entries
+        self._slab = slab
+        self._tier = tier
+        self._stats = stats
+        self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
+        self._held: dict[ChunkKey, list[ChunkKey]] = {}  # set aside, with those that wait for them
+        self._writing: dict[ChunkKey, Entry] = {}
+
+    @property
+    def queued(self) -> int:
+        """How many chunks wait for the tier, or are on their way to it."""
+        return len(self._offered) + len(self._held) + len(self._writing)
+
+    def holds(self, key: ChunkKey) -> bool:
+        """Whether the tier has the chunk, or is being given it."""
+        writing = self._writing.get(key)
+        return self._tier.lookup(key) or (writing is not None and not writing.deleted)
+
+    def offer(self, key: ChunkKey) -> None:
+        """A chunk came to RAM, or was used there a second time."""
+        if key not in self._held and not self.holds(key):
+            self._offered[key] = None
+
+    def waits(self, key: ChunkKey) -> bool:
+        """Whether a chunk is to be given to the tier."""
+        return key in self._offered or key in self._held
+
+    def left(self, key: ChunkKey) -> None:
+        """A chunk went from RAM for room."""
+        if self.waits(key):
+            self.forget(key)
+            self._stats.stores_late[self._tier.tier] += 1
+
+    def forget(self, key: ChunkKey) -> None:
+        """A chunk is not to be written any more."""
+        self._offered.pop(key, None)
+        self._release(self._held.pop(key, ()))
+
+    def step(self) -> None:
+        """Hand over chunks until the tier takes no more."""
+        self._release(self._tier.released())
+        while self._offered and (storage := self._tier.working) is not None and storage.can_store():
+            key, _ = self._offered.popitem(last=False)
+            entry = self._entries.get(key)
+            if entry is None or entry.state is not State.READY or key in self._writing or self._tier.lookup(key):
+                continue
+            if storage.holds_back(key, entry.terms):
+                self._held[key] = []
+            elif entry.chunk.parent in self._held:
+                self._held[entry.chunk.parent].append(key)
+                self._held[key] = []
+            elif self._tier.submit_store(entry.chunk, entry.terms, self._slab.slot(entry.slot)):
+                entry.pins += 1
+                entry.moving += 1
+                self._writing[key] = entry
+            else:
+                self._stats.stores_refused[self._tier.tier] += 1
+
+    def _release(self, keys: Sequence[ChunkKey]) -> None:
+        """Offer what was set aside, before all else, and what waits for it behind it."""
+        if not keys:
+            return
+        waiting, released = deque(keys), list[ChunkKey]()
+        while waiting:
+            key = waiting.popleft()
+            if key in self._held:
+                released.append(key)
+                waiting.extend(self._held.pop(key))
+        for key in reversed(released):
+            self._offered[key] = None
+            self._offered.move_to_end(key, last=False)
+
+    def ended(self, transfer: Transfer) -> Entry:
+        """A write ended: the chunk's entry, whose slot the tier uses no more."""
+        entry = self._writing.pop(transfer.key)
+        entry.pins -= 1
+        entry.moving -= 1
+        if entry.deleted and transfer.key in self._entries:
+            self._offered[transfer.key] = None  # stored anew while the old write still ran
+        return entry
+
+    def in_flight(self) -> list[Entry]:
+        """Entries whose slots the tier reads."""
+        return list(self._writing.values())

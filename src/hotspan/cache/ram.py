@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 from hotspan.cache.entry import Entry, State
+from hotspan.cache.lower import LowerTiers
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey
@@ -15,22 +15,6 @@ from hotspan.tiers.slab import SharedSlab
 
 _PASSED_OVER = 16
 """Leaves at most that stay, though their turn has come, because they wait for a lower tier."""
-
-
-class LowerCopies(Protocol):
-    """What RAM has to know of the lower tiers before a chunk goes."""
-
-    def holds(self, key: ChunkKey) -> bool:
-        """Whether a tier has a chunk, or is being given it."""
-        ...
-
-    def waits(self, key: ChunkKey) -> bool:
-        """Whether a chunk is to be given to a tier that does not have it."""
-        ...
-
-    def left(self, key: ChunkKey) -> None:
-        """A chunk went from RAM for room."""
-        ...
 
 
 class RamTier:
@@ -47,7 +31,7 @@ class RamTier:
         self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
 
-    def add(self, chunk: Chunk, terms: Terms, state: State, lower: LowerCopies) -> Entry | None:
+    def add(self, chunk: Chunk, terms: Terms, state: State, lower: LowerTiers) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
 
         A chunk's own parent makes room for it only if a lower tier has it.
@@ -111,7 +95,7 @@ class RamTier:
         if any(entry.pins < 0 for entry in self.entries.values()):
             raise AssertionError("a chunk was unpinned more often than pinned")
 
-    def _victim(self, chunk: Chunk, tenant: int, lower: LowerCopies) -> ChunkKey | None:
+    def _victim(self, chunk: Chunk, tenant: int, lower: LowerTiers) -> ChunkKey | None:
         """The leaf whose turn has come; one that waits for a lower tier only if those next in turn do so, too."""
         passed_over = 0
 

@@ -23,7 +23,8 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
-from hotspan.tiers.base import Durable, StorageTier, TierUsage, Transfer
+from hotspan.tiers.base import Durable, TierUsage, Transfer
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
@@ -37,14 +38,6 @@ class Placement:
 
     chunk: Chunk
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """A chunk on its way to RAM."""
-
-    entry: Entry
-    source: StorageTier
 
 
 class TieredCache:
@@ -62,7 +55,7 @@ class TieredCache:
     def __init__(
         self,
         slab: SharedSlab,
-        *lower: StorageTier,
+        *lower: LowerTier,
         namespace: bytes = bytes(32),
         shares: Shares | None = None,
         patience_s: float = PATIENCE_S,
@@ -74,9 +67,9 @@ class TieredCache:
         self._namespace = namespace
         self.cost = cost
         self._clock = clock or SystemClock()
-        self._lower = LowerTiers(lower, self.ram, self.stats, self._clock)
+        self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
         self._waits = Waits(self.ram, self._lower, self._clock, patience_s, cost)
-        self._promoting: dict[ChunkKey, Promotion] = {}
+        self._promoting: dict[ChunkKey, Entry] = {}
         self._deleted: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
         self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
         self._expiries: list[tuple[int, ChunkKey]] = []
@@ -308,7 +301,7 @@ class TieredCache:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a lower tier finishes something, at most `timeout_s`."""
-        self._lower.wait({promotion.source for promotion in self._promoting.values()}, timeout_s)
+        self._lower.wait({entry.source for entry in self._promoting.values()}, timeout_s)
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
@@ -338,8 +331,7 @@ class TieredCache:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        promoting = [promotion.entry for promotion in self._promoting.values()]
-        lent = [*promoting, *self._lower.in_flight(), *self._deleted.values(), *self._held]
+        lent = [*self._promoting.values(), *self._lower.in_flight(), *self._deleted.values(), *self._held]
         self.ram.check({entry.slot for entry in lent if entry.deleted})
         if any(not entry.deleted or not entry.engine_copies for entry in self._deleted.values()):
             raise AssertionError("a forgotten chunk that nobody copies is kept")
@@ -432,7 +424,8 @@ class TieredCache:
         if self.cost is not None:
             self.cost.begin_load(source.tier, self.ram.slab.slot_bytes)
         entry.moving += 1
-        self._promoting[chunk.key] = Promotion(entry, source)
+        entry.source = source
+        self._promoting[chunk.key] = entry
         return entry
 
     def _await_room(self, reader: Reader) -> Lookup:
@@ -464,11 +457,12 @@ class TieredCache:
 
     def _cut_late(self, reader: Reader) -> Lookup:
         for source in {self._promoting[key].source for key in reader.waiting if key in self._promoting}:
-            source.late()
+            if source is not None:
+                source.late()
         return self._cut(reader)
 
     def _end_promotion(self, tier: Tier, transfer: Transfer) -> None:
-        entry = self._promoting.pop(transfer.key).entry
+        entry = self._promoting.pop(transfer.key)
         if self.cost is not None:
             seconds = transfer.seconds if transfer.fault is None else None
             self.cost.end_load(tier, self.ram.slab.slot_bytes, seconds)

@@ -39,7 +39,8 @@ from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.position import PositionKeeper
 from hotspan.tiers.base import AllDurable
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.disk import DiskTier
+from hotspan.tiers.lower import LowerTier
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Administrator:
     def __init__(
         self,
         manager: HotspanManager,
-        disk: GuardedTier | None,
+        disk: LowerTier | None,
         follower: LogFollower | None,
         directory: Path | None,
         keyring: Keyring | None,
@@ -253,11 +254,11 @@ class Administrator:
 
     def _verify(self) -> "Answer | Future[Answer]":
         """A check of the disk; who asks while one runs gets its answer, too."""
-        check = self._disk.verification() if self._disk is not None else None
-        if check is None:
+        disk = self._disk.working if self._disk is not None else None
+        if not isinstance(disk, DiskTier):
             return {"replica": self._replica, "tiers": {}}
         if self._check is None or self._check.done():
-            run = check.run
+            run = disk.verification().run
             self._check = self._checks.submit(lambda: {"replica": self._replica, "tiers": {Tier.DISK.value: run()}})
         return self._check
 

@@ -39,6 +39,9 @@ from hotspan.l2.follower import LogFollower
 from hotspan.tiers.base import Durable
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
+_REPORT_EVERY_S = 1.0
+"""How often metrics are reported while the engine computes and no request ends."""
+
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
 
 
@@ -81,6 +84,7 @@ class HotspanManager(OffloadingManager):
         self.closing = contextlib.ExitStack()
         self._records: dict[str, RequestRecord] = {}
         self._ended: list[RequestRecord] = []
+        self._report_s = 0.0  # when metrics are to be reported again
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
 
@@ -172,7 +176,11 @@ class HotspanManager(OffloadingManager):
         self.prefixes.keep(record)
 
     def retire(self, request: Request) -> None:
-        """A request ended: what it left in the engine's own cache is known from now on, or gone if it may not stay."""
+        """A request ended: what it left in the engine's own cache is known from now on, or gone if it may not stay.
+
+        Its metrics are reported with this step.
+        """
+        self._report_s = 0.0
         if (record := self._records.get(request.request_id)) is not None:
             self.prefixes.end(record)
 
@@ -199,6 +207,7 @@ class HotspanManager(OffloadingManager):
 
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""
+        self._report_s = 0.0
         if self.cache.is_moving:
             self.cache.wait(timeout_s)
 
@@ -281,6 +290,10 @@ class HotspanManager(OffloadingManager):
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:
+        now_s = self._clock.monotonic()
+        if now_s < self._report_s:
+            return None
+        self._report_s = now_s + _REPORT_EVERY_S
         token_bytes = self.cache.ram.slab.slot_bytes * len(self._admission.groups) / self.chunk_tokens
         return self._metrics.report(token_bytes)
 

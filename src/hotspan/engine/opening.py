@@ -34,7 +34,7 @@ from hotspan.l2.open import open_store
 from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import GuardedTier
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
@@ -109,7 +109,7 @@ class _Opening:
     clock: Clock
     keyring: Keyring | None
 
-    def cache(self, cost: CostModel | None, follower: LogFollower | None) -> tuple[TieredCache, GuardedTier | None]:
+    def cache(self, cost: CostModel | None, follower: LogFollower | None) -> tuple[TieredCache, LowerTier | None]:
         """The cache over its tiers, and the disk among these."""
         settings, slab = self.spec.settings, self.spec.open_slab()
         with contextlib.ExitStack() as opened:
@@ -118,7 +118,7 @@ class _Opening:
             tiers = []
             for opener in (self._disk_opener(settings.disk), self._l2_opener(settings.l2, follower)):
                 if opener is not None:
-                    tiers.append(GuardedTier(opener, self.clock))
+                    tiers.append(LowerTier(opener, self.clock))
                     opened.callback(tiers[-1].close, _CLOSE_S)
             slab.unlink()
             opened.pop_all()

@@ -195,9 +195,6 @@ class RemoteTier:
             self._queue.submit(lambda scratch: self._measure(), lambda: self._report(self._measured), urgent=False)
         return transfers
 
-    def late(self) -> None:
-        return
-
     def wait(self, timeout_s: float) -> bool:
         return self._landed.wait(timeout_s)
 
@@ -237,9 +234,7 @@ class RemoteTier:
         return TierUsage(usage.objects, usage.capacity_bytes // slot, usage.bytes, usage.capacity_bytes, {})
 
     def give_up(self) -> None:
-        """Begin no I/O that has not begun; what is dropped is reported as such."""
         self._queue.drop()
-        self._log_queue.drop()
         self._commits.give_up()
 
     def close(self, timeout_s: float) -> None:

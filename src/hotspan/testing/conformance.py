@@ -246,13 +246,6 @@ class AnyTierTests:
         late.wait(tier)
         assert all(len(spy.told) == 1 for spy in [*spies, late])
 
-    def test_being_late_is_harmless(self, tier: CheckedTier) -> None:
-        """`late` once changes nothing that can be seen."""
-        (chunk,) = chain("a", 1)
-        store(tier, chunk, self.PAYLOAD_BYTES)
-        tier.late()
-        assert tier.finished() == [] and tier.lookup(chunk.key)
-
     def test_a_full_queue_is_no_fault(self, tier: CheckedTier) -> None:
         """Stores beyond what the tier queues are refused, and `can_store` says so beforehand."""
         taken = 0

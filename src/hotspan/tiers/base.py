@@ -157,10 +157,6 @@ class StorageTier(Protocol):
         """Transfers that ended since the last call."""
         ...
 
-    def late(self) -> None:
-        """A request gave up waiting for a load."""
-        ...
-
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a transfer ends or an answer comes, at most `timeout_s`; returns at once if one is unreported.
 
@@ -190,6 +186,10 @@ class StorageTier(Protocol):
 
     def usage(self) -> TierUsage:
         """How full it is."""
+        ...
+
+    def give_up(self) -> None:
+        """Begin no transfer that has not begun, and report it as dropped. The log goes on: receipts wait for it."""
         ...
 
     def close(self, timeout_s: float) -> None:

@@ -104,9 +104,6 @@ class DiskTier(DiskSlab):
             self._early.clear()
         return transfers
 
-    def late(self) -> None:
-        return
-
     def wait(self, timeout_s: float) -> bool:
         return self._landed.wait(timeout_s)
 

@@ -243,6 +243,9 @@ class DiskSlab:
 
     def finished(self) -> list[Transfer]:
         """Transfers that ended since the last call; brings the books in line with them."""
+        now = self._clock.monotonic()
+        if not self._landed.is_set() and now - self._ticked_s < TICK_S:
+            return []
         self._landed.clear()
         transfers: list[Transfer] = []
         while self._done:
@@ -256,7 +259,6 @@ class DiskSlab:
             if done.told is not None:
                 done.told(done.transfer)
         self._make_space(self._room.settle())
-        now = self._clock.monotonic()
         if now - self._ticked_s >= TICK_S:
             self._ticked_s = now
             self._tick()
@@ -292,9 +294,9 @@ class DiskSlab:
         return TierUsage(used, capacity, used * self.slot_bytes, capacity * self.slot_bytes, self._lru.tenants())
 
     def give_up(self) -> None:
-        """Begin no I/O that has not begun; what is dropped is reported as such."""
-        for queue in (self._queue, self._log_queue, self._room_queue):
-            queue.drop()
+        """Begin no transfer that has not begun, and report it as dropped. The log goes on: receipts wait for it."""
+        self._queue.drop()
+        self._room_queue.drop()
         self._commits.give_up()
 
     def close(self, timeout_s: float) -> None:

@@ -145,7 +145,8 @@ class LeafArc:
             above = self._nodes.get(node.parent)
             if above is not None:
                 above.list.push((above.used, node.parent))
-                self._post(above.held)
+                if above.held is not node.held:
+                    self._post(above.held)
         if node.held.chunks:
             self._post(node.held)
         else:

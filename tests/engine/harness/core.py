@@ -145,7 +145,7 @@ class Core:
 
     def logged(self) -> int:
         """How many entries the disk's log was given."""
-        return int(self.cache._lower.tiers[0]._current._generation)
+        return int(self.cache._lower.tiers[0].storage._generation)
 
     def check(self) -> None:
         """Raise AssertionError if any books do not agree, or KV was read that is another's."""

@@ -32,10 +32,9 @@ from hotspan.engine import opening
 from hotspan.l2.follower import READ_EVERY_S, LogFollower
 from hotspan.l2.remote import RemoteOptions
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers import guard
+from hotspan.tiers import lower
 from hotspan.tiers.disk import DiskOptions
 from hotspan.tiers.files import Files
-from hotspan.tiers.guard import GuardedTier
 from hotspan.tiers.io import Dropped, Job
 from proofs.simulated.memory_store import MemoryServer
 from tests.cache.cost_rig import CPU, attended
@@ -232,10 +231,10 @@ class SimulatedCore(Core):
     def __init__(self, running: Core, clock: WorldClock, disk: Medium, l2: Medium) -> None:
         super().__init__(running.core)
         self.clock, self.disk, self.l2 = clock, disk, l2
-        self.tiers: tuple[GuardedTier, ...] = self.cache._lower.tiers  # type: ignore[assignment]
+        self.tiers = self.cache._lower.tiers
         self._read_s = clock.monotonic()
         parts = [self.cache, self.cache.cost, self.manager, self.manager.steps, self.manager._admission]
-        parts += [self.follower, self.administrator, *self.tiers, *(tier._current for tier in self.tiers)]
+        parts += [self.follower, self.administrator, *self.tiers, *(tier.storage for tier in self.tiers)]
         assert all(part is None or part._clock is clock for part in parts), "not all go by one clock"
 
     @property
@@ -313,7 +312,7 @@ def simulated(
             (opening, "RemoteOptions", partial(RemoteOptions, queue=l2_medium.queue)),
             (LogFollower, "start", lambda self: self.poll()),
             (TieredCache, "wait", sleep),
-            (guard, "threading", SimpleNamespace(Thread=AtOnce)),
+            (lower, "threading", SimpleNamespace(Thread=AtOnce)),
         ):
             patches.enter_context(patch.object(where, name, instead))
         if l2 is not None:

@@ -4,8 +4,8 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from hotspan.cache.controller import StoreController
 from hotspan.cache.entry import Reader
+from hotspan.cache.lower import StoreQueue
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms
@@ -13,7 +13,7 @@ from hotspan.core.types import Tier
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.guard import STALL_S, GuardedTier
+from hotspan.tiers.lower import LOG_STALL_S, LowerTier
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
 from tests.cache.rig import SIZE, Rig
@@ -31,7 +31,7 @@ class Held:
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", CHUNKS, SIZE)
         self.slab.unlink()
         options = DiskOptions(path, CHUNKS * (SIZE + 4096), store_depth=CHUNKS, queue=self.queues.queue)
-        self.tier = GuardedTier(lambda is_back: DiskTier(options, bytes(32), SIZE, self.clock), self.clock)
+        self.tier = LowerTier(lambda is_back: DiskTier(options, bytes(32), SIZE, self.clock), self.clock)
         self.cache = TieredCache(self.slab, self.tier, clock=self.clock)
         self.queues.run()
         (self.log,) = (queue for queue in self.queues.all if queue.name == "disk-log")
@@ -99,7 +99,7 @@ def test_what_a_tier_held_back_that_was_given_up_is_stored_when_it_is_back(tmp_p
     """Also if the entry of the log that held it back never ended."""
     held = Held(tmp_path / "disk", 3)
     held.store()
-    held.clock.advance(2 * STALL_S)
+    held.clock.advance(2 * LOG_STALL_S)
     held.cache.step()
     assert not held.tier.is_up and held.cache.queued()[Tier.DISK] == CHUNKS
     held.log.hung = False  # the disk lets go of the directory, and it is opened anew
@@ -118,11 +118,11 @@ def test_a_step_costs_the_same_however_many_wait() -> None:
 
     def each(waiting: int) -> float:
         with Rig(ram=1, disk=1) as rig:
-            controller = StoreController(rig.cache.ram, rig.tier, CacheStats())
+            queue = StoreQueue(rig.cache.ram.entries, rig.slab, rig.lower, CacheStats())
             for chunk in chain("c", waiting):  # none of them is in RAM any more: each is taken and passed over
-                controller.offer(chunk.key)
-            count = operations(controller.step)
-            assert controller.queued == 0 and count > waiting
+                queue.offer(chunk.key)
+            count = operations(queue.step)
+            assert queue.queued == 0 and count > waiting
             return count / waiting
 
     assert each(8_000) < 1.1 * each(1_000)

@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
 
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock, SystemClock
@@ -22,7 +21,6 @@ from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, StorageTier, TierUsage, Transfer
-from hotspan.tiers.check import FrameCheck
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +29,10 @@ MAX_FAULTS = 3
 
 STALL_S = 1.0
 """How long nothing of what is in flight may end, besides the time that the least rate takes for it."""
+
+LOG_STALL_S = 8.0
+"""How long the log may take for one entry. Requests do not wait for it, but receipts do: a client gets its receipt
+within 10 s (server/admin.py), and a disk that others write to syncs in seconds."""
 
 _LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
 """Chunks that a tier begins together end together: none of four large ones for long, over a link that is only slow."""
@@ -46,40 +48,28 @@ _STEADY_S = 30.0
 """After so long without trouble, the next pause is the first again."""
 
 
-class OpenTier(StorageTier, Protocol):
-    """A tier that can be given up: jobs that have not begun are reported as dropped."""
-
-    def give_up(self) -> None: ...
-
-
-@runtime_checkable
-class VerifiableTier(Protocol):
-    """A tier that can check all it has."""
-
-    def verification(self) -> FrameCheck: ...
-
-
-class GuardedTier:
-    """A StorageTier that is never in the way.
+class LowerTier:
+    """One tier below RAM, and whether it works.
 
     open_tier: makes the tier; called here with False, and with True on a thread of its own to open it again.
+    storage:   the tier as it was opened last. is_up: whether it takes part. trips: how often it was given up.
     Raises:    from the constructor only, what `open_tier` raises.
     """
 
-    def __init__(self, open_tier: Callable[[bool], OpenTier], clock: Clock | None = None) -> None:
+    def __init__(self, open_tier: Callable[[bool], StorageTier], clock: Clock | None = None) -> None:
         self._open_tier = open_tier
         self._clock = clock or SystemClock()
-        self._current: OpenTier = open_tier(False)
-        self.tier: Tier = self._current.tier
+        self.storage = open_tier(False)
+        self.tier: Tier = self.storage.tier
         self.trips = 0
-        self._is_up = True
+        self.is_up = True
         self._flying = 0
         self._moved_s = 0.0  # when something in flight last ended, or the first went off
         self._stall_s = STALL_S
         self._breaker = Breaker(self._clock, MAX_FAULTS, steady_s=_STEADY_S)
         self._lates = 0
         self._opening: threading.Thread | None = None
-        self._opened: OpenTier | None = None
+        self._opened: StorageTier | None = None
         self._missed = Backlog(_MAX_UNTOLD[self.tier])  # what was invalidated while it was given up
         self._untold: deque[Scope] | None = None  # of that, while it is told
         self._unlogged: dict[int, Sequence[Scope]] = {}  # what it was told, and is not durable yet
@@ -91,56 +81,39 @@ class GuardedTier:
         self._closed = False
 
     @property
-    def is_up(self) -> bool:
-        """Whether the tier takes part."""
-        return self._is_up
-
-    def verification(self) -> FrameCheck | None:
-        """A check of all that is stored (tiers/check.py); None while the tier is given up, or for one that has none."""
-        return self._current.verification() if self._is_up and isinstance(self._current, VerifiableTier) else None
-
-    @property
-    def asking(self) -> int:
-        return self._current.asking if self._is_up else 0
-
-    def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
-        if self._is_up:
-            self._current.ask(chunks, tenant)
-
-    def is_asking(self, key: ChunkKey) -> bool:
-        return self._is_up and self._current.is_asking(key)
+    def working(self) -> StorageTier | None:
+        """The tier, or None while it is given up."""
+        return self.storage if self.is_up else None
 
     def lookup(self, key: ChunkKey) -> bool:
-        return self._is_up and self._current.lookup(key)
-
-    def terms(self, key: ChunkKey) -> Terms:
-        return self._current.terms(key)
-
-    def can_store(self) -> bool:
-        return self._is_up and self._current.can_store()
-
-    def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
-        return self._is_up and self._current.holds_back(key, terms)
+        """Whether the tier works and has a chunk."""
+        return self.is_up and self.storage.lookup(key)
 
     def released(self) -> list[ChunkKey]:
+        """As StorageTier says; a tier that is given up holds nothing back."""
         released, self._released = self._released, []
-        return released + ([] if self._opening is not None else self._current.released())
+        if self._opening is None:
+            released += self.storage.released()
+        return released
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
-        return self._is_up and self._took_off(self._current.submit_store(chunk, terms, payload), len(payload))
+        """As StorageTier says."""
+        return self.is_up and self._took_off(self.storage.submit_store(chunk, terms, payload), len(payload))
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
-        return self._is_up and self._took_off(self._current.submit_load(key, into), len(into))
+        """As StorageTier says."""
+        return self.is_up and self._took_off(self.storage.submit_load(key, into), len(into))
 
     def finished(self) -> list[Transfer]:
-        transfers = [] if self._opening is not None else self._current.finished()
+        """As StorageTier says; here the tier is given up, opened and taken again."""
+        transfers = [] if self._opening is not None else self.storage.finished()
         now = self._clock.monotonic()
         if transfers:
             self._flying -= len(transfers)
             self._moved_s = now
             for transfer in transfers:
                 self._judge(transfer)
-        if not self._is_up:
+        if not self.is_up:
             self._heal(now)
         elif self._breaker.state is not BreakerState.CLOSED:
             self._trip("faults")
@@ -152,20 +125,18 @@ class GuardedTier:
             self._trip("stall")
         return transfers
 
-    def late(self) -> None:
-        self._lates += 1
-
     def wait(self, timeout_s: float) -> bool:
-        return self._current.wait(timeout_s)
+        """As StorageTier says."""
+        return self.storage.wait(timeout_s)
 
-    def touch(self, keys: Iterable[ChunkKey]) -> None:
-        if self._is_up:
-            self._current.touch(keys)
+    def late(self) -> None:
+        """A request gave up waiting for this tier."""
+        self._lates += 1
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
         """As StorageTier says; while the tier is given up it may still hold the chunk, and is told when it is back."""
-        if self._is_up:
-            self._current.join(key, terms)
+        if self.is_up:
+            self.storage.join(key, terms)
         elif not (terms.labels or terms.expires_s or terms.is_wild):
             return  # they add nothing to any other
         elif len(self._joins) < _MAX_JOINS or key in self._joins:
@@ -177,24 +148,22 @@ class GuardedTier:
             if terms.tenant != tenant:
                 self._joins[key] = terms
 
-    def discard(self, key: ChunkKey) -> None:
-        if self._is_up:
-            self._current.discard(key)
-
     def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
         """As StorageTier says; what could not be made durable is done again when the tier comes back."""
-        if self._is_up:
+        if self.is_up:
             return self._tell(scopes, durable)
         self._missed.add(scopes)
         durable(False)
         return 0
 
     def usage(self) -> TierUsage:
-        if self._is_up:
-            return self._current.usage()
+        """How full it is; empty while it is given up."""
+        if self.is_up:
+            return self.storage.usage()
         return TierUsage(0, 0, 0, 0, {}, is_up=False)
 
     def close(self, timeout_s: float) -> None:
+        """As StorageTier says; also while it is given up or being opened."""
         if self._closed:
             return
         self._closed = True
@@ -204,7 +173,7 @@ class GuardedTier:
             if self._opened is not None:
                 self._opened.close(max(0.0, deadline - time.monotonic()))
                 return
-        self._current.close(max(0.0, deadline - time.monotonic()))
+        self.storage.close(max(0.0, deadline - time.monotonic()))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +186,7 @@ class GuardedTier:
         return submitted
 
     def _judge(self, transfer: Transfer) -> None:
-        if not self._is_up:
+        if not self.is_up:
             return
         if transfer.fault is Fault.IO:
             self._breaker.failed()
@@ -230,16 +199,16 @@ class GuardedTier:
         if self._breaker.state is not BreakerState.OPEN:
             self._breaker.open()
         self._missed.add(self._untold or ())
-        self._is_up, self._untold = False, None
+        self.is_up, self._untold = False, None
         self.trips += 1
         logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._breaker.pause_s)
-        self._current.give_up()
-        self._released += self._current.released()
+        self.storage.give_up()
+        self._released += self.storage.released()
 
     def _heal(self, now: float) -> None:
         """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""
         if self._opened is not None:
-            self._current, self._opened, self._opening = self._opened, None, None
+            self.storage, self._opened, self._opening = self._opened, None, None
             self._flying = self._lates = 0
             self._log_failed = False
             for scopes in list(self._unlogged.values()):
@@ -249,7 +218,7 @@ class GuardedTier:
             self._catch_up(now, self._untold)
         elif self._untold is not None:
             self._catch_up(now, self._untold)
-        elif self._opening is None and not self._flying and self._breaker.can_take and not self._closed:
+        elif self._opening is None and self._is_idle(now) and self._breaker.can_take and not self._closed:
             self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
             self._opening.start()
         elif self._opening is not None and not self._opening.is_alive() and self._opened is None:
@@ -262,7 +231,7 @@ class GuardedTier:
             self._trip("log" if self._log_failed else "stall")
             return
         for key, terms in self._joins.items():  # before what came after them: it takes what they joined
-            self._current.join(key, terms)
+            self.storage.join(key, terms)
         self._joins.clear()
         untold.extend(self._missed.take())
         if untold:
@@ -270,7 +239,7 @@ class GuardedTier:
             self._tell(some, lambda done: None)
         if untold or self._unlogged:
             return
-        self._is_up, self._untold = True, None
+        self.is_up, self._untold = True, None
         self._breaker.succeeded()
         logger.warning("tier_is_back tier=%s", self.tier.value)
 
@@ -290,16 +259,20 @@ class GuardedTier:
                 self._log_failed = True  # the tier's log takes no other
             durable(done)
 
-        return self._current.invalidate(scopes, logged)
+        return self.storage.invalidate(scopes, logged)
 
     def _is_log_late(self, now: float) -> bool:
         """Whether the log stands still: however long it has to do, it finishes one thing after the other."""
-        return bool(self._unlogged) and now - self._logged_s > STALL_S
+        return bool(self._unlogged) and now - self._logged_s > LOG_STALL_S
+
+    def _is_idle(self, now: float) -> bool:
+        """Whether nothing that was submitted is still to end: transfers, and entries of a log that goes on."""
+        return not self._flying and (not self._unlogged or self._log_failed or self._is_log_late(now))
 
     def _reopen(self) -> None:
         """On its own thread: the old tier lets go of its files, a new one takes them."""
         try:
-            self._current.close(1.0)
+            self.storage.close(1.0)
             self._opened = self._open_tier(True)
         except (HotspanError, OSError) as error:
             logger.warning("tier_not_back tier=%s error=%s", self.tier.value, error)
