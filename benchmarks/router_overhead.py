@@ -45,8 +45,7 @@ from hotspan.router.event_messages import Removed, Stored
 from hotspan.router.event_sync import EventSync
 from hotspan.router.fleet import Fleet
 from hotspan.router.index import PrefixIndex
-from hotspan.router.memory import settle_memory
-from hotspan.router.session import session_key
+from hotspan.router.run import settle_memory
 from hotspan.router.text import Prompts
 from hotspan.testing.clock import SimulatedClock
 
@@ -323,7 +322,7 @@ def memory(prompts: int, seed: int = 1) -> dict[str, Any]:
     forget for each new prompt an old one, and the router for each new block one that is held no more.
     After that Python's dicts are once made anew for what is deleted from them, so the bound is from twice as many on.
     """
-    reader, rng, clock = Prompts(session_of=session_key), random.Random(seed), SimulatedClock()
+    reader, rng, clock = Prompts(), random.Random(seed), SimulatedClock()
     fleet = Fleet(index=PrefixIndex(MEMORY_MIB * MIB), clock=clock, rng=rng)
     told: dict[str, Told] = {}
     sent = {f"http://10.0.0.{number}:8080": 0 for number in range(4)}

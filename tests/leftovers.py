@@ -25,11 +25,9 @@ PATIENCE_S = 60.0
 SHARED = Path("/dev/shm")
 PREFIX = "tests-of-hotspan-"
 ALLOWED = re.compile(
-    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|torchinductor_.*|vllm_dist_.*|ray|pymp-[a-z0-9_]{8}|hotspan-(store-)?[a-z0-9_]{8}|gw\d+"
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|torchinductor_.*|vllm_dist_.*|ray|hotspan-(store-)?[a-z0-9_]{8}|gw\d+"
 )
-"""In TMPDIR: what vLLM, torch, Ray, and multiprocessing in a killed process (pymp-) leave, the directory of a killed
-server, and those of workers.
-"""
+"""In TMPDIR: what vLLM, torch and Ray leave, the directory of a killed server, and those of workers."""
 
 
 class Leftovers:

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from hotspan.router.event_messages import Event, Hash, Removed, Stored
-from hotspan.router.roots import Roots
-from hotspan.router.text import piece_keys
+from hotspan.router.text import Roots, piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium
 
 BLOCK_TOKENS = 4

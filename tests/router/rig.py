@@ -12,8 +12,9 @@ import aiohttp
 import uvicorn
 from aiohttp import web
 
+from hotspan.router.gateway import Gateway
 from hotspan.router.health import HealthSettings
-from hotspan.router.run import Router, opened, served
+from hotspan.router.run import opened, served
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.tracing import no_tracer
 
@@ -27,6 +28,23 @@ async def say_ok(request: web.Request, body: bytes) -> web.StreamResponse:
     """A short answer, with usage."""
     usage = {"prompt_tokens": max(len(body) // 4, 1), "completion_tokens": 7}
     return web.json_response({"bytes": len(body), "usage": usage})
+
+
+async def hang(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Answer nothing."""
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+class Held:
+    """Answers once it is let go."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        await self.go.wait()
+        return await say_ok(request, body)
 
 
 async def die(request: web.Request, body: bytes) -> web.StreamResponse:
@@ -106,13 +124,18 @@ class Routed:
     """A router that runs, and a client of it."""
 
     url: str
-    router: Router
+    router: Gateway
     client: aiohttp.ClientSession
     server: uvicorn.Server
 
     def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
         """A request; a context manager of aiohttp's."""
         return self.client.post(self.url + path, json={"prompt": "hello"} if body is None else body, **more)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at replicas, as the router counts them."""
+        return sum(replica.load.in_flight for replica in self.router.fleet.replicas.values())
 
     async def status(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> int:
         """The status of an answer that is read to its end."""
@@ -144,7 +167,7 @@ async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **opti
     async with opened(settings, clock=clock, rng=random.Random(1), tracer=tracer) as router:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            server = uvicorn.Server(served(router.gateway, settings))
+            server = uvicorn.Server(served(router, settings))
             server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
             task = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:

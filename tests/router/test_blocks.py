@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Removed, Stored
-from hotspan.router.roots import Roots
+from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from tests.operations import operations
 from tests.router.engine import (

@@ -13,7 +13,7 @@ from hotspan.config.kv_events import is_local, read_key
 from hotspan.core.curve import DOMAIN, CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.router.events import EventFeed
-from hotspan.router.roots import Roots
+from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from tests.server.conftest import free_port
 
@@ -80,7 +80,7 @@ async def test_with_the_key_events_are_followed(ports: tuple[int, int]) -> None:
         async with running(following):
             await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))  # by the replay
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))
-            await until(lambda: not claims.keys[Medium.GPU] and following.report().is_exact)
+            await until(lambda: not claims.keys[Medium.GPU] and following.sync.is_exact)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,8 @@ async def test_without_the_key_nothing_is_heard_or_believed(
     with publishing(publisher, ports):
         following = feed(ports, claims, follower, [])
         async with running(following):
-            await until(lambda: following.report().failures >= 2)
-        report = following.report()
-        assert (report.messages, report.is_exact) == (0, False) and not any(claims.keys.values())
+            await until(lambda: following.failures >= 2)
+        assert (following.sync.messages, following.sync.is_exact) == (0, False) and not any(claims.keys.values())
 
 
 @contextlib.contextmanager
@@ -127,9 +126,9 @@ async def test_the_publishers_public_key_is_not_enough(ports: tuple[int, int]) -
         claims = Claims()
         following = feed(ports, claims, OURS, [])
         async with running(following):  # what the others would have heard by now
-            await until(lambda: following.report().messages == 1)
+            await until(lambda: following.sync.messages == 1)
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))
-            await until(lambda: following.report().messages == 2)
+            await until(lambda: following.sync.messages == 2)
         assert not any(socket.poll(0) for socket in (*heard, asked))
         for socket, end in zip((*heard, asked), ends, strict=True):
             socket.disable_monitor()

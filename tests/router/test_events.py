@@ -18,7 +18,7 @@ from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Cleared, Event, EventDecoder, UnknownMessage
 from hotspan.router.event_sync import REASONS, EventSync
 from hotspan.router.events import EventFeed
-from hotspan.router.roots import Roots
+from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
 from tests.server.conftest import free_port
@@ -380,7 +380,7 @@ async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
 
         def agrees(publisher: Publisher) -> bool:
             held = publisher.life.held
-            return feed.report().is_exact and all(claims.keys[each] == whole_keys(TEXTS, held[each]) for each in OWN)
+            return feed.sync.is_exact and all(claims.keys[each] == whole_keys(TEXTS, held[each]) for each in OWN)
 
         try:
             for _ in range(5):
@@ -392,9 +392,9 @@ async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
                     first.serve()
                     await asyncio.sleep(0.002)
                 first.step()
-                await until(lambda: agrees(first) and feed.report().messages >= 66, first.serve)
-                assert feed.report().gaps > 0 and feed.report().losses == 0
-                assert feed.report().messages == 66  # each was applied once
+                await until(lambda: agrees(first) and feed.sync.messages >= 66, first.serve)
+                assert feed.sync.gaps > 0 and feed.sync.losses == 0
+                assert feed.sync.messages == 66  # each was applied once
                 first.close()
                 await until(lambda: states[-1] == (False, "disconnected"))
                 assert not any(claims.keys[each] for each in OWN)
@@ -420,12 +420,11 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
             publisher.step(is_sent=False)
             async with running(feed):
                 await until(publisher.has_subscriber)
-                await until(lambda: feed.report().reason == "no_replay")
+                await until(lambda: feed.sync.reason == "no_replay")
                 publisher.pub.send_multipart([b"kv", b"short", b""])
                 publisher.pub.send_multipart([b"kv", (9).to_bytes(8, "big"), message(stored(STEM, 0, 12))])
                 await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
-                report = feed.report()
-                assert (report.is_exact, report.garbled, report.messages) == (False, 1, 1)
+                assert (feed.sync.is_exact, feed.garbled, feed.sync.messages) == (False, 1, 1)
         finally:
             publisher.close()
 
@@ -461,7 +460,7 @@ async def test_the_engines_own_publisher_is_followed() -> None:
             await until(lambda: claims.keys[Medium.GPU] == left)
             publisher.publish(kv_events.KVEventBatch(ts=3.0, events=[kv_events.AllBlocksCleared()]))
             await until(lambda: not claims.keys[Medium.GPU])
-            assert feed.report().is_exact
+            assert feed.sync.is_exact
     finally:
         publisher.shutdown()
 

@@ -13,7 +13,7 @@ from hotspan.router.settings import Replica
 from hotspan.router.types import Strategy
 from hotspan.testing.clock import SimulatedClock
 
-from .rig import QUICK, Answering, Routed, die, replicas, routed, say, say_ok, until
+from .rig import QUICK, Answering, Held, Routed, die, hang, replicas, routed, say, say_ok, until
 
 
 async def dies_early(request: web.Request, body: bytes) -> web.StreamResponse:
@@ -44,7 +44,7 @@ async def test_what_fails_before_the_first_byte_goes_elsewhere(bad: Answering) -
                 assert answer.status == 200 and answer.headers["x-hotspan-replica"] == well.url
         assert ill.works < well.works
         assert await at.metric("retries_total") == ill.works
-        assert not any(at.router.dispatcher.in_flight.values())
+        assert not at.in_flight
 
 
 async def test_replicas_that_are_not_there_are_left_alone() -> None:
@@ -136,7 +136,7 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
         await until(lambda: fakes[0].open == 40)
         dead.set()
         assert set(await asyncio.gather(*tasks)) == {200}
-        assert not any(at.router.dispatcher.in_flight.values())
+        assert not at.in_flight
 
 
 async def test_overdue_replicas_are_not_asked_again_elsewhere() -> None:
@@ -154,38 +154,33 @@ async def test_a_replica_that_leaves_checks_unanswered_gets_nothing() -> None:
     impatient = replace(QUICK, timeout_s=2.0)
     async with replicas(say_ok, say_ok) as (ill, well), routed([ill, well], health=impatient) as at:
         ill.ping_s = 60.0
-        await until(lambda: ill.url not in at.router.dispatcher.up and well.url in at.router.dispatcher.up, 60)
+        await until(lambda: ill.url not in at.router.fleet.up and well.url in at.router.fleet.up, 60)
         before, answered = ill.works, 0
         async with asyncio.timeout(60):
             while answered < 10:  # a machine that stands still makes the other one late as well
                 answered += await at.status() == 200
         assert ill.works == before
         ill.ping_s = 0.0
-        await until(lambda: ill.url in at.router.dispatcher.up, 60)
+        await until(lambda: ill.url in at.router.fleet.up, 60)
 
 
 async def test_a_replica_that_drains_gets_nothing_new() -> None:
     """One that says it is draining keeps what it has in work, and gets no more; when it is back it is used again."""
-    goes = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await goes.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     async with replicas(waits, say_ok) as (old, new), routed([old, new], strategy=Strategy.ROUNDROBIN) as at:
         tasks = [asyncio.create_task(at.status()) for _ in range(10)]
         await until(lambda: old.open > 0)
         old.ping = (503, {"status": "Draining"})
-        await until(lambda: old.url not in at.router.dispatcher.up)
+        await until(lambda: old.url not in at.router.fleet.up)
         await until(lambda: old.works + new.works == 10)
         had = old.works
         assert await at.metric("replica_health", replica=old.url, state="draining") == 1
         assert [await at.status() for _ in range(5)] == [200] * 5
-        goes.set()
+        waits.go.set()
         assert set(await asyncio.gather(*tasks)) == {200}
         assert old.works == had
         old.ping = (200, {"status": "Healthy"})
-        await until(lambda: old.url in at.router.dispatcher.up)
+        await until(lambda: old.url in at.router.fleet.up)
 
 
 async def test_the_operator_drains() -> None:
@@ -221,22 +216,17 @@ async def test_administration_takes_a_token() -> None:
 
 async def test_the_router_drains_itself() -> None:
     """Told to stop, it refuses new work with 503, says so at /ping, and ends when the last request has."""
-    goes = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await goes.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     async with replicas(waits) as (fake,), routed([fake]) as at:
         task = asyncio.create_task(at.status())
         await until(lambda: fake.open == 1)
-        gateway = at.router.gateway
+        gateway = at.router
         gateway.drain()
         assert await at.status() == 503
         async with at.client.get(at.url + "/ping") as answer:
             assert answer.status == 503 and await answer.json() == {"status": "Draining"}
         assert not await gateway.drained(0.05)
-        goes.set()
+        waits.go.set()
         assert await gateway.drained(60) and await task == 200
 
 
@@ -361,7 +351,7 @@ async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
         assert 12 < sum(first) < 55
         assert [await where(name) for name in range(300)] == first
         new.ping = (500, {})
-        await until(lambda: new.url not in at.router.dispatcher.up)
+        await until(lambda: new.url not in at.router.fleet.up)
         assert not any([await where(name) for name in range(100)])
         assert await at.metric("split_fallbacks_total") == sum(first[:100])
 
@@ -403,11 +393,6 @@ async def test_who_waits_for_its_sessions_replica_goes_elsewhere_when_that_is_do
         await ended(tasks)
 
 
-async def hang(request: web.Request, body: bytes) -> web.StreamResponse:
-    await asyncio.sleep(600)
-    return web.Response()
-
-
 async def ended(tasks: list[asyncio.Task[int]]) -> None:
     for task in tasks:
         task.cancel()
@@ -416,19 +401,14 @@ async def ended(tasks: list[asyncio.Task[int]]) -> None:
 
 async def test_waiting_requests_are_served_by_turns() -> None:
     """While one tenant has 40 requests waiting, another one's request is not behind them."""
-    goes = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await goes.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=100) as at:
         spelled = ("Bearer a", "bearer a", "bEaReR  a")
         crowd = [asyncio.create_task(at.status(headers={"authorization": spelled[n % 3]})) for n in range(40)]
         await until(lambda: len(at.router.dispatcher.queue) == 39)
         other = asyncio.create_task(at.status(headers={"authorization": "Bearer b"}))
         await until(lambda: len(at.router.dispatcher.queue) == 40)
-        goes.set()
+        waits.go.set()
         assert set(await asyncio.gather(other, *crowd)) == {200}
         served = [headers["authorization"] for _, _, headers, _ in fake.asked]
         assert len(served) == 41 and served.index("Bearer b") <= 2
@@ -439,12 +419,7 @@ async def test_waiting_requests_are_served_by_turns() -> None:
 
 async def test_the_queue_has_an_end() -> None:
     """Who finds the queue full is told 429, who waits for too long 503, both with when to try again."""
-    goes = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await goes.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=2, queue_timeout_s=4.0) as at:
         tasks = [asyncio.create_task(at.status()) for _ in range(3)]
         await until(lambda: len(at.router.dispatcher.queue) == 2)
@@ -452,19 +427,14 @@ async def test_the_queue_has_an_end() -> None:
             assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 0)
         await until(lambda: len(at.router.dispatcher.queue) == 0)
-        goes.set()
+        waits.go.set()
         assert sorted(await asyncio.gather(*tasks)) == [200, 503, 503]
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 2)
 
 
 async def test_waiting_ends_with_the_client() -> None:
     """A client that hangs up while it waits leaves the queue and takes no place."""
-    goes = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await goes.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1) as at:
         first = asyncio.create_task(at.status())
         await until(lambda: fake.open == 1)
@@ -472,7 +442,7 @@ async def test_waiting_ends_with_the_client() -> None:
         await until(lambda: len(at.router.dispatcher.queue) == 1)
         second.cancel()
         await until(lambda: len(at.router.dispatcher.queue) == 0)
-        goes.set()
+        waits.go.set()
         assert await first == 200 and await at.status() == 200
         assert fake.works == 2
 
@@ -480,18 +450,12 @@ async def test_waiting_ends_with_the_client() -> None:
 async def test_waiting_ends_when_all_are_gone() -> None:
     """Requests that wait are answered 503 as soon as no replica is up, and not after the time to wait."""
     async with replicas(say_ok) as (fake,), routed([fake], max_in_flight=1, queue_timeout_s=600) as at:
-        hold = asyncio.Event()
-
-        async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-            await hold.wait()
-            return await say_ok(request, body)
-
-        fake.answer = waits
+        waits = fake.answer = Held()
         first = asyncio.create_task(at.status())
         await until(lambda: fake.open == 1)
         second = asyncio.create_task(at.status())
         await until(lambda: len(at.router.dispatcher.queue) == 1)
         fake.ping = (500, {})
         assert await asyncio.wait_for(second, 60) == 503
-        hold.set()
+        waits.go.set()
         assert await first == 200

@@ -74,7 +74,7 @@ def test_a_shared_prompt_does_not_gather_answers() -> None:
     for ticket in tickets[:300]:
         ticket.end(answer_tokens=2000)
     before = router.choose(ask(7), among=[NAMES[0]]).costs["decode"]
-    assert before > 2 * router.replicas[NAMES[0]].in_flight * 0.0002 * 128 * 0.5
+    assert before > 2 * router.replicas[NAMES[0]].load.in_flight * 0.0002 * 128 * 0.5
 
 
 def test_follow_ups_go_where_the_prompt_went() -> None:
@@ -145,7 +145,7 @@ def test_tickets_end_once() -> None:
     """Any number of calls counts as one, in any order, also after the replica is gone."""
     router = fleet(NAMES[:1])
     ticket = send(router, ask(1, 2, 3))
-    load = router.replicas[NAMES[0]]
+    load = router.replicas[NAMES[0]].load
     for _ in range(2):
         ticket.first_byte()
     assert (load.in_flight, load.running) == (1, 1)
@@ -251,7 +251,7 @@ def test_only_the_sessions_of_a_lost_replica_move(strategy: Strategy) -> None:
 
 def test_a_session_that_was_moved_stays_where_it_moved() -> None:
     """`auto` moves a session because that is cheaper, remembers it, and forgets the longest unused."""
-    router = fleet(max_overrides=2)
+    router = fleet(max_moved=2)
     what = ask(1, session=b"s" * 16, tokens=1000)
     home = router.choose(what)
     busy = router.dispatch(ask(tokens=50_000), home)
@@ -260,13 +260,13 @@ def test_a_session_that_was_moved_stays_where_it_moved() -> None:
     busy.end()
     moved.end()
     again = router.choose(what)
-    assert (again.name, again.session_bound, router.overrides) == (moved.decision.name, True, 1)
+    assert (again.name, again.session_bound, len(router.moved)) == (moved.decision.name, True, 1)
     router.set_up(moved.decision.name, False)
     assert router.choose(what).name != moved.decision.name
     router.set_up(moved.decision.name, True)
     for n in range(50):
         send(router, ask(n, session=b"%016d" % n, tokens=50_000))
-    assert router.overrides <= 2
+    assert len(router.moved) <= 2
 
 
 def test_when_events_fail_it_starts_from_its_own_dispatches() -> None:
@@ -315,7 +315,7 @@ class Fleets(RuleBasedStateMachine):
             clock=self.clock,
             rng=random.Random(1),
             assumed_pieces=40,
-            max_overrides=3,
+            max_moved=3,
         )
         self.names: dict[str, int] = {}
         self.open: list[tuple[str, Ticket]] = []
@@ -388,17 +388,17 @@ class Fleets(RuleBasedStateMachine):
         if hasattr(self, "fleet"):
             self.fleet.check()
             in_flight = Counter(name for name, _ in self.open)
-            assert all(load.in_flight == in_flight[name] for name, load in self.fleet.replicas.items())
-            assert self.fleet.overrides <= 3
+            assert all(each.load.in_flight == in_flight[name] for name, each in self.fleet.replicas.items())
+            assert len(self.fleet.moved) <= 3
 
     def teardown(self) -> None:
         """When all has ended, no work is left, and with events nothing is assumed."""
         if hasattr(self, "fleet"):
             for _, ticket in self.open:
                 ticket.end()
-            for name, load in self.fleet.replicas.items():
-                assert load.queue_s(self.clock.monotonic()) == 0
-                if self.fleet.is_exact(name) and self.fleet.strategy is not Strategy.PREFIXAWARE:
+            for name, replica in self.fleet.replicas.items():
+                assert replica.load.queue_s(self.clock.monotonic()) == 0
+                if replica.is_exact and self.fleet.strategy is not Strategy.PREFIXAWARE:
                     self.fleet.index.clear(self.names[name], Medium.GPU)
             self.fleet.check()
 
@@ -411,8 +411,8 @@ TestFleets.settings = settings(max_examples=120, stateful_step_count=40, deadlin
     "broken",
     [
         lambda router: router._free_slots.append(0),
-        lambda router: router._replicas[NAMES[0]].assumed.update(dict.fromkeys(range(99_999), 0)),
-        lambda router: setattr(router.replicas[NAMES[0]], "running", -1),
+        lambda router: router.replicas[NAMES[0]].assumed.update(dict.fromkeys(range(99_999), 0)),
+        lambda router: setattr(router.replicas[NAMES[0]].load, "running", -1),
         lambda router: setattr(router.index, "most", 0),
     ],
 )

@@ -10,8 +10,9 @@ from aiohttp import web
 from yarl import URL
 
 from hotspan.http.connections import HttpLimits
+from hotspan.router.types import Strategy
 
-from .rig import Routed, replicas, routed, say, say_ok, until
+from .rig import Held, Routed, replicas, routed, say, say_ok, until
 
 
 async def test_bodies_and_heads_go_through() -> None:
@@ -143,8 +144,8 @@ async def test_hang_up_reaches_the_replica() -> None:
         answer = await at.post({"stream": True, "prompt": "x"})
         assert await answer.content.readany()
         answer.close()
-        await until(lambda: fake.hung_up == 2 and fake.open == at.router.gateway.active == 0)
-        assert not any(at.router.dispatcher.in_flight.values())
+        await until(lambda: fake.hung_up == 2 and fake.open == at.router.active == 0)
+        assert not at.in_flight
         assert await at.metric("requests_total", outcome="gone") == 2
         assert await at.metric("breaker_opened_total") == 0
 
@@ -188,7 +189,7 @@ async def test_own_answers() -> None:
         assert sum(fake.works for fake in fakes) == 1
         for fake in fakes:
             fake.ping = (500, {})
-        await until(lambda: not at.router.dispatcher.up)
+        await until(lambda: not at.router.fleet.up)
         async with at.client.get(at.url + "/ping") as answer:
             assert answer.status == 503
         async with at.post() as answer:
@@ -223,8 +224,8 @@ async def test_two_hundred_at_once() -> None:
 
     async with replicas(echo, echo, echo) as fakes, routed(fakes) as at:
         await asyncio.gather(*(one(at, number) for number in range(200)))
-        assert not any(at.router.dispatcher.in_flight.values()) and at.router.gateway.active == 0
-        assert all(load.in_flight == 0 for load in at.router.fleet.replicas.values())
+        assert not at.in_flight and at.router.active == 0
+        assert at.in_flight == 0
         assert all(fake.works > 20 for fake in fakes)  # nobody herds
 
 
@@ -244,7 +245,7 @@ async def test_usage_is_learnt() -> None:
 async def test_slow_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that stops coming is answered 408 and takes no place at a replica."""
     async with replicas(say_ok) as (fake,), routed([fake]) as at:
-        monkeypatch.setattr(at.router.gateway._bodies, "_limits", HttpLimits(stall_s=0.1))
+        monkeypatch.setattr(at.router._bodies, "_limits", HttpLimits(stall_s=0.1))
         host, port = at.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
@@ -295,35 +296,9 @@ async def test_keys_are_checked_here_where_they_are_given() -> None:
             assert answer.status == 401
 
 
-async def test_conversations_stay_together() -> None:
-    """Under `session` every round of a chat goes to one replica, and chats spread over all of them."""
-    from hotspan.router.types import Strategy
-
-    async with (
-        replicas(say_ok, say_ok, say_ok) as fakes,
-        routed(fakes, strategy=Strategy.SESSION, is_exposing=True) as at,
-    ):
-        used = set()
-        for chat in range(24):
-            homes = set()
-            for _ in range(3):
-                async with at.post(headers={"x-session-id": f"chat-{chat}"}) as answer:
-                    homes.add(answer.headers["x-hotspan-replica"])
-            assert len(homes) == 1
-            used |= homes
-        assert len(used) == 3
-
-
 async def test_the_threshold_is_the_one_that_was_set() -> None:
     """Under `prefixaware` with a threshold of 2 the third request of the same text goes elsewhere, and no sooner."""
-    from hotspan.router.types import Strategy
-
-    go_on = asyncio.Event()
-
-    async def waits(request: web.Request, body: bytes) -> web.StreamResponse:
-        await go_on.wait()
-        return await say_ok(request, body)
-
+    waits = Held()
     body = {"prompt": "a long text " * 500}
     async with replicas(waits, waits) as fakes, routed(fakes, strategy=Strategy.PREFIXAWARE, threshold=2) as at:
         asking = []
@@ -331,29 +306,5 @@ async def test_the_threshold_is_the_one_that_was_set() -> None:
             asking.append(asyncio.create_task(at.status(body)))
             await until(lambda number=number: sum(fake.works for fake in fakes) == number)  # type: ignore[misc]
         assert sorted(fake.works for fake in fakes) == [1, 2]
-        go_on.set()
+        waits.go.set()
         assert await asyncio.gather(*asking) == [200] * 3
-
-
-async def test_chunks_are_handed_on_as_they_come() -> None:
-    """Each chunk of a stream reaches the client before the replica makes the next: the router batches nothing."""
-    received = [asyncio.Event() for _ in range(10)]
-
-    async def ticks(request: web.Request, body: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for each in received:
-            await response.write(b"data: x\n\n")
-            await each.wait()
-        return response
-
-    async with (
-        asyncio.timeout(60),
-        replicas(ticks) as (fake,),
-        routed([fake]) as at,
-        at.post({"stream": True, "prompt": "x"}) as answer,
-    ):
-        for each in received:
-            assert await answer.content.readany() == b"data: x\n\n"
-            each.set()
-        assert await answer.content.readany() == b""

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from hotspan.core.credentials import key_digest, shown_keys
+from hotspan.router.access import Access
 from hotspan.router.health import HealthSettings
-from hotspan.router.tenants import TenantNames
 from hotspan.server.principal import Credentials, Principal
 from hotspan.testing.clock import SimulatedClock
 from tests.server.test_principal import ADMIN_TOKEN, known
@@ -249,7 +249,7 @@ async def test_half_closed_clients_and_half_bodies_are_nobodys_fault() -> None:
                 await until(lambda: fake.open == 1)
             writer.write_eof()
             writer.transport.abort()
-        await until(lambda: fake.open == 0 and not at.router.gateway.active)
+        await until(lambda: fake.open == 0 and not at.router.active)
         await untouched(at, fake)
 
 
@@ -296,18 +296,20 @@ async def test_a_client_that_does_not_read_is_not_a_replicas_fault() -> None:
             clock.advance(2.0)
             with pytest.raises(aiohttp.ClientError):
                 await answer.read()
-        await until(lambda: not at.router.gateway.active)
+        await until(lambda: not at.router.active)
         await untouched(at, fake)
 
 
 async def test_shares_of_the_queue_follow_the_key() -> None:
     """Two keys in one request buy no second share: who shows two that differ is one client with all who do."""
-    names = TenantNames()
-    same = {names.of({"authorization": f"Bearer {n}", "x-api-key": "mine"}) for n in range(3)}
-    same |= {names.of({"authorization": "Bearer mine", "x-api-key": f"{n}"}) for n in range(3)}
+    names = Access()
+    same = {names.tenant({"authorization": f"Bearer {n}", "x-api-key": "mine"}) for n in range(3)}
+    same |= {names.tenant({"authorization": "Bearer mine", "x-api-key": f"{n}"}) for n in range(3)}
     assert len(same) == 1
     assert (
-        names.of({"authorization": "Bearer mine", "x-api-key": "mine"}) == names.of({"x-api-key": "mine"}) not in same
+        names.tenant({"authorization": "Bearer mine", "x-api-key": "mine"})
+        == names.tenant({"x-api-key": "mine"})
+        not in same
     )
 
 

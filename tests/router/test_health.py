@@ -1,4 +1,4 @@
-"""Health and the retries' budget, on a simulated clock."""
+"""Health and the budget of retries, on a simulated clock."""
 
 import random
 
@@ -12,9 +12,13 @@ from hotspan.testing.clock import SimulatedClock
 SETTINGS = HealthSettings(failures=3, open_s=1.0, max_open_s=8.0, downs=2, ups=2)
 
 
+def health() -> ReplicaHealth:
+    return ReplicaHealth("r", SETTINGS, SimulatedClock(), random.Random(1))
+
+
 def test_health_takes_several_answers() -> None:
     """The first answer counts at once; later ones need two in a row to change it, either way."""
-    one = ReplicaHealth(SETTINGS, SimulatedClock(), random.Random(1))
+    one = health()
     assert one.health is HealthState.UNKNOWN and not one.can_take
     one.checked(is_well=True)
     assert one.can_take
@@ -27,7 +31,7 @@ def test_health_takes_several_answers() -> None:
 
 def test_draining_holds_at_once() -> None:
     """A replica that says it is draining gets nothing more, and is back with its first good answer."""
-    one = ReplicaHealth(SETTINGS, SimulatedClock(), random.Random(1))
+    one = health()
     one.checked(is_well=True)
     one.checked(is_well=False, is_draining=True)
     assert one.health is HealthState.DRAINING and not one.can_take
@@ -39,8 +43,7 @@ def test_draining_holds_at_once() -> None:
 
 def test_a_replica_that_came_back_is_tried_at_once() -> None:
     """Down and up again, it need not wait for what its breaker had left; the first request still tries it alone."""
-    clock = SimulatedClock()
-    one = ReplicaHealth(SETTINGS, clock, random.Random(1))
+    one = health()
     one.checked(is_well=True)
     for _ in range(3):
         one.breaker.failed()

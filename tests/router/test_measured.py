@@ -112,8 +112,8 @@ async def test_replicas_are_asked() -> None:
                 while await at.metric("replica_tokens_per_second", replica=one.url) != 12345:
                     await asyncio.sleep(0.01)
             assert await at.metric("replica_tokens_per_second", replica=two.url) == 12345
-            assert at.router.fleet.replicas[one.url].speeds == TOLD.over(Speeds())
-            assert at.router.fleet.replicas[two.url].speeds == Speeds()
+            assert at.router.fleet.replicas[one.url].load.speeds == TOLD.over(Speeds())
+            assert at.router.fleet.replicas[two.url].load.speeds == Speeds()
             assert (one.works, two.works) == (0, 0)
 
 
@@ -122,7 +122,7 @@ async def test_a_replica_that_has_computed_nothing_tells_its_size() -> None:
     async with replicas(say_ok) as (one,):
         one.metrics = PAGE.decode().replace("12345.0", "0.0")
         async with routed([one]) as at:
-            load = at.router.fleet.replicas[one.url]
+            load = at.router.fleet.replicas[one.url].load
             await until(lambda: load.speeds.cache_tokens == TOLD.cache_tokens)
             assert load.tokens_per_s == Speeds().tokens_per_s
             assert load.learnt_tokens == 0

@@ -9,7 +9,7 @@ import pytest
 REMAKE = """
 import sys
 from pathlib import Path
-from hotspan.router.memory import settle_memory
+from hotspan.router.run import settle_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

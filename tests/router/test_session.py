@@ -1,4 +1,4 @@
-"""Sessions: one name in one order of sources, and homes that several routers agree on."""
+"""Sessions: one name in one order of sources, homes that several routers agree on, and those that a replica made."""
 
 import random
 from collections import Counter
@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.errors import ConfigError
-from hotspan.router.session import NEW_SESSION, Overrides, Rendezvous, session_key
+from hotspan.router.prompt import prompt_of
+from hotspan.router.session import NEW_SESSION, REST, Recent, Split, StatefulSessions, home, session_key
+from hotspan.testing.clock import SimulatedClock
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
 SOURCES: list[tuple[dict[str, str], dict[str, Any]]] = [
@@ -22,37 +23,45 @@ SOURCES: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({}, CHAT),
 ]
 REPLICAS = [f"http://10.0.0.{n}:8000" for n in range(8)]
+SESSIONS = [random.Random(n).randbytes(16) for n in range(4000)]
+
+
+def key_of(headers: dict[str, str], body: dict[str, Any], configured: str = "") -> bytes:
+    """The session of a request, whose path is the one that its body fits."""
+    paths = {"input": "/v1/responses", "messages": "/v1/chat/completions"}
+    path = next((path for name, path in paths.items() if name in body), "/v1/completions")
+    return session_key(headers, body, prompt_of(path, body), configured)
 
 
 @pytest.mark.parametrize("first", range(len(SOURCES)))
 def test_the_first_source_names_the_session(first: int) -> None:
     """What comes later in the order changes nothing, and what comes first everything."""
-    alone = session_key(*SOURCES[first], "X-My-Key")
+    alone = key_of(*SOURCES[first], "X-My-Key")
     headers: dict[str, str] = {}
     body: dict[str, Any] = {}
     for more_headers, more_body in SOURCES[first:]:
         headers |= more_headers
         body |= more_body
-    assert session_key(headers, body, "X-My-Key") == alone
+    assert key_of(headers, body, "X-My-Key") == alone
     assert len(alone) == 16
     if first:
         headers, body = headers | SOURCES[first - 1][0], body | SOURCES[first - 1][1]
-        assert session_key(headers, body, "X-My-Key") != alone
+        assert key_of(headers, body, "X-My-Key") != alone
 
 
 def test_configured_key_may_be_a_field() -> None:
     """A field of the body goes before all headers if it is the one that was configured."""
     headers = {"x-session-id": "c"}
-    assert session_key(headers, {"user": "u"}, "user") == session_key({}, {"user": "u"}, "user")
-    assert session_key(headers, {"user": "u"}, "user") != session_key(headers, {"user": "v"}, "user")
-    assert session_key(headers, {}, "user") == session_key(headers, {})
+    assert key_of(headers, {"user": "u"}, "user") == key_of({}, {"user": "u"}, "user")
+    assert key_of(headers, {"user": "u"}, "user") != key_of(headers, {"user": "v"}, "user")
+    assert key_of(headers, {}, "user") == key_of(headers, {})
 
 
 def test_a_wish_for_a_session_is_no_session() -> None:
     """NEW_SESSION names none: it would be one for everybody."""
-    assert session_key({"x-amzn-sagemaker-session-id": NEW_SESSION}, CHAT) == session_key({}, CHAT)
-    assert session_key({}, {**CHAT, "session_id": NEW_SESSION}) == session_key({}, CHAT)
-    assert session_key({"x-amzn-sagemaker-session-id": NEW_SESSION}, {}) == b""
+    assert key_of({"x-amzn-sagemaker-session-id": NEW_SESSION}, CHAT) == key_of({}, CHAT)
+    assert key_of({}, {**CHAT, "session_id": NEW_SESSION}) == key_of({}, CHAT)
+    assert key_of({"x-amzn-sagemaker-session-id": NEW_SESSION}, {}) == b""
 
 
 def test_a_chat_stays_one_session_as_it_grows() -> None:
@@ -62,29 +71,29 @@ def test_a_chat_stays_one_session_as_it_grows() -> None:
         {"role": "assistant", "content": "Hi."},
         {"role": "user", "content": "More"},
     ]
-    assert session_key({}, {"messages": messages}) == session_key({}, CHAT)
-    assert session_key({}, {"messages": messages[1:]}) != session_key({}, CHAT)
+    assert key_of({}, {"messages": messages}) == key_of({}, CHAT)
+    assert key_of({}, {"messages": messages[1:]}) != key_of({}, CHAT)
     other = [CHAT["messages"][0], {"role": "user", "content": "Good day"}]
-    assert session_key({}, {"messages": other}) != session_key({}, CHAT)
+    assert key_of({}, {"messages": other}) != key_of({}, CHAT)
 
 
 def test_responses_have_sessions_too() -> None:
     """As chats have: by their instructions and the first message, whichever way that is written."""
     asks = {"instructions": "Be brief.", "input": "Hello"}
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
-    assert session_key({}, asks) == session_key({}, asks | {"input": turns}) != b""
-    assert session_key({}, asks) != session_key({}, asks | {"instructions": "Be long."})
-    assert session_key({}, asks) != session_key({}, asks | {"input": "Good day"})
+    assert key_of({}, asks) == key_of({}, asks | {"input": turns}) != b""
+    assert key_of({}, asks) != key_of({}, asks | {"instructions": "Be long."})
+    assert key_of({}, asks) != key_of({}, asks | {"input": "Good day"})
 
 
 def test_completions_have_sessions_too() -> None:
     """By the beginning of their prompt: text, a list of texts, token ids, or parts of text."""
     prompts: list[Any] = ["long " * 3000, ["long " * 3000], list(range(5000)), "other"]
-    keys = [session_key({}, {"prompt": prompt}) for prompt in prompts]
-    assert keys[0] == keys[1] == session_key({}, {"prompt": "long " * 4000})
+    keys = [key_of({}, {"prompt": prompt}) for prompt in prompts]
+    assert keys[0] == keys[1] == key_of({}, {"prompt": "long " * 4000})
     assert len({*keys}) == 3
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
-    assert session_key({}, parts) != b""
+    assert key_of({}, parts) != b""
 
 
 json = st.recursive(
@@ -100,9 +109,9 @@ json = st.recursive(
 )
 def test_any_body_has_a_key_or_none(body: dict[str, Any], headers: dict[str, str]) -> None:
     """Whatever a client sends: 16 bytes or none, and always the same."""
-    key = session_key(headers, body)
+    key = key_of(headers, body)
     assert len(key) in (0, 16)
-    assert key == session_key(headers, body)
+    assert key == key_of(headers, body)
 
 
 @given(
@@ -113,72 +122,82 @@ def test_any_body_has_a_key_or_none(body: dict[str, Any], headers: dict[str, str
 )
 def test_any_messages_have_a_key_or_none(messages: list[Any]) -> None:
     """Messages of any form."""
-    assert len(session_key({}, {"messages": messages})) in (0, 16)
+    assert len(key_of({}, {"messages": messages})) in (0, 16)
 
 
-def sessions(count: int) -> list[bytes]:
-    """Names of sessions."""
-    return [random.Random(n).randbytes(16) for n in range(count)]
-
-
-def homes(names: list[str], weights: dict[str, float] | None = None) -> Rendezvous:
-    """A router's, which heard of the replicas in this order."""
-    made = Rendezvous()
-    for name in names:
-        made.add(name, (weights or {}).get(name, 1.0))
-    return made
-
-
-def test_routers_agree() -> None:
-    """Two routers that share nothing but the names of the replicas send a session to the same one."""
-    one, other = homes(REPLICAS), homes(REPLICAS[::-1])
-    for session in sessions(500):
-        assert one.home(session, REPLICAS) == other.home(session, REPLICAS[::-1])
-
-
-def test_only_the_sessions_of_a_lost_replica_move() -> None:
-    """And they spread over all others."""
-    rendezvous, left = homes(REPLICAS), REPLICAS[1:]
+def test_routers_agree_and_only_the_sessions_of_a_lost_replica_move() -> None:
+    """Routers that share nothing but names send a session to the same replica; those of a lost one spread evenly."""
     moved = Counter[str | None]()
-    for session in sessions(4000):
-        before, after = rendezvous.home(session, REPLICAS), rendezvous.home(session, left)
+    for session in SESSIONS:
+        before, after = home(session, REPLICAS), home(session, REPLICAS[:0:-1])
+        assert before == home(session, REPLICAS[::-1])
         if before == REPLICAS[0]:
             moved[after] += 1
         else:
             assert after == before
-    assert set(moved) == set(left)
+    assert set(moved) == set(REPLICAS[1:])
     assert max(moved.values()) < 2 * min(moved.values())
+    assert home(SESSIONS[0], []) is None
 
 
-def test_homes_follow_the_weights() -> None:
-    """Evenly without, and in proportion with them."""
-    for weights in ({}, {REPLICAS[0]: 3.0}):
-        rendezvous = homes(REPLICAS, weights)
-        count = Counter(rendezvous.home(session, REPLICAS) for session in sessions(8000))
-        share = weights.get(REPLICAS[0], 1.0) / (7 + weights.get(REPLICAS[0], 1.0))
-        assert count[REPLICAS[0]] / 8000 == pytest.approx(share, rel=0.15)
-        assert min(count.values()) > 500
+@given(st.floats(0.02, 0.9), st.floats(0.02, 0.9))
+def test_only_sessions_move_that_have_to(before: float, after: float) -> None:
+    """When a canary's share grows, nobody leaves it; when it shrinks, nobody joins."""
+    first, second = Split({"canary": before}), Split({"canary": after})
+    moved = {(first.group(name), second.group(name)) for name in SESSIONS[:400]}
+    assert (REST, "canary") not in moved if after < before else ("canary", REST) not in moved
 
 
-def test_nowhere_is_no_home() -> None:
-    """Without replicas there is none, and a weight of nothing is refused."""
-    assert homes(REPLICAS).home(b"x" * 16, []) is None
-    for weight in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ConfigError, match="weight"):
-            Rendezvous().add("r", weight)
+def test_shares_are_what_was_asked_for() -> None:
+    """Of 4,000 sessions 10 % and 30 % go to two groups, the others to the rest, whatever order a router has them in."""
+    split, other = Split({"a": 0.1, "b": 0.3}), Split({"b": 0.3, "a": 0.1})
+    groups = [split.group(name) for name in SESSIONS]
+    assert groups == [other.group(name) for name in SESSIONS]
+    for group, share in (("a", 0.1), ("b", 0.3), (REST, 0.6)):
+        spread = (share * (1 - share) / len(SESSIONS)) ** 0.5
+        assert abs(groups.count(group) / len(SESSIONS) - share) < 3.5 * spread
+    for share, expected in ((0.0, REST), (1.0, "a")):
+        assert {Split({"a": share}).group(name) for name in SESSIONS[:200]} == {expected}
 
 
-def test_overrides_are_bounded() -> None:
-    """The longest unused go, and what is lost of it is only that a session goes home."""
-    table = Overrides(3)
+def test_tables_are_bounded() -> None:
+    """The longest unused entries go."""
+    table = Recent[int, str](3)
     for n in range(5):
-        table.set(b"%d" % n, "r")
-        table.get(b"0")
-    assert [table.get(b"%d" % n) for n in range(5)] == ["r", None, None, "r", "r"]
-    table.drop(b"4")
-    table.set(b"5", "other")
-    table.drop_replica("r")
-    assert len(table) == 1
-    assert table.get(b"5") == "other"
-    with pytest.raises(ConfigError, match="0 or more"):
-        Overrides(-1)
+        table[n] = "r"
+        table.used(0)
+    assert [table.used(n) for n in range(5)] == ["r", None, None, "r", "r"]
+
+
+def test_a_stateful_session_lives_until_it_expires() -> None:
+    """It is known from the response that made it until the time that the response named."""
+    clock = SimulatedClock(unix_s=1_700_000_000)  # 2023-11-14T22:13:20Z
+    sessions = StatefulSessions(clock)
+    sessions.note("r1", "abc; Expires=2023-11-14T22:14:20Z", "")
+    assert sessions.home("abc") == "r1" and sessions.home("other") is None
+    clock.advance(59)
+    assert sessions.home("abc") == "r1"
+    clock.advance(1)
+    assert sessions.home("abc") is None and len(sessions) == 0
+
+
+def test_closing_and_losing_forget_a_stateful_session() -> None:
+    """A session that was closed is gone; one whose replica is gone is counted."""
+    sessions = StatefulSessions(SimulatedClock())
+    sessions.note("r1", "a", "")
+    sessions.note("r1", "", "a")
+    assert sessions.home("a") is None and sessions.lost == 0
+    sessions.note("r1", "b", "")
+    sessions.lose("b")
+    sessions.lose("b")
+    assert sessions.home("b") is None and sessions.lost == 1
+
+
+@given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=30)), max_size=50))
+def test_stateful_sessions_are_bounded(noted: list[tuple[str, str]]) -> None:
+    """Whatever replicas say, at most so many sessions are kept, and NEW_SESSION is never one of them."""
+    sessions = StatefulSessions(SimulatedClock(), max_sessions=5)
+    for name, attributes in [*noted, (NEW_SESSION, "")]:
+        sessions.note("r", f"{name};{attributes}", "")
+        assert len(sessions) <= 5
+    assert sessions.home(NEW_SESSION) is None and sessions.home("") is None and sessions.home(None) is None

@@ -12,9 +12,8 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import engine_salt
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Stored
-from hotspan.router.roots import Roots
 from hotspan.router.template import ChatTemplate
-from hotspan.router.text import Prompts, piece_keys
+from hotspan.router.text import Prompts, Roots, piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium
 from hotspan.testing.clock import SimulatedClock
 from tests.operations import operations

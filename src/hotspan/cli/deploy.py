@@ -65,7 +65,7 @@ def _checked(words: Sequence[str]) -> list[str]:
     """As `checked_words`. Raises: ConfigError for options of the replicas that Ray decides, too."""
     from hotspan.config.environment import environment
     from hotspan.core.errors import ConfigError
-    from hotspan.router.ray.exposure import checked_words
+    from hotspan.router.ray.plan import checked_words
 
     given = {word.partition("=")[0] for word in words}
     for option in ("--host", "--port", "--shutdown-timeout"):

@@ -15,13 +15,13 @@ Pure: no sockets, no clock. What sockets say is given to it, and it says from wh
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from xxhash import xxh3_64_intdigest
 
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Event, EventDecoder, UnknownMessage, _Removed, _Stored
+from hotspan.router.index import PrefixIndex
 from hotspan.router.types import Medium
 
 _REMEMBERED = 16_384
@@ -43,31 +43,15 @@ OnState = Callable[[bool, str], None]
 REASONS = ("starting", "replaying", "disconnected", "no_replay", "gap", "unreadable", "replay_incomplete")
 
 
-class Index(Protocol):
-    """Which pieces replicas hold."""
-
-    def add(self, replica: int, medium: Medium, keys: Iterable[int]) -> None:
-        """These pieces are there now."""
-        ...
-
-    def remove(self, replica: int, medium: Medium, keys: Iterable[int]) -> None:
-        """These are no more."""
-        ...
-
-    def clear(self, replica: int, medium: Medium) -> None:
-        """Nothing is there any more."""
-        ...
-
-
 class EventSync:
     """One replica's messages, applied to the index.
 
-    is_exact: all is known. reason: why not.
+    blocks:   what is known of the replica's blocks. is_exact: all is known. reason: why not.
     messages, gaps, losses, restarts, duplicates: counted.
     """
 
-    def __init__(self, replica: int, blocks: Blocks, index: Index, on_state: OnState) -> None:
-        self._replica, self._blocks, self._index = replica, blocks, index
+    def __init__(self, replica: int, blocks: Blocks, index: PrefixIndex, on_state: OnState) -> None:
+        self._replica, self.blocks, self._index = replica, blocks, index
         self._on_state = on_state
         self._decoder = EventDecoder()
         self._digests = array("Q", bytes(8 * _REMEMBERED))
@@ -82,11 +66,6 @@ class EventSync:
         self._replays = self._lives = 0
         self.is_exact, self.reason = False, "starting"
         self.messages = self.gaps = self.losses = self.restarts = self.duplicates = 0
-
-    @property
-    def blocks(self) -> Blocks:
-        """What is known of the replica's blocks."""
-        return self._blocks
 
     # -- what sockets say --------------------------------------------------------------------------------------------
 
@@ -233,7 +212,7 @@ class EventSync:
 
     def _begin(self) -> None:
         """Know nothing."""
-        self._blocks.clear()
+        self.blocks.clear()
         self._clear_index()
         self._digests = array("Q", bytes(8 * _REMEMBERED))
         self._next, self._run = None, 0
@@ -243,7 +222,7 @@ class EventSync:
         """From here on the index says what the messages say."""
         if not self._is_linked:
             self._is_linked = True
-            self._filling = self._blocks.held()
+            self._filling = self.blocks.held()
         self._tell(self._is_complete, self._missing)
 
     def _unlink(self, reason: str) -> None:
@@ -286,14 +265,14 @@ class EventSync:
         self._digests[seq % _REMEMBERED] = _digest(payload)
         for event in events:
             self._happen(event)
-        if not self._is_complete and self._is_linked and self._run >= max(_LEAST_RUN, len(self._blocks)):
+        if not self._is_complete and self._is_linked and self._run >= max(_LEAST_RUN, len(self.blocks)):
             self._is_complete = True
             self._tell(True, "")
 
     def _happen(self, event: Event) -> None:
         while self.fill():
             pass
-        blocks, unknown = self._blocks, self._blocks.unknown
+        blocks, unknown = self.blocks, self.blocks.unknown
         if isinstance(event, _Stored):
             told = blocks.store(event)
             if told is not None and self._is_linked and told[1]:

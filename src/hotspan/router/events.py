@@ -4,7 +4,7 @@
     DEALER  -> ["", first number]   <- ["", topic, number, payload] ...  ["", "", -1, ""]
 
 A connection is never taken up again: when it ends, the next one has a socket of its own, so that no message of a
-replica that is gone is read as one of its successor's. What the messages mean is follow.py's.
+replica that is gone is read as one of its successor's. What the messages mean is event_sync.py's.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import contextlib
 import logging
 import random
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from typing import ClassVar
 
 import zmq
 import zmq.asyncio
@@ -23,7 +23,8 @@ from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks, Join, RootOf
-from hotspan.router.event_sync import EventSync, Index, OnState
+from hotspan.router.event_sync import EventSync, OnState
+from hotspan.router.index import PrefixIndex
 
 logger = logging.getLogger(__name__)
 
@@ -47,29 +48,6 @@ _MAX_QUEUED = 100_000
 _LARGEST_BYTES = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class FeedReport:
-    """What a feed has seen so far.
-
-    losses: times that something was missing for good. garbled: messages that were none. failures: of connections.
-    unknown_blocks: that events named and that have no known place in a text. blocks: known now.
-    """
-
-    is_exact: bool
-    reason: str
-    messages: int
-    gaps: int
-    losses: int
-    restarts: int
-    duplicates: int
-    garbled: int
-    failures: int
-    blocks: int
-    unknown_blocks: int
-    ignored_blocks: int
-    dropped_blocks: int
-
-
 class EventFeed:
     """Keeps the index true to what one replica's events say.
 
@@ -79,15 +57,30 @@ class EventFeed:
     topic:    of the replica's messages.
     keys:     None follows a publisher without keys; with some, no other than one that has them is believed.
 
+    sync:     what is known, and counted of messages. garbled: messages that were none. failures: of connections.
+
     One engine, which is one data-parallel rank, has one feed.
     """
+
+    COUNTS: ClassVar[Mapping[str, str]] = {
+        "messages": "Messages of KV events.",
+        "gaps": "Gaps in a replica's messages.",
+        "losses": "Gaps that no replay filled.",
+        "restarts": "Times that a replica began anew.",
+        "garbled": "Messages that could not be read.",
+        "failures": "Connections to a replica's events that ended.",
+        "duplicates": "Messages that had come before.",
+        "ignored_blocks": "Blocks of events in media or KV cache groups that are not followed.",
+        "dropped_blocks": "Blocks forgotten, or not taken, for want of memory.",
+        "unknown_blocks": "Blocks of events without a known place in a text.",
+    }
 
     def __init__(
         self,
         replica: int,
         events: str,
         replay: str,
-        index: Index,
+        index: PrefixIndex,
         join: Join,
         root_of: RootOf,
         on_state: OnState,
@@ -102,10 +95,10 @@ class EventFeed:
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
         self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
-        self._sync = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
+        self.sync = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
         self._rng = rng or random.Random()
         self._replay_wait_s = replay_wait_s
-        self._garbled = self._failures = 0
+        self.garbled = self.failures = 0
         self._pause_s = _FIRST_PAUSE_S
 
     async def run(self) -> None:
@@ -119,31 +112,19 @@ class EventFeed:
                     logger.warning("kv_events_failed replica=%s error=%s", self._events, error)
                 except Exception as error:  # one replica's oddities must not end the router
                     logger.exception("kv_events_failed replica=%s error=%s", self._events, type(error).__name__)
-                self._failures += 1
-                self._sync.disconnected()
+                self.failures += 1
+                self.sync.disconnected()
                 await asyncio.sleep(self._pause_s * (0.5 + self._rng.random()))
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         finally:
             context.destroy(0)
 
-    def report(self) -> FeedReport:
-        """What it has seen so far."""
-        sync, blocks = self._sync, self._sync.blocks
-        return FeedReport(
-            is_exact=sync.is_exact,
-            reason=sync.reason,
-            messages=sync.messages,
-            gaps=sync.gaps,
-            losses=sync.losses,
-            restarts=sync.restarts,
-            duplicates=sync.duplicates,
-            garbled=self._garbled,
-            failures=self._failures,
-            blocks=len(blocks),
-            unknown_blocks=blocks.unknown,
-            ignored_blocks=blocks.ignored,
-            dropped_blocks=blocks.dropped,
-        )
+    def counts(self) -> dict[str, int]:
+        """The values of COUNTS."""
+        sync, blocks = self.sync, self.sync.blocks
+        own = {"garbled": self.garbled, "failures": self.failures}
+        own |= {f"{name}_blocks": getattr(blocks, name) for name in ("ignored", "dropped", "unknown")}
+        return {name: own[name] if name in own else getattr(sync, name) for name in self.COUNTS}
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +135,7 @@ class EventFeed:
                 if told in _REFUSED:
                     raise zmq.ZMQError(msg="it hung up in the handshake: give replica and router one --kv-events-key")
             self._pause_s = _FIRST_PAUSE_S
-            await self._catch_up(context, self._sync.connected())
+            await self._catch_up(context, self.sync.connected())
             while await self._listen(context, subscriber, monitor):
                 await asyncio.sleep(0)
 
@@ -167,7 +148,7 @@ class EventFeed:
         poller.register(monitor, zmq.POLLIN)
         if not await poller.poll(round(1000 * _QUIET_S)):
             if self._replay_at:
-                await self._catch_up(context, self._sync.connected())
+                await self._catch_up(context, self.sync.connected())
             return True
         waiting: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber)
         ended: zmq.Socket[bytes] = zmq.Socket.shadow(monitor)
@@ -182,9 +163,9 @@ class EventFeed:
             if not frames:
                 break
             if len(frames) != 3 or len(frames[1]) != _NUMBER_BYTES:
-                self._garbled += 1
+                self.garbled += 1
                 continue
-            start = self._sync.live(int.from_bytes(frames[1], "big"), frames[2])
+            start = self.sync.live(int.from_bytes(frames[1], "big"), frames[2])
             if start is not None:
                 await self._catch_up(context, start)
         return True
@@ -193,8 +174,8 @@ class EventFeed:
         """Replay until nothing is missing, or it is clear that it stays so."""
         while start is not None:
             is_whole = bool(self._replay_at) and await self._replay(context, start)
-            start = self._sync.replay_ended(is_whole=is_whole)
-        while self._sync.fill():
+            start = self.sync.replay_ended(is_whole=is_whole)
+        while self.sync.fill():
             await asyncio.sleep(0)
 
     async def _replay(self, context: zmq.asyncio.Context, start: int) -> bool:
@@ -216,11 +197,11 @@ class EventFeed:
                     except zmq.Again:
                         break
                     if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
-                        self._garbled += 1
+                        self.garbled += 1
                         return False
                     if frames[-2] == _END:
                         return True
-                    self._sync.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+                    self.sync.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
                 await asyncio.sleep(0)
             return False
         finally:

@@ -1,4 +1,4 @@
-"""The HTTP router: who asks, what is asked, and who answers it.
+"""The HTTP router: all its parts, and which of them answers a request.
 
 client -> key -> body -> Ask -> proxy.py -> the best replica, or any
                       \-------> fan_out.py -> all replicas
@@ -6,61 +6,48 @@ client -> key -> body -> Ask -> proxy.py -> the best replica, or any
 """
 
 import asyncio
+import contextlib
+import functools
 import logging
-from dataclasses import dataclass
+import random
+from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 
-from hotspan.core.clock import Clock
-from hotspan.core.credentials import key_digest, shown_keys
-from hotspan.http.bodies import Bodies
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
+from hotspan.http.bodies import Bodies, HeldBody
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import Upstream
-from hotspan.router.admin import Admin
+from hotspan.router.access import Access
 from hotspan.router.dispatcher import Dispatcher
+from hotspan.router.events import EventFeed
 from hotspan.router.fan_out import fan_out
-from hotspan.router.fleet import NoReplicaError
-from hotspan.router.metrics import CONTENT_TYPE, Counts, Exposition
-from hotspan.router.proxy import Proxy, Reader
-from hotspan.router.routes import Route, route_of
+from hotspan.router.fleet import Fleet, NoReplicaError
+from hotspan.router.health import ReplicaHealth
+from hotspan.router.index import PrefixIndex
+from hotspan.router.measured import follow_metrics
+from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
+from hotspan.router.policy import Weights
+from hotspan.router.proxy import Proxy
+from hotspan.router.routes import DRAIN, REPLICAS, RESUME, Route, route_of
+from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import RouterSettings
-from hotspan.router.tenants import TenantNames
+from hotspan.router.text import Prompts
+from hotspan.router.tracing import Tracer, no_tracer
 from hotspan.router.types import Ask
 
 logger = logging.getLogger(__name__)
 
-
-_NOTHING = Ask((), 0, 1.0)
-
-_BYTES_A_TOKEN = 4
-
 MAX_HEAD_BYTES = 60 * 1024
 """Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
 
-
-def http_limits(settings: RouterSettings) -> HttpLimits:
-    """What the clients of a router may take: half is divided between the API keys, where there are any."""
-    principals = max(1, len(settings.keys))
-    return HttpLimits(settings.max_request_bytes, settings.held_bytes, principals)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a gateway is put together from."""
-
-    settings: RouterSettings
-    prompts: Reader
-    tenants: TenantNames
-    upstream: Upstream
-    dispatcher: Dispatcher
-    proxy: Proxy
-    counts: Counts
-    exposition: Exposition
-    admin: Admin
-    clock: Clock
+_NOTHING = Ask((), 0, 1.0)
+_BYTES_PER_TOKEN = 4
 
 
 class Gateway:
@@ -69,61 +56,94 @@ class Gateway:
     active: requests in work. is_draining: new ones are refused.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        settings = parts.settings
-        self._parts = parts
-        self._settings = settings
-        self._dispatcher = parts.dispatcher
-        self._counts = parts.counts
-        self._upstream = parts.upstream
-        self._names = [replica.url for replica in settings.replicas]
+    def __init__(
+        self,
+        settings: RouterSettings,
+        upstream: Upstream,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        tracer: Tracer = no_tracer,
+    ) -> None:
+        """Raises: ConfigError, as `TokenTable.load`, and for events that can't be read without a model's tokens."""
+        self._clock = clock = clock or SystemClock()
+        rng = rng or random.Random()
+        self._upstream = upstream
+        self._replicas = {replica.url: replica for replica in settings.replicas}
+        self._access = Access(settings.tenant_header, settings.keys, settings.admin_token)
         self._bodies = Bodies(http_limits(settings))
+        named = [name for name in (settings.tenant_header, settings.session_key) if name]
+        self._decisive = DECISIVE | {name.lower().encode() for name in named}
+        self.fleet = Fleet(
+            strategy=settings.strategy,
+            index=PrefixIndex(settings.index_bytes),
+            clock=clock,
+            rng=rng,
+            weights=Weights(threshold=settings.threshold),
+        )
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            max_in_flight=settings.max_in_flight,
+            queue_size=settings.queue_size,
+            queue_timeout_s=settings.queue_timeout_s,
+            on_take=lambda name: self.health[name].took(),
+        )
+        self.health = {
+            url: ReplicaHealth(url, settings.health, clock, rng, self.dispatcher.set_up) for url in self._replicas
+        }
+        self._prompts = _prompts(settings, self._access)
+        self.feeds: dict[str, EventFeed] = {}
+        for url, replica in self._replicas.items():
+            slot = self.fleet.add(url)
+            self.fleet.set_up(url, False)
+            if replica.events:
+                self.feeds[url] = EventFeed(
+                    slot,
+                    replica.events,
+                    replica.replay,
+                    self.fleet.index,
+                    self._prompts.join,
+                    self._prompts.roots.of_engine,
+                    functools.partial(self._events_changed, url),
+                    rng=rng,
+                    keys=settings.events_keys,
+                )
+        sessions = StatefulSessions(clock)
+        self._metrics = metrics = Metrics()
+        state = State(self.fleet, self.health, self.dispatcher, sessions, self._prompts, self.feeds)
+        metrics.registry.register(state)
+        self._proxy = Proxy(
+            settings, self._prompts, upstream, self.fleet, self.dispatcher, self.health, sessions, metrics, tracer
+        )
         self._answers = {
             Route.WORK: self._work,
             Route.ONE: self._one,
             Route.ALL: self._all,
             Route.HEALTH: self._health,
-            Route.METRICS: self._metrics,
-            Route.ADMIN: parts.admin.answer,
+            Route.METRICS: self._page,
+            Route.ADMIN: self._admin,
         }
-        named = [name for name in (settings.tenant_header, settings.session_key) if name]
-        self._decisive = DECISIVE | {name.lower().encode() for name in named}
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
         self.active = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 1008})
-            return
-        exchange = Exchange(scope, receive, send)
-        route = route_of(exchange.method, exchange.path)
-        self.active += 1
-        self._idle.clear()
-        outcome = "failed"
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Check the replicas once; inside, follow their health, KV events and metrics."""
+        await asyncio.gather(*(each.check(self._upstream) for each in self.health.values()))
+        work = [
+            *(each.run(self._upstream) for each in self.health.values()),
+            *(feed.run() for feed in self.feeds.values()),
+            follow_metrics(self.fleet, self._upstream),
+        ]
+        tasks = [asyncio.create_task(each) for each in work]
         try:
-            exchange.check(self._decisive, MAX_HEAD_BYTES)
-            self._check_key(exchange, route)
-            outcome = await self._answers[route](exchange)
-        except ClientGone:
-            outcome = "gone"
-        except NoReplicaError:
-            outcome = "no_replica"
-            await exchange.fail(HttpError(503, "no replica can take this now: try again", retry_s=1))
-        except HttpError as error:
-            outcome = "refused"
-            await exchange.fail(error)
-        except Exception:  # the boundary of every request
-            await exchange.crashed("router")
+            yield
         finally:
-            self.active -= 1
-            if not self.active:
-                self._idle.set()
-            self._counts.request(route.value, outcome)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def drain(self) -> None:
         """Refuse what computes from now on; what is in work goes on."""
@@ -139,75 +159,158 @@ class Gateway:
             return False
         return True
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        exchange = Exchange(scope, receive, send)
+        route = route_of(exchange.method, exchange.path)
+        self.active += 1
+        self._idle.clear()
+        outcome = "failed"
+        try:
+            exchange.check(self._decisive, MAX_HEAD_BYTES)
+            if route in (Route.WORK, Route.ONE, Route.ALL):
+                self._access.check_client(exchange)
+            outcome = await self._answers[route](exchange)
+        except ClientGone:
+            outcome = "gone"
+        except NoReplicaError:
+            outcome = "no_replica"
+            await exchange.fail(HttpError(503, "no replica can take this now: try again", retry_s=1))
+        except HttpError as error:
+            outcome = "refused"
+            await exchange.fail(error)
+        except Exception:  # the boundary of every request
+            await exchange.crashed("router")
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+            self._metrics.requests.labels(route.value, outcome).inc()
+
     # -- routes --------------------------------------------------------------------------------------------------------
 
     async def _work(self, exchange: Exchange) -> str:
         """By the best replica."""
         if self.is_draining:
             raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
-        began_s = self._parts.clock.monotonic()
-        async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
-            return await self._parts.proxy.forward(exchange, body, self._ask(exchange, body), began_s)
+        began_s = self._clock.monotonic()
+        async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
+            return await self._proxy.forward(exchange, body, self._ask(exchange, body), began_s)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica."""
-        async with self._bodies.body(exchange, self._owner(exchange)) as body, exchange.watched(is_cancelled=True):
-            return await self._parts.proxy.forward(exchange, body, _NOTHING, self._parts.clock.monotonic())
+        async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
+            return await self._proxy.forward(exchange, body, _NOTHING, self._clock.monotonic())
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
-        async with self._bodies.body(exchange, self._owner(exchange)) as body:
+        async with self._body(exchange) as body:
             # Those that are up come first: the first is asked before the others.
-            names = sorted(self._names, key=lambda name: name not in self._dispatcher.up)
-            is_complete = await fan_out(self._upstream, names, exchange, body)
-        outcome = "complete" if is_complete else "incomplete"
-        self._counts.fan_outs[outcome,] = self._counts.fan_outs.get((outcome,), 0) + 1
+            names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
+            outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"
+        self._metrics.fan_outs.labels(outcome).inc()
         return outcome
 
     async def _health(self, exchange: Exchange) -> str:
         """Whether requests may be sent here."""
-        if self.is_draining:
-            await exchange.respond(503, b'{"status":"Draining"}')
-        elif not self._dispatcher.up:
-            await exchange.respond(503, b'{"status":"Unhealthy"}')
+        state = "Draining" if self.is_draining else "Healthy" if self.fleet.up else "Unhealthy"
+        await exchange.respond(200 if state == "Healthy" else 503, b'{"status":"%b"}' % state.encode())
+        return "answered"
+
+    async def _page(self, exchange: Exchange) -> str:
+        """The metrics."""
+        self._access.check_metrics(exchange)
+        await exchange.respond(200, self._metrics.page(), CONTENT_TYPE)
+        return "answered"
+
+    async def _admin(self, exchange: Exchange) -> str:
+        """What the router knows of its replicas; taking one out, and back."""
+        self._access.check_admin(exchange)
+        path, method = exchange.path.rstrip("/"), exchange.method
+        if path == REPLICAS and method == "GET":
+            await exchange.respond(200, orjson.dumps({"replicas": [self._shown(name) for name in self._replicas]}))
+        elif path in (DRAIN, RESUME) and method == "POST":
+            name = await self._named(exchange)
+            self.health[name].drain(is_drained=path == DRAIN)
+            await exchange.respond(200, orjson.dumps(self._shown(name)))
         else:
-            await exchange.respond(200, b'{"status":"Healthy"}')
+            raise HttpError(404, f"there are GET {REPLICAS}, POST {DRAIN} and POST {RESUME}")
         return "answered"
 
-    async def _metrics(self, exchange: Exchange) -> str:
-        settings = self._settings
-        if settings.keys or settings.admin_token is not None:
-            self._parts.admin.check(exchange)
-        await exchange.respond(200, self._parts.exposition.page(), CONTENT_TYPE)
-        return "answered"
+    # -- inside --------------------------------------------------------------------------------------------------------
 
-    # -- what is asked -------------------------------------------------------------------------------------------------
-
-    def _check_key(self, exchange: Exchange, route: Route) -> None:
-        """Raises: HttpError 401 if keys are needed and this is none. Administration is checked where it is answered."""
-        keys = self._settings.keys
-        if not keys or route in (Route.HEALTH, Route.METRICS, Route.ADMIN):
-            return
-        if not self._owner(exchange):
-            message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
-            raise HttpError(401, message, code="invalid_api_key")
-
-    def _owner(self, exchange: Exchange) -> bytes:
-        """The digest of the request's key, by which its body takes memory; empty if it shows no known one."""
-        digests = map(key_digest, shown_keys(exchange.headers))
-        return next((digest for digest in digests if digest in self._settings.keys), b"")
+    def _body(self, exchange: Exchange) -> HeldBody:
+        return self._bodies.body(exchange, self._access.owner(exchange.headers))
 
     def _ask(self, exchange: Exchange, body: bytes) -> Ask:
         """What the choice depends on; where it can't be told, the size alone."""
         headers = exchange.headers
-        tenant = self._parts.tenants.of(headers)
+        tenant = self._access.tenant(headers)
         try:
             parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
             if isinstance(parsed, dict):
-                return self._parts.prompts.ask(exchange.path, headers, parsed, tenant=tenant)
+                return self._prompts.ask(exchange.path, headers, parsed, tenant=tenant)
         except orjson.JSONDecodeError:
             pass  # the replica says what is wrong with it
         except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
             logger.warning("prompt_unread request=%s path=%s", exchange.request_id, exchange.path, exc_info=True)
-        self._counts.learn_failures += 1
-        return Ask((), len(body) // _BYTES_A_TOKEN, 1.0, tenant=tenant)
+        self._metrics.unread.inc()
+        return Ask((), len(body) // _BYTES_PER_TOKEN, 1.0, tenant=tenant)
+
+    def _events_changed(self, name: str, is_exact: bool, reason: str) -> None:
+        level = logging.INFO if is_exact else logging.WARNING
+        logger.log(level, "kv_events_%s replica=%s reason=%s", "exact" if is_exact else "assumed", name, reason)
+        self.fleet.set_exact(name, is_exact)
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        health, replica = self.health[name], self.fleet.replicas[name]
+        return {
+            "replica": name,
+            "group": self._replicas[name].group,
+            "can_take": health.can_take,
+            "health": health.health.value,
+            "breaker": health.breaker.state.value,
+            "is_drained": health.is_drained,
+            "in_flight": replica.load.in_flight,
+            "is_exact": replica.is_exact,
+            "tokens_per_s": round(replica.load.tokens_per_s, 1),
+        }
+
+    async def _named(self, exchange: Exchange) -> str:
+        """The replica that a body names. A page of another site can't send JSON unasked."""
+        if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+            raise HttpError(415, f"send {JSON}")
+        try:
+            async with self._body(exchange) as body:
+                name = orjson.loads(body)["replica"]
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            raise HttpError(400, 'which replica? Send {"replica": URL}') from error
+        if not isinstance(name, str) or name not in self._replicas:
+            raise HttpError(404, f"there is no replica {str(name)[:200]!r}: there are {', '.join(self._replicas)}")
+        return name
+
+
+def http_limits(settings: RouterSettings) -> HttpLimits:
+    """What the clients of a router may take: half is divided between the API keys, where there are any."""
+    return HttpLimits(settings.max_request_bytes, settings.held_bytes, max(1, len(settings.keys)))
+
+
+def _prompts(settings: RouterSettings, access: Access) -> Prompts:
+    """What reads prompts. Raises: ConfigError if there are events and no tokens to read them with."""
+    has_events = any(replica.events for replica in settings.replicas)
+    options: dict[str, Any] = {
+        # Events do not say which name is the model's own; without them each name can have its own texts.
+        "names": settings.model_names or (None if has_events else ()),
+        "session_key": settings.session_key or "",
+        "tenant_of": access.tenant_at_replicas,
+    }
+    if settings.model is not None:
+        return Prompts.load(settings.model, needs_tokens=has_events, **options)
+    if has_events:
+        raise ConfigError("events name tokens: give the model's directory with --model, or leave events= out")
+    return Prompts(**options)

@@ -1,10 +1,11 @@
-"""What replicas say of themselves in their metrics, every now and then: how fast they are, and how much they keep."""
+"""Speed and capacity of the replicas, read from their metrics every few seconds."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hotspan.core.errors import ConfigError
@@ -25,50 +26,24 @@ _POOL = re.compile(r'(?:^|,)kv_cache_size_tokens="(\d{1,15})"')
 _TIERS = {"ram": Medium.RAM, "disk": Medium.DISK, "l2": Medium.L2}
 
 
-class Measured:
-    """Tells the fleet. One event loop's. A replica that has no such metric, or shows it to nobody, is left alone."""
-
-    def __init__(
-        self, fleet: Fleet, names: Sequence[str], upstream: Upstream, interval_s: float = TOLD_EVERY_S
-    ) -> None:
-        self._fleet = fleet
-        self._names = names
-        self._upstream = upstream
-        self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        """Ask from now on."""
-        self._task = asyncio.create_task(self._run())
-
-    async def end(self) -> None:
-        """Ask no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            for name in self._names:
-                await self._ask(name)
-            await asyncio.sleep(self._interval_s)
-
-    async def _ask(self, name: str) -> None:
-        try:
-            status, page = await self._upstream.fetch(name, _PATH, within_s=_TIMEOUT_S)
-            if status == 200:
-                told = told_by(page)
-                speeds = told.over(self._fleet.replicas[name].speeds)
-                self._fleet.tell(name, speeds, is_measured=told.tokens_per_s is not None)
-        except (UnreachedError, BrokenError, ConfigError):
-            pass  # what was learnt so far stays
+async def follow_metrics(fleet: Fleet, upstream: Upstream, interval_s: float = TOLD_EVERY_S) -> None:
+    """Read them for a fleet until cancelled; a replica that does not show such metrics keeps what was learnt of it."""
+    while True:
+        for name, replica in list(fleet.replicas.items()):
+            with contextlib.suppress(UnreachedError, BrokenError, ConfigError):  # what was learnt so far stays
+                status, page = await upstream.fetch(name, _PATH, within_s=_TIMEOUT_S)
+                if status == 200:
+                    told = told_by(page)
+                    is_measured = told.tokens_per_s is not None
+                    fleet.tell(name, told.over(replica.load.speeds), is_measured=is_measured)
+        await asyncio.sleep(interval_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a page of metrics says, of all its engines together.
+    """Figures of one page of metrics, for all its engines together.
 
-    tokens_per_s: of prompts; None: not measured yet. tiers: those measured. cache_tokens: that it keeps; 0: unknown.
+    tokens_per_s: of prompts; None: not measured yet. tiers: those measured. cache_tokens: capacity; 0: unknown.
     """
 
     tokens_per_s: float | None = None
@@ -76,7 +51,7 @@ class Told:
     cache_tokens: int = 0
 
     def over(self, speeds: Speeds) -> Speeds:
-        """The speeds that were believed so far, with what is known better now."""
+        """`speeds`, replaced where this page has a figure."""
         return dataclasses.replace(
             speeds,
             tokens_per_s=self.tokens_per_s or speeds.tokens_per_s,

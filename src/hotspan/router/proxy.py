@@ -9,34 +9,22 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
 
-from hotspan.core.clock import Clock
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
-from hotspan.router.dispatcher import Dispatcher, Slot
-from hotspan.router.fleet import NoReplicaError
-from hotspan.router.health import RetryBudget
-from hotspan.router.health_checks import HealthChecks
-from hotspan.router.metrics import Counts
+from hotspan.router.dispatcher import Dispatcher
+from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
+from hotspan.router.health import ReplicaHealth, RetryBudget
+from hotspan.router.metrics import Metrics
 from hotspan.router.queue import Where
-from hotspan.router.session import STATEFUL_HEADER
+from hotspan.router.session import CLOSED_HEADER, NEW_HEADER, REST, STATEFUL_HEADER, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
-from hotspan.router.split import REST, Split
-from hotspan.router.stateful import CLOSED_HEADER, NEW_HEADER, StatefulSessions
+from hotspan.router.text import Prompts
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
 
 logger = logging.getLogger(__name__)
-
-
-class Reader(Protocol):
-    """Reads prompts (text.py)."""
-
-    def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask: ...
-
-    def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None: ...
 
 
 _RETRIED = frozenset((502, 503, 504))
@@ -69,35 +57,36 @@ class _Request:
 
 
 class Proxy:
-    """Carries requests. One event loop's."""
+    """Forwards requests to replicas. One event loop's."""
 
     def __init__(
         self,
         settings: RouterSettings,
-        *,
-        prompts: Reader,
+        prompts: Prompts,
         upstream: Upstream,
+        fleet: Fleet,
         dispatcher: Dispatcher,
-        checks: HealthChecks,
+        health: Mapping[str, ReplicaHealth],
         sessions: StatefulSessions,
-        counts: Counts,
+        metrics: Metrics,
         tracer: Tracer,
-        clock: Clock,
     ) -> None:
         self._settings = settings
         self._prompts = prompts
         self._upstream = upstream
+        self._fleet = fleet
         self._dispatcher = dispatcher
-        self._checks = checks
+        self._health = health
         self._sessions = sessions
-        self._counts = counts
+        self._metrics = metrics
         self._tracer = tracer
-        self._clock = clock
-        self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, clock)
+        self._clock = fleet.clock
+        self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
         self._split = Split(settings.shares) if settings.shares else None
         self._groups = _groups(settings)
 
     async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
+        """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
         span = self._tracer(exchange.path, exchange.headers)
         outcome = "failed"
         try:
@@ -106,7 +95,7 @@ class Proxy:
             self._aim(request)
             while True:
                 try:
-                    slot = await self._dispatcher.take(
+                    ticket = await self._dispatcher.take(
                         ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
                     )
                 except NoReplicaError:
@@ -116,35 +105,36 @@ class Proxy:
                     continue
                 try:
                     request.attempts += 1
-                    self._counts.decided(slot.decision, request.group, ask.tokens)
-                    span.decided(slot.decision, request.attempts)
-                    again = await self._attempt(request, slot)
+                    self._metrics.decided(ticket.decision, request.group, ask.tokens)
+                    span.decided(ticket.decision, request.attempts)
+                    again = await self._attempt(request, ticket)
                 finally:
-                    self._dispatcher.give(slot)
+                    self._dispatcher.give(ticket)
                 if again is None:
                     outcome = _outcome(exchange)
                     return outcome
-                self._counts.retry(again)
-                request.tried |= {slot.name}
+                self._metrics.retries.labels(again).inc()
+                request.tried |= {ticket.decision.name}
         except ClientGone:
             outcome = "gone"
             raise
         finally:
             span.end(outcome, exchange.status)
 
-    async def _attempt(self, request: _Request, slot: Slot) -> str | None:
+    async def _attempt(self, request: _Request, ticket: Ticket) -> str | None:
         """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
         answer: UpstreamResponse | None = None
-        name, exchange = slot.name, request.exchange
-        is_over, since = False, self._checks.parts[slot.name]
+        name, exchange = ticket.decision.name, request.exchange
+        health = self._health[name]
+        is_over, since = False, health.parts
         try:
             answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
             if is_refused := answer.status in _RETRIED:
                 is_over = True
                 if answer.status == HTTPStatus.GATEWAY_TIMEOUT:
-                    self._checks.was_late(name, since, "504")
+                    health.was_late(since, "504")
                 else:
-                    self._checks.failed(name, str(answer.status))
+                    health.failed(str(answer.status))
                 if request.home is None and self._may_retry(request, name):
                     return str(answer.status)
             try:
@@ -153,15 +143,15 @@ class Proxy:
                 raise UnreachedError(str(error), is_overdue=error.is_overdue) from error
             if not is_refused:
                 is_over = True
-                self._checks.answered(name)
-            await self._relay(request, slot, answer, first)
+                health.answered()
+            await self._relay(request, ticket, answer, first)
             return None
         except UnreachedError as error:
             is_over = True
             if error.is_overdue:
-                self._checks.was_late(name, since, str(error))
+                health.was_late(since, str(error))
             else:
-                self._checks.failed(name, str(error))
+                health.failed(str(error))
             if request.home is not None:
                 self._unbind(request)
             if not error.is_overdue and self._may_retry(request, name):
@@ -171,13 +161,13 @@ class Proxy:
             raise HttpError(504 if error.is_overdue else 502, f"the replica {why}: try again", retry_s=1) from error
         finally:
             if not is_over:
-                self._checks.gave_up(name)
+                health.gave_up()
             if answer is not None:
                 answer.close()
 
     def _may_retry(self, request: _Request, name: str) -> bool:
         """Whether a request may go to another replica now; if so, it is paid for."""
-        up = self._dispatcher.up
+        up = self._fleet.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
         if not others and request.where is not None:  # better another group than none
             request.where = None
@@ -185,7 +175,7 @@ class Proxy:
         if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
             return False
         if not self._budget.spend():
-            self._counts.retries_refused += 1
+            self._metrics.retries_refused.inc()
             return False
         return True
 
@@ -194,7 +184,7 @@ class Proxy:
         if request.home is not None:
             self._unbind(request)
         else:
-            self._counts.split_fallbacks += 1
+            self._metrics.split_fallbacks.inc()
             request.where = None
 
     def _unbind(self, request: _Request) -> None:
@@ -202,23 +192,22 @@ class Proxy:
         self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
         request.home = request.where = None
 
-    async def _relay(self, request: _Request, slot: Slot, answer: UpstreamResponse, part: bytes) -> None:
+    async def _relay(self, request: _Request, ticket: Ticket, answer: UpstreamResponse, part: bytes) -> None:
         """Hand an answer on, byte for byte; one that breaks off ends abruptly, so that nobody takes it for whole."""
-        exchange, ticket = request.exchange, slot.ticket
+        exchange, health = request.exchange, self._health[ticket.decision.name]
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
-        self._counts.first_byte_s.add(self._clock.monotonic() - request.began_s)
+        self._metrics.first_byte_s.observe(self._clock.monotonic() - request.began_s)
         if STATEFUL_HEADER in exchange.headers:
             new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
-            self._sessions.heard(slot.name, new, answer.header(CLOSED_HEADER))
-        parts, since, before, last = self._checks.parts, 0, b"", b""
-
+            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_HEADER))
+        since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
         def came(part: bytes) -> None:
             nonlocal since, before, last, began_s
             began_s = self._clock.monotonic()
-            parts[slot.name] = since = parts[slot.name] + 1
+            health.parts = since = health.parts + 1
             before, last = last, part
 
         def written() -> None:
@@ -226,19 +215,20 @@ class Proxy:
             waited_s = max(waited_s, self._clock.monotonic() - began_s)
 
         try:
-            await relay(exchange, answer, self._head(slot, answer), part, came, written)
+            await relay(exchange, answer, self._head(ticket, answer), part, came, written)
         except BrokenError as error:
-            self._counts.broken += 1
+            self._metrics.broken.inc()
             if error.is_overdue:
-                self._checks.was_late(slot.name, since, str(error))
+                health.was_late(since, str(error))
             elif waited_s < _SLOW_CLIENT_S:
-                self._checks.failed(slot.name, str(error))
+                health.failed(str(error))
             ticket.end(failed=True)
-            logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, slot.name, error)
+            name = ticket.decision.name
+            logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, name, error)
             exchange.status = -1
             return
         if answer.status not in _RETRIED:
-            self._checks.succeeded(slot.name)
+            health.succeeded()
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
 
     def _learn(self, ask: Ask, before: bytes, last: bytes) -> int | None:
@@ -250,11 +240,11 @@ class Proxy:
             self._prompts.learn(size, _number(tail, _PROMPT) or 0, answered)
         return answered
 
-    def _head(self, slot: Slot, answer: UpstreamResponse) -> RawHeaders:
+    def _head(self, ticket: Ticket, answer: UpstreamResponse) -> RawHeaders:
         headers = answer.headers
         if self._settings.is_exposing:
-            headers.append((b"x-hotspan-replica", slot.name.encode()))
-            headers.append((b"x-hotspan-cached-tokens", b"%d" % slot.decision.cached_tokens))
+            headers.append((b"x-hotspan-replica", ticket.decision.name.encode()))
+            headers.append((b"x-hotspan-cached-tokens", b"%d" % ticket.decision.cached_tokens))
         return headers
 
     # -- where it may go -----------------------------------------------------------------------------------------------
@@ -264,7 +254,7 @@ class Proxy:
         named, sessions = request.exchange.headers.get(STATEFUL_HEADER), self._sessions
         home = sessions.home(named)
         if home is not None and named is not None:
-            if home in self._dispatcher.up:
+            if home in self._fleet.up:
                 request.home, request.where = home, frozenset((home,))
                 return
             sessions.lose(named)
@@ -273,8 +263,8 @@ class Proxy:
         session = request.ask.session or request.exchange.request_id.encode()
         request.group = self._split.group(session)
         where = self._groups[request.group]
-        if where.isdisjoint(self._dispatcher.up):
-            self._counts.split_fallbacks += 1
+        if where.isdisjoint(self._fleet.up):
+            self._metrics.split_fallbacks.inc()
         else:
             request.where = where
 

@@ -1,9 +1,11 @@
-"""What the router does with a path: one replica's work, every replica's business, or its own to answer."""
+"""Who answers a path: the best replica, any one, all of them, or the router itself."""
 
 import re
 from enum import Enum
 
 OWN = "/router"
+REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
+"""GET lists the replicas. POST {"replica": URL} takes one out of service, or back."""
 
 
 class Route(Enum):
@@ -35,8 +37,8 @@ _STATELESS = re.compile(
 )
 """Posts that change nothing and compute next to nothing."""
 
-_EVERYBODYS = re.compile(r"/hotspan(/.*)?")
-"""Even to look at: what one replica says of its cache is not what there is."""
+_OF_ALL = re.compile(r"/hotspan(/.*)?")
+"""Also GET: what one replica says of its cache is not what there is."""
 
 
 def route_of(method: str, path: str) -> Route:
@@ -49,7 +51,7 @@ def route_of(method: str, path: str) -> Route:
         return Route.METRICS
     if path == OWN or path.startswith(f"{OWN}/"):
         return Route.ADMIN
-    if _EVERYBODYS.fullmatch(path):
+    if _OF_ALL.fullmatch(path):
         return Route.ALL
     if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and _STATELESS.fullmatch(path)):
         return Route.ONE

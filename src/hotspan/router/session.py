@@ -1,174 +1,182 @@
-"""Which session a request belongs to, and where sessions live.
+"""Sessions: the one that a request belongs to, the replica or group where it lives, and those that one replica keeps.
 
-Where one lives is computed from its name and the replicas' names, so that several routers agree without telling each
-other; when a replica is lost, only its own sessions move. What is kept is a bounded table of exceptions.
+Where a session lives is computed from names (rendezvous hashing), so that several routers agree without telling each
+other; when a replica is lost, only its own sessions move. What is kept are bounded tables of exceptions.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.clock import Clock
+from hotspan.router.prompt import Prompt
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 NEW_SESSION = "NEW_SESSION"
 STATEFUL_HEADER = "x-amzn-sagemaker-session-id"
-SESSION_HEADERS = (STATEFUL_HEADER, "x-session-id", "x-correlation-id")
-SESSION_FIELDS = ("session_id", "prompt_cache_key")
-FIRST_BYTES = 4096
+NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id"
+MAX_SESSIONS = 65_536
+"""Entries of each table."""
+
+REST = ""
+"""The replicas of all groups without a share, as one group."""
+
+_HEADERS = (STATEFUL_HEADER, "x-session-id", "x-correlation-id")
+_FIELDS = ("session_id", "prompt_cache_key")
+_FIRST_BYTES = 4096
 """Of a plain prompt's beginning, which stands for its system prompt and first message."""
 
+_GROUP = "group "
+"""Prefix of groups, so that a group with the name of a replica does not draw that replica's numbers."""
 
-def session_key(headers: Mapping[str, str], body: Mapping[str, Any], configured: str = "") -> bytes:
-    """The name of a request's session, 16 bytes; empty if nothing in it could be one.
+_LASTS_S = 1200.0
+"""Life of a session for which the replica names no end."""
+
+_MAX_ID = 256
+
+
+# -- which session -----------------------------------------------------------------------------------------------------
+
+
+def session_key(headers: Mapping[str, str], body: Mapping[str, Any], prompt: Prompt, configured: str = "") -> bytes:
+    """The name of a request's session, 16 bytes; empty if the request names none and has no prompt.
 
     headers:    with lower-case names.
-    configured: a header or a field of the body that goes before all others.
+    configured: a header or a field of the body that takes precedence over all others.
     """
-    found = _named(headers, body, configured) if configured else b""
-    if found:
-        return xxh3_128_digest(found)
-    for name in SESSION_HEADERS:
-        value = headers.get(name)
-        if value and value != NEW_SESSION:
-            return xxh3_128_digest(value.encode(errors="replace"))
-    for name in SESSION_FIELDS:
-        found = _field(body, name)
-        if found:
-            return xxh3_128_digest(found)
-    return _beginning(body)
+    found = _given(headers.get(configured.lower())) or _given(body.get(configured)) if configured else b""
+    found = found or next(filter(None, (_given(headers.get(name)) for name in _HEADERS)), b"")
+    found = found or next(filter(None, (_given(body.get(name)) for name in _FIELDS)), b"") or _beginning(prompt)
+    return xxh3_128_digest(found) if found else b""
 
 
-class Rendezvous:
-    """Who of some replicas a session lives at: of those that are there, the one with the highest score.
-
-    A replica of weight 2 gets twice the sessions of one with weight 1.
-    """
-
-    def __init__(self) -> None:
-        self._seeds: dict[str, int] = {}
-        self._weights: dict[str, float] = {}
-        self._is_even = True
-
-    def add(self, name: str, weight: float = 1.0) -> None:
-        """Raises: ConfigError for a weight that is not above 0."""
-        if not 0 < weight < math.inf:
-            raise ConfigError(f"the weight of {name} is {weight}; give a number above 0")
-        self._seeds[name] = xxh3_64_intdigest(name.encode())
-        self._weights[name] = weight
-        self._is_even = len(set(self._weights.values())) <= 1
-
-    def remove(self, name: str) -> None:
-        self._seeds.pop(name, None)
-        self._weights.pop(name, None)
-        self._is_even = len(set(self._weights.values())) <= 1
-
-    def home(self, session: bytes, among: Iterable[str]) -> str | None:
-        """Where it lives; None if there is nowhere."""
-        seeds, weights = self._seeds, self._weights
-        best, best_score = None, -math.inf
-        for name in among:
-            drawn: float = xxh3_64_intdigest(session, seeds[name])
-            score = drawn if self._is_even else math.log((drawn + 0.5) / 2**64) / weights[name]
-            if score > best_score or (score == best_score and best is not None and name < best):
-                best, best_score = name, score
-        return best
-
-
-class Overrides:
-    """Sessions that live elsewhere than they should; the longest unused go when there are too many."""
-
-    def __init__(self, most: int = 65_536) -> None:
-        if most < 0:
-            raise ConfigError(f"a table of {most} sessions can't be; give 0 or more")
-        self._most = most
-        self._moved: OrderedDict[bytes, str] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._moved)
-
-    def get(self, session: bytes) -> str | None:
-        """Where it lives instead."""
-        name = self._moved.get(session)
-        if name is not None:
-            self._moved.move_to_end(session)
-        return name
-
-    def set(self, session: bytes, name: str) -> None:
-        """From now on it lives there."""
-        self._moved[session] = name
-        self._moved.move_to_end(session)
-        while len(self._moved) > self._most:
-            self._moved.popitem(last=False)
-
-    def drop(self, session: bytes) -> None:
-        """It lives where it should again."""
-        self._moved.pop(session, None)
-
-    def drop_replica(self, name: str) -> None:
-        """A replica is lost: those that moved there live where they should again."""
-        for session in [session for session, where in self._moved.items() if where == name]:
-            del self._moved[session]
-
-
-def _named(headers: Mapping[str, str], body: Mapping[str, Any], name: str) -> bytes:
-    """What a header or else a field of this name says."""
-    value = headers.get(name.lower())
-    return value.encode(errors="replace") if value and value != NEW_SESSION else _field(body, name)
-
-
-def _field(body: Mapping[str, Any], name: str) -> bytes:
-    value = body.get(name)
+def _given(value: object) -> bytes:
     if isinstance(value, str) and value != NEW_SESSION:
         return value.encode(errors="replace")
     return str(value).encode() if isinstance(value, int) and not isinstance(value, bool) else b""
 
 
-def _beginning(body: Mapping[str, Any]) -> bytes:
-    """Of the system prompt and the first message of a user, or of a plain prompt."""
-    messages = body["messages"] if "messages" in body else _turns(body)
-    if isinstance(messages, list):
-        parts: list[bytes] = []
-        for message in messages:
-            if not isinstance(message, Mapping):
-                continue
-            role = message.get("role")
-            if role in ("system", "developer", "user"):
-                parts.append(str(role).encode() + b"\0" + _text(message.get("content")))
-            if role == "user":
-                break
-        return xxh3_128_digest(b"\0\0".join(parts)) if parts else b""
-    prompt = body.get("prompt", body.get("inputs"))
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    beginning = _text(prompt)
-    return xxh3_128_digest(beginning[:FIRST_BYTES]) if beginning else b""
+def _beginning(prompt: Prompt) -> bytes:
+    """The system prompt and the first message of a user, or the first bytes of a plain prompt."""
+    if prompt.messages is None:
+        return (prompt.text or ",".join(map(str, prompt.ids[:_FIRST_BYTES]))).encode(errors="replace")[:_FIRST_BYTES]
+    parts = []
+    for message in prompt.messages:
+        role, content = message.get("role"), message.get("content")
+        if role in ("system", "developer", "user"):
+            parts.append(f"{role}\0{content if isinstance(content, str) else repr(content)}")
+        if role == "user":
+            break
+    return "\0\0".join(parts).encode(errors="replace")
 
 
-def _turns(body: Mapping[str, Any]) -> list[Any] | None:
-    """What a request to /v1/responses has for messages."""
-    given = body.get("input")
-    if given is None:
-        return None
-    turns = given if isinstance(given, list) else [{"role": "user", "content": given}]
-    return [{"role": "system", "content": body.get("instructions")}, *turns]
+# -- where it lives ----------------------------------------------------------------------------------------------------
 
 
-def _text(content: object) -> bytes:
-    """A message's content, or a prompt: text, parts of text, or token ids."""
-    if isinstance(content, str):
-        return content.encode(errors="replace")
-    if isinstance(content, list):
-        if content and isinstance(content[0], int):
-            return ",".join(map(str, content[:FIRST_BYTES])).encode()
-        return b"\0".join(_part(part) for part in content)
-    return b""
+@lru_cache(maxsize=4096)
+def _seed(name: str) -> int:
+    return xxh3_64_intdigest(name.encode())
 
 
-def _part(part: object) -> bytes:
-    if isinstance(part, Mapping):
-        text = part.get("text")
-        return text.encode(errors="replace") if isinstance(text, str) else repr(sorted(map(str, part.items()))).encode()
-    return str(part).encode(errors="replace")
+def home(session: bytes, among: Iterable[str]) -> str | None:
+    """The replica where a session lives, of those that are there: the one with the highest score. None without any."""
+    return max(among, key=lambda name: (xxh3_64_intdigest(session, _seed(name)), name), default=None)
+
+
+class Split:
+    """Groups of replicas by their share of the sessions: `--split canary=10%` sends a tenth there for good.
+
+    When a share changes, only sessions move that have to.
+
+    shares: by group, from 0 to 1; they add up to 1 at most. What is left goes to REST.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        weights = {**shares, REST: max(0.0, 1.0 - sum(shares.values()))}
+        self._weights = {group: weight for group, weight in weights.items() if weight > 1e-9}
+
+    def group(self, session: bytes) -> str:
+        """The group of a session."""
+
+        def score(group: str) -> tuple[float, str]:
+            drawn = xxh3_64_intdigest(session, _seed(_GROUP + group))
+            return math.log((drawn + 0.5) / 2**64) / self._weights[group], group
+
+        return max(self._weights, key=score)
+
+
+# -- exceptions --------------------------------------------------------------------------------------------------------
+
+
+class Recent(OrderedDict[K, V]):
+    """A dict that drops the longest unused entry once it has more than `max_entries`."""
+
+    def __init__(self, max_entries: int) -> None:
+        super().__init__()
+        self._max_entries = max_entries
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._max_entries:
+            self.popitem(last=False)
+
+    def used(self, key: K) -> V | None:
+        """The value of a key, which counts as a use of it; None without one."""
+        if key not in self:
+            return None
+        self.move_to_end(key)
+        return self[key]
+
+
+class StatefulSessions:
+    """Which replica made which of SageMaker's sessions: only there it is known.
+
+        NEW_SESSION -> the cheapest replica -> its response names the id -> bound here until it expires
+        ID          -> that replica            CLOSE -> that replica, and forgotten here
+
+    lost: sessions whose replica was gone when they were asked for.
+    """
+
+    def __init__(self, clock: Clock, max_sessions: int = MAX_SESSIONS) -> None:
+        self._clock = clock
+        self._homes: Recent[str, tuple[str, float]] = Recent(max_sessions)
+        self.lost = 0
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def home(self, name: str | None) -> str | None:
+        """The replica of a session; None if it is not known here, or has expired."""
+        found = None if not name or name == NEW_SESSION else self._homes.used(name)
+        if found is None:
+            return None
+        if found[1] <= self._clock.unix():
+            del self._homes[str(name)]
+            return None
+        return found[0]
+
+    def note(self, replica: str, new: str, closed: str) -> None:
+        """Take over what the headers of a replica's response say of sessions; "" says nothing."""
+        self._homes.pop(closed.strip(), None)
+        name, _, rest = new.partition(";")
+        if 0 < len(name := name.strip()) <= _MAX_ID:
+            self._homes[name] = (replica, self._ends_s(rest))
+
+    def lose(self, name: str) -> None:
+        """A session's replica is gone, and so is the session."""
+        self.lost += self._homes.pop(name, None) is not None
+
+    def _ends_s(self, attributes: str) -> float:
+        _, _, given = attributes.partition("Expires=")
+        try:
+            return datetime.strptime(given.strip(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return self._clock.unix() + _LASTS_S

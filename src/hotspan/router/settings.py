@@ -1,4 +1,4 @@
-"""What a router is told: its replicas, how it chooses, and when it gives up."""
+"""The settings of a router."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,21 +6,33 @@ The keys are the same ones that a replica's KV events lead to (blocks.py), as lo
 same names there. A body that is odd, or that a template refuses, has fewer keys or none; it is never an error here.
 """
 
+import logging
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from hotspan.router.bodies import Prompt, prompt_of
-from hotspan.router.roots import Roots
+from hotspan.core.errors import ConfigError
+from hotspan.core.namespace import ENGINE_SALT, engine_salt
+from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.router.prompt import Prompt, prompt_of
+from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
 from hotspan.router.tokens import TokenTable
 from hotspan.router.types import PIECE_BYTES, Ask
 
+logger = logging.getLogger(__name__)
+
 ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
-SessionOf = Callable[[Mapping[str, str], Mapping[str, Any], str], bytes]
+
+_ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
+_MAX_NAMES = 4096
+_engine_salt = lru_cache(maxsize=1024)(engine_salt)
+_UNSALTED = engine_salt(DEFAULT_TENANT)
 
 _BYTES_PER_TOKEN = 4.0
 _LEAST, _MOST = 1.0, 16.0
@@ -42,15 +54,48 @@ def piece_keys(text: bytes, root: int) -> list[int]:
     return keys
 
 
+def root_key(model: str, adapter: str = "", salt: str = "") -> int:
+    """What the keys of a text's pieces are chained from."""
+    return xxh3_64_intdigest("\0".join((model, adapter, salt)).encode(errors="replace"))
+
+
+class Roots:
+    """The roots of one model's texts.
+
+    is_salted: replicas have shown salts of hotspan's, so requests are counted as having them.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model
+        self._adapters: dict[str, str] = {}
+        self.is_salted = False
+
+    def of_engine(self, adapter: str, salt: str) -> int | None:
+        """The root of a text whose adapter and salt an engine names."""
+        found = _ENGINE_NAME.fullmatch(adapter)
+        if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
+            self._adapters[found["name"]] = adapter
+        self.is_salted = self.is_salted or salt.startswith(ENGINE_SALT)
+        return root_key(self._model, adapter, "" if salt == _UNSALTED else salt)
+
+    def of_request(self, adapter: str, salt: str, tenant: str = "") -> int:
+        """The root of a text that a request asks for. tenant: whose it is to the replicas; "" is the default one."""
+        tenant = tenant or DEFAULT_TENANT
+        if self.is_salted and (salt or tenant != DEFAULT_TENANT):
+            salt = _engine_salt(tenant, salt)
+        return root_key(self._model, self._adapters.get(adapter, adapter), salt)
+
+
 class Prompts:
     """Turns the requests for one model into what routing needs to know of them.
 
-    model:      a name for it in all keys. Its replicas' events are read with `roots`.
-    names:      by which requests call it; any other that they call is an adapter. None: any is the model itself.
-    template:   None joins messages in a form of its own, good for what this router itself dispatched.
-    table:      None takes text as it is: exact KV state then only fits by luck.
-    session_of: of headers with lower-case names, the body and what is configured; None knows no sessions.
-    tenant_of:  whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
+    model:           a name for it in all keys. Its replicas' events are read with `roots`.
+    names:           by which requests call it; any other that they call is an adapter. None: any is the model itself.
+    template:        None joins messages in a form of its own, good for what this router itself dispatched.
+    table:           None takes text as it is: exact KV state then only fits by luck.
+    session_key:     a header or field of the body that names the session, before all others.
+    tenant_of:       whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
+    bytes_per_token: of prompts, as learnt so far. failed: bodies that could not be read, and chats refused.
     """
 
     def __init__(
@@ -60,28 +105,39 @@ class Prompts:
         names: Sequence[str] | None = None,
         template: ChatTemplate | None = None,
         table: TokenTable | None = None,
-        session_of: SessionOf | None = None,
         session_key: str = "",
         tenant_of: Callable[[Mapping[str, str]], str] | None = None,
     ) -> None:
         self.roots = Roots(model)
         self._names = None if names is None else frozenset(names)
         self._template, self._table = template, table
-        self._session_of, self._session_key = session_of, session_key
+        self._session_key = session_key
         self._tenant_of = tenant_of
-        self._bytes_per_token = _BYTES_PER_TOKEN
+        self.bytes_per_token = _BYTES_PER_TOKEN
         self._answer_tokens = 0.0
         self.failed = 0
 
     @classmethod
-    def load(cls, directory: Path, model: str = "", **options: Any) -> "Prompts":
-        """Of a model's directory, with its template and its tokens. Raises: ConfigError."""
-        return cls(model, template=ChatTemplate.load(directory), table=TokenTable.load(directory), **options)
+    def load(cls, directory: Path, model: str = "", *, needs_tokens: bool = True, **options: Any) -> "Prompts":
+        """Of a model's directory, with its template and its tokens. Raises: ConfigError.
+
+        needs_tokens: if not, a directory whose tokens can't be read will do: prompts of token ids are not compared.
+        """
+        table, template = None, ChatTemplate.load(directory)
+        try:
+            table = TokenTable.load(directory)
+        except ConfigError as error:
+            if needs_tokens:
+                raise
+            logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
+        return cls(model, template=template, table=table, **options)
 
     def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
         """What a request is to routing. Never raises for what is in it. headers: with lower-case names."""
+        session = b""
         try:
             prompt = prompt_of(path, body)
+            session = session_key(headers, body, prompt, self._session_key)
             text = self._bytes(prompt, body)
         except Exception:  # the body is a client's: anything can be in it, nested as deeply as it likes
             self.failed += 1
@@ -90,13 +146,13 @@ class Prompts:
         keys: list[int] = []
         if text is not None and len(text) >= PIECE_BYTES:
             keys = piece_keys(text, self._root(headers, body))
-        per_token = self._bytes_per_token
+        per_token = self.bytes_per_token
         return Ask(
             keys=keys,
             tokens=max(len(prompt.ids) if prompt.ids else round(size / per_token), 1),
             piece_tokens=PIECE_BYTES / per_token,
             answer_tokens=self._answer(prompt),
-            session=self._session_of(headers, body, self._session_key) if self._session_of else b"",
+            session=session,
             tenant=tenant,
         )
 
@@ -108,15 +164,19 @@ class Prompts:
         if prompt_tokens > 0 and prompt_bytes >= PIECE_BYTES:
             seen = prompt_bytes / prompt_tokens
             if _LEAST <= seen <= _MOST:
-                self._bytes_per_token += _WEIGHT * (seen - self._bytes_per_token)
+                self.bytes_per_token += _WEIGHT * (seen - self.bytes_per_token)
         if answer_tokens is not None and answer_tokens >= 0:
             is_first = not self._answer_tokens
             self._answer_tokens += (1.0 if is_first else _WEIGHT) * (answer_tokens - self._answer_tokens)
 
-    @property
-    def bytes_per_token(self) -> float:
-        """As learnt so far."""
-        return self._bytes_per_token
+    def join(self, ids: Sequence[int]) -> bytes | None:
+        """The bytes of tokens, as `TokenTable.join`; without a table, those of their ids."""
+        if self._table is not None:
+            return self._table.join(ids)
+        try:
+            return array("I", ids).tobytes()
+        except (OverflowError, TypeError):
+            return None
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +184,7 @@ class Prompts:
         """The prompt's bytes; None if it has no text, is too short for a piece, or a template refused it."""
         table = self._table
         if prompt.ids:
-            return _joined(prompt.ids) if table is None else self._of_ids(prompt.ids, table)
+            return self.join(prompt.ids) if min(prompt.ids) >= 0 else None
         is_whole = body.get("add_special_tokens", prompt.messages is None) is not False
         if prompt.messages is None:
             text: str | None = prompt.text
@@ -145,9 +205,6 @@ class Prompts:
         frame = _FRAME_BYTES * len(prompt.messages or ()) + (self._template.overhead if self._template else 0)
         return not prompt.tools and prompt.bytes + frame < PIECE_BYTES
 
-    def _of_ids(self, ids: Sequence[int], table: TokenTable) -> bytes | None:
-        return table.join(ids) if min(ids) >= 0 else None
-
     def _adapter(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """By header, then `adapters`, then `model`, as replicas take it."""
         named: object = headers.get(ADAPTER_HEADER) or _in_any_case(headers, ADAPTER_HEADER)
@@ -165,19 +222,12 @@ class Prompts:
 
     def _answer(self, prompt: Prompt) -> int:
         mean = round(self._answer_tokens)
-        return min(mean, prompt.most_tokens) if prompt.most_tokens else mean
+        return min(mean, prompt.max_tokens) if prompt.max_tokens else mean
 
 
 def _in_any_case(headers: Mapping[str, str], name: str) -> str:
     size = len(name)
     return next((value for key, value in headers.items() if len(key) == size and key.lower() == name), "")
-
-
-def _joined(ids: Sequence[int]) -> bytes | None:
-    try:
-        return array("I", ids).tobytes()
-    except (OverflowError, TypeError):
-        return None
 
 
 def _plain(prompt: Prompt) -> str:

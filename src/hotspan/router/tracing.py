@@ -1,7 +1,7 @@
 """A span for each request, with what its decision cost by term, if OpenTelemetry is there and an endpoint is given."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.policy import Decision
@@ -9,59 +9,26 @@ from hotspan.router.policy import Decision
 _NAME = "hotspan.router"
 
 
-class Span(Protocol):
-    """One request's."""
+class Span:
+    """One request's; without a span of OpenTelemetry's it does nothing.
 
-    @property
-    def traceparent(self) -> str | None:
-        """What replicas are told; None hands on what the client sent."""
-        ...
-
-    def decided(self, decision: Decision, attempt: int) -> None:
-        """A replica was chosen."""
-        ...
-
-    def end(self, outcome: str, status: int) -> None:
-        """The request is over."""
-        ...
-
-
-class NoSpan:
-    """Where nobody traces."""
-
-    __slots__ = ()
-    traceparent: str | None = None
-
-    def decided(self, decision: Decision, attempt: int) -> None:
-        pass
-
-    def end(self, outcome: str, status: int) -> None:
-        pass
-
-
-_NO_SPAN = NoSpan()
-
-Tracer = Callable[[str, dict[str, str]], Span]
-"""Path and headers -> a span that has begun."""
-
-
-def no_tracer(path: str, headers: dict[str, str]) -> Span:
-    """Spans that are none."""
-    return _NO_SPAN
-
-
-class _OpenSpan:
-    """A span of OpenTelemetry's."""
+    traceparent: what replicas are told; None hands on what the client sent.
+    """
 
     __slots__ = ("_span", "traceparent")
 
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any = None) -> None:
         self._span = span
-        context = span.get_span_context()
-        flags = int(context.trace_flags)
-        self.traceparent: str | None = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
+        self.traceparent: str | None = None
+        if span is not None:
+            context = span.get_span_context()
+            flags = int(context.trace_flags)
+            self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
 
     def decided(self, decision: Decision, attempt: int) -> None:
+        """A replica was chosen."""
+        if self._span is None:
+            return
         costs = {f"hotspan.cost.{term}_s": seconds for term, seconds in decision.costs.items()}
         self._span.set_attributes(
             {
@@ -75,14 +42,27 @@ class _OpenSpan:
         )
 
     def end(self, outcome: str, status: int) -> None:
-        self._span.set_attributes({"hotspan.outcome": outcome, "http.response.status_code": status})
-        self._span.end()
+        """The request is over."""
+        if self._span is not None:
+            self._span.set_attributes({"hotspan.outcome": outcome, "http.response.status_code": status})
+            self._span.end()
+
+
+Tracer = Callable[[str, dict[str, str]], Span]
+"""Path and headers -> a span that has begun."""
+
+_NO_SPAN = Span()
+
+
+def no_tracer(path: str, headers: dict[str, str]) -> Span:
+    """Spans that do nothing."""
+    return _NO_SPAN
 
 
 def open_tracer(endpoint: str, exporter: Any = None) -> tuple[Tracer, Callable[[], None]]:
     """A tracer whose spans go to an OTLP/HTTP endpoint, and what ends it: the last spans are sent.
 
-    exporter: another way out, instead of the endpoint.
+    exporter: takes the spans instead of the endpoint.
     Raises:   ConfigError if OpenTelemetry is not installed.
     """
     try:
@@ -105,6 +85,6 @@ def open_tracer(endpoint: str, exporter: Any = None) -> tuple[Tracer, Callable[[
 
     def begin(path: str, headers: dict[str, str]) -> Span:
         parent = propagator.extract(headers) if "traceparent" in headers else None
-        return _OpenSpan(made.start_span(path, context=parent))
+        return Span(made.start_span(path, context=parent))
 
     return begin, provider.shutdown

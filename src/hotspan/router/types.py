@@ -1,4 +1,4 @@
-"""What the router's parts say to each other.
+"""Types that the parts of the router share.
 
 A prompt is compared as text, not as tokens: its rendered bytes in pieces of 512, each named by a chained hash. What a
 replica holds, a request asks for and a trace replays are names of this one kind.
@@ -33,7 +33,7 @@ class Medium(IntEnum):
 
 
 class Held(NamedTuple):
-    """How many pieces of a prompt, from its root, a replica has in a medium or in a faster one."""
+    """Number of a prompt's pieces, from its root, that a replica has in each medium or in a faster one."""
 
     gpu: int = 0
     ram: int = 0

@@ -16,8 +16,7 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 from ray.serve.schema import ServeDeploySchema
 
 from hotspan.router.ray.application import application, build
-from hotspan.router.ray.exposure import checked_words
-from hotspan.router.ray.plan import Plan
+from hotspan.router.ray.plan import Plan, checked_words
 from hotspan.router.ray.scaling import QueueSeconds
 
 

@@ -60,14 +60,14 @@ async def place(router: Any, asked: Asked | None) -> list[str]:
 
 async def report(router: Any, asked: Asked, kind: Kind, replica: str) -> None:
     """Send a report the way that a replica does, 50 ms later; once one of an end was read, all before it were."""
-    assert asked.word is not None
+    assert asked.assignment is not None
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(
-        asyncio.DatagramProtocol, remote_addr=(asked.word.host, asked.word.port)
+        asyncio.DatagramProtocol, remote_addr=(asked.assignment.host, asked.assignment.port)
     )
     router.fleet.clock.advance(0.05)
-    transport.sendto(bytes(Report(asked.word.number, kind, replica)))
-    number = asked.word.number
+    transport.sendto(bytes(Report(asked.assignment.number, kind, replica)))
+    number = asked.assignment.number
     await until(lambda: kind is Kind.FIRST or number not in router.tickets._open)
     transport.close()
 
@@ -81,7 +81,7 @@ async def test_a_request_that_is_placed_again_is_reserved_once(router: Any) -> N
     await report(router, first, Kind.END, home)
     again = Asked(ask(*keys, 80, session=b"s"))
     assert [await place(router, again) for _ in range(20)] == [[home]] * 20
-    assert len(router.tickets) == 1 and router.fleet.replicas[home].in_flight == 1
+    assert len(router.tickets) == 1 and router.fleet.replicas[home].load.in_flight == 1
 
 
 async def test_a_prompt_goes_where_it_is(router: Any) -> None:
@@ -94,7 +94,7 @@ async def test_a_prompt_goes_where_it_is(router: Any) -> None:
     for _ in range(5):
         again = Asked(ask(*keys))
         assert await place(router, again) == [home]
-        assert again.word is not None and again.word.work_s < first.word.work_s / 10  # type: ignore[union-attr]
+        assert again.assignment is not None and again.assignment.work_s < first.assignment.work_s / 10  # type: ignore[union-attr]
         await report(router, again, Kind.END, home)
 
 
@@ -107,7 +107,7 @@ async def test_work_is_reserved_until_it_is_reported(router: Any) -> None:
         await report(router, each, Kind.FIRST, name)
         await report(router, each, Kind.END, name)
     assert len(router.tickets) == 0
-    assert all(load.in_flight == 0 for load in router.fleet.replicas.values())
+    assert all(each.load.in_flight == 0 for each in router.fleet.replicas.values())
 
 
 async def test_who_did_not_get_it_is_left_alone(router: Any) -> None:
@@ -168,6 +168,6 @@ async def test_nobody_says_that_it_ended(router: Any) -> None:
 
 async def test_its_type_does_not_count(router: Any) -> None:
     """Ray copies the router's module to where it uses it: a request is known by what it has, not by its class."""
-    asked: Any = SimpleNamespace(ask=ask(1), word=None)
+    asked: Any = SimpleNamespace(ask=ask(1), assignment=None)
     assert len(await place(router, asked)) == 1
-    assert asked.word.port > 0
+    assert asked.assignment.port > 0

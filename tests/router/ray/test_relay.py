@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from hotspan.router.ray.relay import Relay
-from hotspan.router.ray.reports import HEADER, Kind, Report, Word, parse_report
+from hotspan.router.ray.reports import HEADER, Assignment, Kind, Report, parse_report
 from tests.router.rig import until
 
 
@@ -86,10 +86,10 @@ async def heard() -> AsyncIterator[tuple[Heard, int]]:
 class Client:
     """One request in raw ASGI."""
 
-    def __init__(self, path: str, word: Word | None, body: bytes = b"{}") -> None:
+    def __init__(self, path: str, assignment: Assignment | None, body: bytes = b"{}") -> None:
         headers = [(b"host", b"ray"), (b"content-length", b"%d" % len(body)), (b"authorization", b"Bearer k")]
-        if word is not None:
-            headers.append((HEADER.encode(), str(word).encode()))
+        if assignment is not None:
+            headers.append((HEADER.encode(), str(assignment).encode()))
         self.scope = {
             "type": "http",
             "http_version": "1.1",
@@ -119,7 +119,7 @@ class Client:
 async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
     """Its first part reaches the client while the server still works; both its first byte and its end are reported."""
     protocol, port = heard
-    client = Client("/v1/completions", Word("127.0.0.1", port, 7, 2.0))
+    client = Client("/v1/completions", Assignment("127.0.0.1", port, 7, 2.0))
     task = client.run(relay)
     assert (await client.sent.get())["status"] == 200
     assert (await client.sent.get())["body"] == b"data: 1\n\n"
@@ -152,20 +152,20 @@ async def test_heads_that_lead_elsewhere_are_refused(
     """A target that is no path, a decisive header that came twice, or no Host, is a 400; the end is reported."""
     protocol, port = heard
     behind.go_on.set()
-    client = Client(path, Word("127.0.0.1", port, 7, 2.0))
+    client = Client(path, Assignment("127.0.0.1", port, 7, 2.0))
     client.scope["headers"] += [(name, b"again") for name in more]
     if path == "/no/host":
         client.scope["headers"] = [pair for pair in client.scope["headers"] if pair[0] != b"host"]
     await client.run(relay)
     assert (await client.sent.get())["status"] == 400 and not behind.got
-    if HEADER.encode() not in more:  # of two words neither is believed
+    if HEADER.encode() not in more:  # of two neither is believed
         await until(lambda: protocol.reports == [Report(7, Kind.FAILED, "me")])
 
 
 async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int]) -> None:
     """A refusal of the server's is the client's, headers included, and ends the request."""
     protocol, port = heard
-    client = Client("/refuse", Word("127.0.0.1", port, 7, 2.0))
+    client = Client("/refuse", Assignment("127.0.0.1", port, 7, 2.0))
     await client.run(relay)
     head = await client.sent.get()
     assert head["status"] == 429 and (b"Retry-After", b"3") in head["headers"]
@@ -175,7 +175,7 @@ async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int])
 async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
     """The server's request ends with the client's, and counts as failed."""
     protocol, port = heard
-    client = Client("/v1/completions", Word("127.0.0.1", port, 7, 2.0))
+    client = Client("/v1/completions", Assignment("127.0.0.1", port, 7, 2.0))
     task = client.run(relay)
     await client.sent.get()
     await client.sent.get()
@@ -187,7 +187,7 @@ async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple
 async def test_an_answer_that_breaks_off(relay: Relay, heard: tuple[Heard, int]) -> None:
     """What the server cut off is cut off for the client too, and not ended as if it were whole."""
     protocol, port = heard
-    client = Client("/break", Word("127.0.0.1", port, 7, 2.0))
+    client = Client("/break", Assignment("127.0.0.1", port, 7, 2.0))
     with pytest.raises(RuntimeError):
         await client.run(relay)
     sent = [client.sent.get_nowait() for _ in range(client.sent.qsize())]
@@ -196,10 +196,10 @@ async def test_an_answer_that_breaks_off(relay: Relay, heard: tuple[Heard, int])
 
 
 async def test_only_nodes_are_told(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
-    """A word that names somebody else than a node makes no datagram, and the request is served all the same."""
+    """An assignment that names somebody else than a node makes no datagram, and the request is served all the same."""
     protocol, port = heard
     behind.go_on.set()
-    client = Client("/v1/completions", Word("127.0.0.2", port, 7, 2.0))
+    client = Client("/v1/completions", Assignment("127.0.0.2", port, 7, 2.0))
     await client.run(relay)
     await asyncio.sleep(0.05)
     assert not protocol.reports and (await client.sent.get())["status"] == 200

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.router.ray.relay import Waiting
-from hotspan.router.ray.reports import Kind, Report, Tickets, Word, parse_report, parse_word
+from hotspan.router.ray.reports import Assignment, Kind, Report, Tickets, parse_assignment, parse_report
+from hotspan.router.ray.scaling import Waiting
 from hotspan.testing.clock import SimulatedClock
 
 
@@ -27,19 +27,19 @@ class Ended:
 
 
 @given(st.integers(1, 65535), st.integers(0, 2**64 - 1), st.floats(0, 9e5))
-def test_words_come_back(port: int, number: int, work_s: float) -> None:
-    """A word is read as it was written, its seconds to six digits."""
-    word = parse_word(str(Word("10.0.0.1", port, number, work_s)))
-    assert word is not None and word[:3] == ("10.0.0.1", port, number)
-    assert abs(word.work_s - work_s) <= 1e-5 * work_s
+def test_assignments_come_back(port: int, number: int, work_s: float) -> None:
+    """An assignment is read as it was written, its seconds to six digits."""
+    found = parse_assignment(str(Assignment("10.0.0.1", port, number, work_s)))
+    assert found is not None and found[:3] == ("10.0.0.1", port, number)
+    assert abs(found.work_s - work_s) <= 1e-5 * work_s
 
 
 @given(st.binary(max_size=600), st.text(max_size=80))
-def test_what_is_no_word_is_none(data: bytes, text: str) -> None:
+def test_what_is_no_assignment_is_none(data: bytes, text: str) -> None:
     """Anything may come over the network: what can't be read is dropped, and nothing raises."""
     parse_report(data)
-    parse_word(text)
-    assert parse_word("host 70000 a 1") is None and parse_word("host 1 a -1") is None
+    parse_assignment(text)
+    assert parse_assignment("host 70000 a 1") is None and parse_assignment("host 1 a -1") is None
     assert parse_report(b"1 gone r") is None and parse_report(b"1 end r" + b"r" * 600) is None
 
 
@@ -80,17 +80,17 @@ def test_queue_seconds() -> None:
     clock = SimulatedClock()
     waiting = Waiting(clock)
     assert waiting.seconds == 0
-    words = [Word("h", 1, n, 2.0) for n in range(3)]
-    for word in words:
-        waiting.begin(word)
+    assignments = [Assignment("h", 1, n, 2.0) for n in range(3)]
+    for each in assignments:
+        waiting.begin(each)
     assert waiting.seconds == 6
     clock.advance(1.5)
     assert waiting.seconds == 4.5
     clock.advance(60)
     assert waiting.seconds == 4, "only the first can have been computed meanwhile"
-    waiting.end(words[0])
-    waiting.end(words[0])
+    waiting.end(assignments[0])
+    waiting.end(assignments[0])
     assert waiting.seconds == 4
-    for word in words:
-        waiting.end(word)
+    for each in assignments:
+        waiting.end(each)
     assert waiting.seconds == 0

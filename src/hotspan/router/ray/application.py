@@ -14,8 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.router.ray.picker import Picker
 from hotspan.router.ray.plan import Plan
-from hotspan.router.ray.replica import Replica
-from hotspan.router.session import session_key as session_key_of
+from hotspan.router.ray.replica import ServeReplica
 from hotspan.router.text import Prompts
 
 REPLICA, PICKER = "replica", "picker"
@@ -37,7 +36,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
 def application(plan: Plan) -> Application:
     """What `serve.run` takes. HAProxy must be on where this runs, and wherever Ray does."""
     replicas = _deployment(
-        Replica,
+        ServeReplica,
         name=REPLICA,
         max_ongoing_requests=plan.max_in_flight,
         max_queued_requests=-1,
@@ -111,7 +110,7 @@ class PickerReplica:
 
     def __init__(self, server: DeploymentHandle[Any], model: str | None, session_key: str) -> None:
         server._init()  # type: ignore[no-untyped-call]  # it knows the replicas before it is asked
-        options: dict[str, Any] = {"session_of": session_key_of, "session_key": session_key}
+        options: dict[str, Any] = {"session_key": session_key}
         prompts = Prompts(**options) if model is None else Prompts.load(Path(model), **options)
         self._picker = Picker(server, prompts.ask)
 

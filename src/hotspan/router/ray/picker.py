@@ -1,5 +1,6 @@
 """Tells Ray's HAProxy which replica takes a request. Answers do not come by here."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,8 +13,9 @@ from ray.serve.handle import DeploymentHandle
 from hotspan.core.errors import HotspanError
 from hotspan.http.bodies import Bodies
 from hotspan.http.exchange import Exchange, Receive, Scope, Send
+from hotspan.router.prompt import Prompt
 from hotspan.router.ray.policy import ASKED, Asked
-from hotspan.router.ray.relay import LIMITS
+from hotspan.router.ray.relay import LIMITS, live
 from hotspan.router.ray.reports import HEADER
 from hotspan.router.session import session_key
 from hotspan.router.types import Ask
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 Reader = Callable[[str, Mapping[str, str], Mapping[str, Any]], Ask]
 
 _ROUTE = "/internal/route"
-_BYTES_A_TOKEN = 4
+_BYTES_PER_TOKEN = 4
 
 
 class Picker:
@@ -37,7 +39,7 @@ class Picker:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await live(receive, send)
         elif scope["type"] == "http":
             exchange = Exchange(scope, receive, send)
             if exchange.path != _ROUTE or exchange.method != "POST":
@@ -61,19 +63,17 @@ class Picker:
             await exchange.respond(503, b'{"error":"the replica listens nowhere: is HAProxy on?"}')
             return
         answer: dict[str, Any] = {"host": endpoint[0], "port": endpoint[1], "replica_id": name}
-        if asked.word is not None:
-            answer["request_headers"] = {HEADER: str(asked.word)}
+        if asked.assignment is not None:
+            answer["request_headers"] = {HEADER: str(asked.assignment)}
         await exchange.respond(200, orjson.dumps(answer))
 
     def _ask(self, headers: Mapping[str, str], body: bytes) -> Ask:
         """What the choice depends on; of a body that can't be read, how long it is."""
-        try:
+        with contextlib.suppress(orjson.JSONDecodeError):
             parsed = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            return Ask((), len(body) // _BYTES_A_TOKEN, 1.0, session=session_key(headers, {}))
-        return self._read(_path(parsed), headers, parsed)
+            if isinstance(parsed, dict):
+                return self._read(_path(parsed), headers, parsed)
+        return Ask((), len(body) // _BYTES_PER_TOKEN, 1.0, session=session_key(headers, {}, Prompt()))
 
 
 def _path(body: Mapping[str, Any]) -> str:
@@ -81,12 +81,3 @@ def _path(body: Mapping[str, Any]) -> str:
     if "messages" in body:
         return "/v1/chat/completions"
     return "/v1/completions" if "prompt" in body else "/invocations"
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer an application server's start and end."""
-    while True:
-        kind = (await receive())["type"].removeprefix("lifespan.")
-        await send({"type": f"lifespan.{kind}.complete"})
-        if kind == "shutdown":
-            return

@@ -12,7 +12,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from hotspan.core.types import MIB
 from hotspan.router.fleet import Fleet
 from hotspan.router.index import PrefixIndex
-from hotspan.router.ray.reports import Listener, Tickets, Word
+from hotspan.router.ray.reports import Assignment, Listener, Tickets
 from hotspan.router.types import Ask, Strategy
 
 ASKED = "asked"
@@ -27,7 +27,7 @@ class Asked:
     """A request that is to be placed, and what the replica is to be told once it is."""
 
     ask: Ask
-    word: Word | None = None
+    assignment: Assignment | None = None
 
 
 class FleetRouter(RequestRouter):
@@ -72,16 +72,16 @@ class FleetRouter(RequestRouter):
         if asked is None or not there:
             return [self._rng.sample(candidate_replicas, len(candidate_replicas))]
         port = await self._listen()
-        if asked.word is not None:  # Ray asks again where a replica did not tell it in time how long its queue is
-            self.tickets.withdraw(asked.word.number)
+        if asked.assignment is not None:  # Ray asks again where a replica did not tell it in time how long its queue is
+            self.tickets.withdraw(asked.assignment.number)
         if all(name in self._away for name in there):
             for name in there:
                 self._return(name)
         decision = self.fleet.choose(asked.ask, among=there)
-        load = self.fleet.replicas[decision.name]
+        load = self.fleet.replicas[decision.name].load
         work_s = max(asked.ask.tokens - decision.cached_tokens, 0) / load.tokens_per_s + decision.load_s
         number = self.tickets.open(self.fleet.dispatch(asked.ask, decision))
-        asked.word = Word(self._host, port, number, work_s)
+        asked.assignment = Assignment(self._host, port, number, work_s)
         return [[there[decision.name]]]
 
     def _asked(self, pending: PendingRequest | None) -> Asked | None:

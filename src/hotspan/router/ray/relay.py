@@ -1,9 +1,8 @@
 """The app of a replica's actor: hands requests to the server that the actor started, and says how they go."""
 
+import contextlib
 import logging
-from collections import OrderedDict
 
-from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import GIB
 from hotspan.http.bodies import Bodies
 from hotspan.http.connections import HttpLimits
@@ -11,7 +10,8 @@ from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded, relay
-from hotspan.router.ray.reports import HEADER, Kind, Reporter, Word, parse_word
+from hotspan.router.ray.reports import HEADER, Assignment, Kind, Reporter, parse_assignment
+from hotspan.router.ray.scaling import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -21,35 +21,6 @@ LIMITS = HttpLimits(held_bytes=4 * GIB, principals=1)
 """Of what clients send: every client is one principal here, since each replica tells them apart itself."""
 
 _DECISIVE = DECISIVE | {HEADER.encode()}
-
-
-class Waiting:
-    """How long what waits for its first byte will take, as the router sees it."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._work_s: OrderedDict[int, float] = OrderedDict()
-        self._since = 0.0
-
-    def begin(self, word: Word) -> None:
-        """A request came."""
-        if not self._work_s:
-            self._since = self._clock.monotonic()
-        self._work_s[word.number] = word.work_s
-
-    def end(self, word: Word) -> None:
-        """It has its first byte, or is over. Further calls do nothing."""
-        if self._work_s.pop(word.number, None) is not None:
-            self._since = self._clock.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Of all that waits, less what has passed since the last one began to answer; 0 if nothing waits."""
-        if not self._work_s:
-            return 0.0
-        first = next(iter(self._work_s.values()))
-        passed = min(self._clock.monotonic() - self._since, first)
-        return sum(self._work_s.values()) - passed
 
 
 class Relay:
@@ -68,9 +39,9 @@ class Relay:
             await self._live(receive, send)
         elif scope["type"] == "http":
             exchange = Exchange(scope, receive, send)
-            word = parse_word(exchange.headers.get(HEADER, ""))
+            assignment = parse_assignment(exchange.headers.get(HEADER, ""))
             try:
-                await self._relay(exchange, word)
+                await self._relay(exchange, assignment)
             except ClientGone:
                 pass
             except HttpError as error:
@@ -89,30 +60,24 @@ class Relay:
     async def _live(self, receive: Receive, send: Send) -> None:
         async with Upstream(connect_timeout_s=_CONNECT_S, read_timeout_s=_READ_S) as self._upstream:
             await self._reporter.start()
-            try:
-                while True:
-                    kind = (await receive())["type"].removeprefix("lifespan.")
-                    await send({"type": f"lifespan.{kind}.complete"})
-                    if kind == "shutdown":
-                        return
-            finally:
-                self._reporter.close()
+            with contextlib.closing(self._reporter):
+                await live(receive, send)
 
-    async def _relay(self, exchange: Exchange, word: Word | None) -> None:
-        if word is not None:
-            self.waiting.begin(word)
+    async def _relay(self, exchange: Exchange, assignment: Assignment | None) -> None:
+        if assignment is not None:
+            self.waiting.begin(assignment)
         kind = Kind.FAILED
         try:
             exchange.check(_DECISIVE)
             async with self._bodies.body(exchange, "") as body, exchange.watched(is_cancelled=True):
-                await self._pass_on(exchange, body, word)
+                await self._pass_on(exchange, body, assignment)
             kind = Kind.END
         finally:
-            if word is not None:
-                self.waiting.end(word)
-                self._reporter.tell(word, kind)
+            if assignment is not None:
+                self.waiting.end(assignment)
+                self._reporter.tell(assignment, kind)
 
-    async def _pass_on(self, exchange: Exchange, body: bytes, word: Word | None) -> None:
+    async def _pass_on(self, exchange: Exchange, body: bytes, assignment: Assignment | None) -> None:
         if self._upstream is None:
             raise HttpError(503, "the replica is starting: try again", retry_s=1)
         headers = [(name, value) for name, value in forwarded(exchange) if name != HEADER]
@@ -123,12 +88,21 @@ class Relay:
             raise HttpError(503, "the replica's server does not answer: try again", retry_s=1) from error
         try:
             first = await answer.part()
-            if first and word is not None:
-                self.waiting.end(word)
-                self._reporter.tell(word, Kind.FIRST)
+            if first and assignment is not None:
+                self.waiting.end(assignment)
+                self._reporter.tell(assignment, Kind.FIRST)
             await relay(exchange, answer, answer.headers, first)
         except BrokenError as error:
             logger.warning("answer_broke_off error=%s", error)
             raise RuntimeError("the replica's server broke off its answer") from error
         finally:
             answer.close()
+
+
+async def live(receive: Receive, send: Send) -> None:
+    """Answer the start and the end of an application server (ASGI's lifespan)."""
+    while True:
+        kind = (await receive())["type"].removeprefix("lifespan.")
+        await send({"type": f"lifespan.{kind}.complete"})
+        if kind == "shutdown":
+            return

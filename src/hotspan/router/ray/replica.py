@@ -13,7 +13,7 @@ from ray import serve
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
-from hotspan.router.ray.exposure import checked_words
+from hotspan.router.ray.plan import checked_words
 from hotspan.router.ray.relay import Relay
 from hotspan.router.ray.reports import Reporter
 from hotspan.router.ray.scaling import QUEUE_SECONDS
@@ -22,7 +22,7 @@ _POLL_S = 0.2
 _HEALTH_S = 8.0
 
 
-class Replica:
+class ServeReplica:
     """Starts a server, and is well as long as that is."""
 
     async def __init__(self, words: list[str], drain_s: float, startup_s: float) -> None:  # type: ignore[misc]
@@ -34,6 +34,7 @@ class Replica:
         port = _free_port()
         command = [sys.executable, "-m", "hotspan", "serve", *words]
         command += ["--host", "127.0.0.1", "--port", str(port), "--shutdown-timeout", str(int(drain_s))]
+        # Ray kills the children of an actor that ends; the guard is one, and the server its own.
         guard = [sys.executable, "-m", "hotspan.router.ray.guard", str(drain_s + 15)]
         self._process = subprocess.Popen([*guard, *command], stdin=subprocess.PIPE)
         self._url = f"http://127.0.0.1:{port}"

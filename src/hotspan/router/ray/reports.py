@@ -1,11 +1,11 @@
 """What a router and a replica say to each other beside Ray and HAProxy.
 
     client -- POST --> HAProxy -- body --> picker: chooses, opens a ticket
-                          |    <-- replica, word --
-                          +-- POST, word --> replica -- datagram: first byte, end --> picker
+                          |    <-- replica, assignment --
+                          +-- POST, assignment --> replica -- datagram: first byte, end --> picker
 
 The answer never comes by the picker, so the replica tells it how the request goes. A datagram that is lost leaves work
-reserved until the ticket is too old; nothing waits for one. HAProxy takes the word's header from nobody else.
+reserved until the ticket is too old; nothing waits for one. HAProxy takes the assignment's header from nobody else.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Kind(StrEnum):
     FAILED = "failed"
 
 
-class Word(NamedTuple):
+class Assignment(NamedTuple):
     """What a replica is told of a request: where to report, under which number, and its work in seconds."""
 
     host: str
@@ -47,14 +47,14 @@ class Word(NamedTuple):
         return f"{self.host} {self.port} {self.number:x} {self.work_s:.6g}"
 
 
-def parse_word(text: str) -> Word | None:
-    """The word of a header; None if it is none."""
+def parse_assignment(text: str) -> Assignment | None:
+    """The assignment of a header; None if it is none."""
     try:
         host, port, number, work_s = text.split()
-        word = Word(host, int(port), int(number, 16), float(work_s))
+        assignment = Assignment(host, int(port), int(number, 16), float(work_s))
     except ValueError:
         return None
-    return word if 0 < word.port < 65536 and 0 <= word.work_s < 1e6 else None
+    return assignment if 0 < assignment.port < 65536 and 0 <= assignment.work_s < 1e6 else None
 
 
 class Report(NamedTuple):
@@ -164,11 +164,11 @@ class Reporter:
         if self._transport is not None:
             self._transport.close()
 
-    def tell(self, word: Word, kind: Kind) -> None:
+    def tell(self, assignment: Assignment, kind: Kind) -> None:
         """Send one; never blocks, and never fails."""
-        if self._transport is None or not self._is_node(word.host):
+        if self._transport is None or not self._is_node(assignment.host):
             return
-        self._transport.sendto(bytes(Report(word.number, kind, self._name)), (word.host, word.port))
+        self._transport.sendto(bytes(Report(assignment.number, kind, self._name)), (assignment.host, assignment.port))
 
     def _is_node(self, host: str) -> bool:
         if host not in self._known:

@@ -1,15 +1,47 @@
-"""How many replicas there should be: as many as keep the queue at so many seconds of work."""
+"""How long a replica's queue is, and how many replicas there should be: as many as keep it at so many seconds."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.router.ray.reports import Assignment
 
 QUEUE_SECONDS = "queue_seconds"
 
 _CALM = 0.5
 """Below this share of the target there are too many."""
+
+
+class Waiting:
+    """How long what waits for its first byte will take, as the router sees it."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._work_s: OrderedDict[int, float] = OrderedDict()
+        self._since = 0.0
+
+    def begin(self, assignment: Assignment) -> None:
+        """A request came."""
+        if not self._work_s:
+            self._since = self._clock.monotonic()
+        self._work_s[assignment.number] = assignment.work_s
+
+    def end(self, assignment: Assignment) -> None:
+        """It has its first byte, or is over. Further calls do nothing."""
+        if self._work_s.pop(assignment.number, None) is not None:
+            self._since = self._clock.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Of all that waits, less what has passed since the last one began to answer; 0 if nothing waits."""
+        if not self._work_s:
+            return 0.0
+        first = next(iter(self._work_s.values()))
+        passed = min(self._clock.monotonic() - self._since, first)
+        return sum(self._work_s.values()) - passed
 
 
 class QueueSeconds:

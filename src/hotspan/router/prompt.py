@@ -13,7 +13,7 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_
 class Prompt:
     """What a body asks a model: a text, token ids or messages; nothing of these if that is not known.
 
-    bytes: of its text, roughly. most_tokens: that the answer may have; 0 if nothing is said.
+    bytes: of its text, roughly. max_tokens: of the answer; 0 if there is no limit.
     """
 
     text: str = ""
@@ -21,43 +21,43 @@ class Prompt:
     messages: Sequence[Json] | None = None
     tools: Sequence[Json] = ()
     bytes: int = 0
-    most_tokens: int = 0
+    max_tokens: int = 0
 
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     """The prompt of a request; an empty one for what is no prompt or can't be known here."""
-    most = _max_tokens(body)
+    max_tokens = _max_tokens(body)
     if path.endswith("/responses"):
-        return _chat(_of_responses(body), [_flat_tool(tool) for tool in _list(body.get("tools"))], most)
+        return _chat(_of_responses(body), [_flat_tool(tool) for tool in _list(body.get("tools"))], max_tokens)
     if path.endswith("/messages"):
-        return _chat(_of_messages(body), [_named_tool(tool) for tool in _list(body.get("tools"))], most)
+        return _chat(_of_messages(body), [_named_tool(tool) for tool in _list(body.get("tools"))], max_tokens)
     if path.endswith("/completions") and not path.endswith("/chat/completions"):
-        return _plain(body.get("prompt"), most)
+        return _plain(body.get("prompt"), max_tokens)
     for name in ("prompt", "inputs"):  # as replicas tell schemas apart
         if name in body and not path.endswith("/chat/completions"):
-            return _plain(body[name], most)
+            return _plain(body[name], max_tokens)
     messages = body.get("messages")
     if not isinstance(messages, list):
-        return Prompt(most_tokens=most)
-    return _chat(messages, [tool for tool in _list(body.get("tools")) if isinstance(tool, dict)], most)
+        return Prompt(max_tokens=max_tokens)
+    return _chat(messages, [tool for tool in _list(body.get("tools")) if isinstance(tool, dict)], max_tokens)
 
 
-def _plain(prompt: object, most: int) -> Prompt:
+def _plain(prompt: object, max_tokens: int) -> Prompt:
     """A text, token ids, or the first of several; as long as all of them."""
     if isinstance(prompt, str):
-        return Prompt(text=prompt, bytes=len(prompt), most_tokens=most)
+        return Prompt(text=prompt, bytes=len(prompt), max_tokens=max_tokens)
     if not isinstance(prompt, list) or not prompt:
-        return Prompt(most_tokens=most)
+        return Prompt(max_tokens=max_tokens)
     if all(type(each) is int for each in prompt):
-        return Prompt(ids=prompt, bytes=4 * len(prompt), most_tokens=most)
-    first = _plain(prompt[0], most) if isinstance(prompt[0], str | list) else Prompt()
+        return Prompt(ids=prompt, bytes=4 * len(prompt), max_tokens=max_tokens)
+    first = _plain(prompt[0], max_tokens) if isinstance(prompt[0], str | list) else Prompt()
     size = sum(len(each) * (4 if isinstance(each, list) else 1) for each in prompt if isinstance(each, str | list))
     if len(prompt) == 1:
         return first
-    return Prompt(text=first.text, bytes=size, most_tokens=most)
+    return Prompt(text=first.text, bytes=size, max_tokens=max_tokens)
 
 
-def _chat(messages: Sequence[object], tools: Sequence[Json], most: int) -> Prompt:
+def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) -> Prompt:
     """Messages up to the first that is none."""
     known: list[Json] = []
     for message in messages:
@@ -65,8 +65,8 @@ def _chat(messages: Sequence[object], tools: Sequence[Json], most: int) -> Promp
             break
         known.append(message)
     if not known:
-        return Prompt(most_tokens=most)
-    return Prompt(messages=known, tools=tools, bytes=sum(map(_size, known)), most_tokens=most)
+        return Prompt(max_tokens=max_tokens)
+    return Prompt(messages=known, tools=tools, bytes=sum(map(_size, known)), max_tokens=max_tokens)
 
 
 def _size(message: Json) -> int:

@@ -1,0 +1,98 @@
+"""Who may ask what of a router, and whose share and whose caches a request uses."""
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+
+from hotspan.core.credentials import key_digest, shown_keys
+from hotspan.http.errors import HttpError
+from hotspan.http.exchange import Exchange
+
+_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class Access:
+    """The keys of clients and of the administrator.
+
+    header:      that names the tenant, instead of the API key.
+    keys:        SHA-256 of each API key that is let in, and whom replicas take it for; none lets in everybody.
+    admin_token: None lets in this machine only.
+    """
+
+    def __init__(
+        self, header: str | None = None, keys: Mapping[bytes, str] | None = None, admin_token: str | None = None
+    ) -> None:
+        self._keys = keys or {}
+        self._header = header.lower() if header else None
+        self._admin_token = admin_token
+        self._secret = secrets.token_bytes(32)
+
+    # -- who asks ------------------------------------------------------------------------------------------------------
+
+    def owner(self, headers: Mapping[str, str]) -> bytes:
+        """The digest of the request's key, by which its body takes memory; empty if it shows no known one."""
+        digests = map(key_digest, shown_keys(headers)) if self._keys else ()
+        return next((digest for digest in digests if digest in self._keys), b"")
+
+    def tenant(self, headers: Mapping[str, str]) -> str:
+        """Whose share of the queue a request uses; "" if it names nobody.
+
+        A name made of the key, which holds for one run: nobody can find a key by trying.
+        """
+        if self._header:
+            given = headers.get(self._header, "").encode("latin-1", "backslashreplace")
+        else:
+            given = self._shown(headers)
+        return hmac.digest(self._secret, given, "sha256")[:8].hex() if given else ""
+
+    def tenant_at_replicas(self, headers: Mapping[str, str]) -> str:
+        """The tenant whose caches a request uses; "" is the default one, or one that is not known here."""
+        digests = map(key_digest, shown_keys(headers)) if self._keys else ()
+        return next(filter(None, map(self._keys.get, digests)), "")
+
+    def _shown(self, headers: Mapping[str, str]) -> bytes:
+        """The key of a request; of two, the first that is known.
+
+        All whose two keys are both unknown have one share: else a second key, made up, would buy a new one.
+        """
+        keys = list(dict.fromkeys(shown_keys(headers)))
+        if len(keys) > 1:
+            return next((key for key in keys if key_digest(key) in self._keys), b"two keys")
+        return keys[0] if keys else b""
+
+    # -- who may -------------------------------------------------------------------------------------------------------
+
+    def check_client(self, exchange: Exchange) -> None:
+        """Raise HttpError 401 if keys are needed and the request shows none of them."""
+        if self._keys and not self.owner(exchange.headers):
+            message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
+            raise HttpError(401, message, code="invalid_api_key")
+
+    def check_metrics(self, exchange: Exchange) -> None:
+        """The same as `check_admin`, where there are keys or a token."""
+        if self._keys or self._admin_token is not None:
+            self.check_admin(exchange)
+
+    def check_admin(self, exchange: Exchange) -> None:
+        """Raise HttpError 401 or 403 unless it is the administrator who asks."""
+        if self._admin_token is None:
+            if not _is_local(exchange):
+                message = "administration is for this machine only: start the router with --admin-token-file"
+                raise HttpError(403, message, code="permission_denied")
+            return
+        wanted = key_digest(self._admin_token)
+        if not any(hmac.compare_digest(key_digest(shown), wanted) for shown in shown_keys(exchange.headers)):
+            message = "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`"
+            raise HttpError(401, message, code="invalid_api_key")
+
+
+def _is_local(exchange: Exchange) -> bool:
+    """Whether this machine asks, and not for somebody else."""
+    client = exchange.scope.get("client")
+    if client is None or any(name in exchange.headers for name in _PROXIES):
+        return False
+    try:
+        return ipaddress.ip_address(client[0].partition("%")[0]).is_loopback
+    except ValueError:
+        return False
