@@ -12,18 +12,15 @@ import zmq
 from hotspan.config.kv_events import is_local, read_key
 from hotspan.core.curve import DOMAIN, CurveKeys
 from hotspan.core.errors import ConfigError
-from hotspan.router.events import EventFeed
-from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from tests.server.conftest import free_port
 
-from .engine import Claims, blocks_of, join, keys_of
-from .test_events import STEM, running, until
+from .engine import Claims, keys_of
+from .test_events import STEM, feed_for, running, told_by_vllm, until
 
 pytest.importorskip("vllm.distributed.kv_events")
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
-    BlockStored,
     EventPublisherFactory,
     KVEventBatch,
     ZmqEventPublisher,
@@ -40,31 +37,10 @@ def publishing(keys: CurveKeys | None, ports: tuple[int, int], host: str = "127.
     events, replay = (f"tcp://{host}:{port}" for port in ports)
     made = KeyedPublisher(keys, 0, events, replay_endpoint=replay, buffer_steps=100, topic="kv")
     try:
-        made.publish(KVEventBatch(ts=1.0, events=[stored()]))
+        made.publish(KVEventBatch(ts=1.0, events=[told_by_vllm()]))
         yield made
     finally:
         made.shutdown()
-
-
-def stored() -> BlockStored:
-    return BlockStored(
-        block_hashes=[name.to_bytes(32, "big") for name in blocks_of(STEM)],
-        parent_block_hash=None,
-        token_ids=list(STEM),
-        block_size=4,
-        lora_id=None,
-        medium="GPU",
-        lora_name=None,
-        extra_keys=[None] * 12,
-        group_idx=0,
-    )
-
-
-def feed(ports: tuple[int, int], claims: Claims, keys: CurveKeys | None, reasons: list[str]) -> EventFeed:
-    events, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
-    root_of = Roots("m").of_engine
-    on_state = lambda is_exact, reason: reasons.append(reason)  # noqa: E731
-    return EventFeed(0, events, replay, claims, join, root_of, on_state, topic="kv", replay_wait_s=60.0, keys=keys)
 
 
 @pytest.fixture
@@ -76,7 +52,7 @@ async def test_with_the_key_events_are_followed(ports: tuple[int, int]) -> None:
     """Live messages and replays go to a router with the replica's key, on loopback as it was asked."""
     claims = Claims()
     with publishing(OURS, ports) as publisher:
-        following = feed(ports, claims, OURS, [])
+        following = feed_for(claims, ports, keys=OURS)
         async with running(following):
             await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))  # by the replay
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))
@@ -92,7 +68,7 @@ async def test_without_the_key_nothing_is_heard_or_believed(
     """A router without the replica's key, and one before a publisher without its own, count refused connections."""
     claims = Claims()
     with publishing(publisher, ports):
-        following = feed(ports, claims, follower, [])
+        following = feed_for(claims, ports, keys=follower)
         async with running(following):
             await until(lambda: following.failures >= 2)
         assert (following.sync.messages, following.sync.is_exact) == (0, False) and not any(claims.keys.values())
@@ -124,7 +100,7 @@ async def test_the_publishers_public_key_is_not_enough(ports: tuple[int, int]) -
         asked.send_multipart([b"", (0).to_bytes(8, "big")])
         await until(lambda: all(end.poll(0) for end in ends))
         claims = Claims()
-        following = feed(ports, claims, OURS, [])
+        following = feed_for(claims, ports, keys=OURS)
         async with running(following):  # what the others would have heard by now
             await until(lambda: following.sync.messages == 1)
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Cleared, Event, EventDecoder, UnknownMessage
@@ -362,12 +364,36 @@ async def until(condition: Callable[[], bool], serve: Callable[[], None] = lambd
 
 
 def feed_for(
-    claims: Claims, ports: tuple[int, ...], states: list[tuple[bool, str]] | None = None, replay_wait_s: float = 60.0
+    claims: Claims,
+    ports: tuple[int, ...],
+    states: list[tuple[bool, str]] | None = None,
+    *,
+    replay_wait_s: float = 60.0,
+    keys: CurveKeys | None = None,
 ) -> EventFeed:
+    """A feed of the publisher at these ports."""
     events, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
-    on_state: Callable[[bool, str], None] = lambda *state: (states if states is not None else []).append(state)  # noqa: E731
-    root_of = Roots("m").of_engine
-    return EventFeed(0, events, replay, claims, join, root_of, on_state, topic="kv", replay_wait_s=replay_wait_s)
+    told = [] if states is None else states
+    options: dict[str, Any] = {"topic": "kv", "replay_wait_s": replay_wait_s, "keys": keys}
+    on_state: Callable[[bool, str], None] = lambda *state: told.append(state)  # noqa: E731
+    return EventFeed(0, events, replay, claims, join, Roots("m").of_engine, on_state, **options)  # type: ignore[arg-type]
+
+
+def told_by_vllm() -> Any:
+    """vLLM's own event for the blocks of STEM."""
+    kv_events = pytest.importorskip("vllm.distributed.kv_events")
+    return kv_events.BlockStored(
+        block_hashes=[name.to_bytes(32, "big") for name in blocks_of(STEM)],
+        parent_block_hash=None,
+        token_ids=list(STEM),
+        block_size=4,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        extra_keys=[None] * 12,
+        group_idx=0,
+        session_id="s",
+    )
 
 
 async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
@@ -432,25 +458,14 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
 async def test_the_engines_own_publisher_is_followed() -> None:
     """vLLM's publisher and event types, over TCP, from before the first message and after a gap."""
     kv_events = pytest.importorskip("vllm.distributed.kv_events")
-    ports = [free_port(), free_port()]
+    ports = (free_port(), free_port())
     publisher = kv_events.ZmqEventPublisher(
         0, f"tcp://*:{ports[0]}", replay_endpoint=f"tcp://*:{ports[1]}", buffer_steps=100, topic="kv"
     )
-    stores = kv_events.BlockStored(
-        block_hashes=[name.to_bytes(32, "big") for name in blocks_of(STEM)],
-        parent_block_hash=None,
-        token_ids=list(STEM),
-        block_size=4,
-        lora_id=None,
-        medium="GPU",
-        lora_name=None,
-        extra_keys=[None] * 12,
-        group_idx=0,
-        session_id="s",
-    )
+    stores = told_by_vllm()
     removes = kv_events.BlockRemoved(block_hashes=stores.block_hashes[-1:], medium="GPU", group_idx=0)
     claims = Claims()
-    feed = feed_for(claims, tuple(ports))
+    feed = feed_for(claims, ports)
     try:
         publisher.publish(kv_events.KVEventBatch(ts=1.0, events=[stores]))
         async with running(feed):

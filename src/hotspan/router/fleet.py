@@ -159,7 +159,11 @@ class Fleet:
             del self.moved[session]
 
     def set_up(self, name: str, is_up: bool) -> None:
-        """Whether a replica may be chosen. While it may not, its sessions, and only they, live elsewhere."""
+        """Whether a replica may be chosen. While it may not, its sessions, and only they, live elsewhere.
+
+        Raises: KeyError if unknown.
+        """
+        name = self.replicas[name].name
         (self.up.add if is_up else self.up.discard)(name)
 
     def set_exact(self, name: str, is_exact: bool) -> None:
