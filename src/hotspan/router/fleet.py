@@ -48,22 +48,31 @@ class ReplicaState:
 
 
 class Ticket:
-    """A request that was sent. Call `first_byte` when its answer begins, and always `end`."""
+    """A request that was sent. Call `first_byte` when its answer begins, and always `end`.
 
-    __slots__ = ("_ask", "_began", "_fleet", "_is_over", "_number", "_pending", "_replica", "decision", "sent_s")
+    work_s: that it is expected to take until its first byte, once it begins.
+    """
+
+    __slots__ = (
+        "_ask",
+        "_began",
+        "_fleet",
+        "_is_over",
+        "_number",
+        "_pending",
+        "_replica",
+        "decision",
+        "sent_s",
+        "work_s",
+    )
 
     def __init__(
-        self,
-        fleet: "Fleet",
-        replica: ReplicaState,
-        number: int,
-        ask: Ask,
-        decision: Decision,
-        pending: Sequence[int],
-        sent_s: float,
+        self, fleet: "Fleet", replica: ReplicaState, number: int, ask: Ask, decision: Decision, pending: Sequence[int]
     ) -> None:
         self.decision = decision
-        self.sent_s = sent_s
+        self.sent_s = fleet.clock.monotonic()
+        tokens = max(ask.tokens - decision.cached_tokens, 0)
+        self.work_s = replica.load.reserve(number, tokens, decision.load_s, self.sent_s)
         self._fleet = fleet
         self._replica = replica
         self._number = number
@@ -245,14 +254,13 @@ class Fleet:
         replica = self.replicas.get(decision.name)
         if replica is None:
             raise NoReplicaError(f"replica {decision.name} was removed; choose again")
-        number, now = next(self._numbers), self.clock.monotonic()
-        self._arrivals.count(now)
+        self._arrivals.count(self.clock.monotonic())
         self._turn += 1
         replica.turn = self._turn
-        replica.load.reserve(number, max(ask.tokens - decision.cached_tokens, 0), decision.load_s, now)
         if ask.session and self.strategy in (Strategy.AUTO, Strategy.SESSION):
             self._bind(ask.session, decision)
-        return Ticket(self, replica, number, ask, decision, self._assume(replica, ask, decision), now)
+        pending = self._assume(replica, ask, decision)
+        return Ticket(self, replica, next(self._numbers), ask, decision, pending)
 
     def settle(self, replica: ReplicaState, pending: Sequence[int], answer_tokens: int | None) -> None:
         """For tickets: a request ended. From now on the replica's events tell what is cached of its prompt."""

@@ -132,8 +132,8 @@ class ReplicaLoad:
             return self._work_s - work_s + (left_s if left_s > 0 else -_LATE * left_s)
         return 0.0
 
-    def reserve(self, number: int, tokens: int, load_s: float, now: float) -> None:
-        """A request was sent.
+    def reserve(self, number: int, tokens: int, load_s: float, now: float) -> float:
+        """A request was sent; its work in seconds.
 
         number: its own. tokens: that are to be computed. load_s: that goes to loading before.
         """
@@ -143,6 +143,7 @@ class ReplicaLoad:
         self._queue[number] = (work_s, tokens, load_s)
         self._work_s += work_s
         self.waiting_tokens += tokens
+        return work_s
 
     def first_byte(self, number: int, now: float) -> None:
         """It began to answer: its prompt is computed, and now it runs."""

@@ -15,8 +15,9 @@ from hotspan.testing.clock import SimulatedClock
 class Ended:
     """As much of a Ticket as is used here."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sent_s: float) -> None:
         self.decision = SimpleNamespace(name=name)
+        self.sent_s = sent_s
         self.said: list[str] = []
 
     def first_byte(self) -> None:
@@ -58,7 +59,7 @@ def test_tickets_end_once(seed: int) -> None:
     open_, all_ = [], []
     for _ in range(60):
         if rng.random() < 0.4:
-            ticket = Ended(rng.choice("ab"))
+            ticket = Ended(rng.choice("ab"), clock.monotonic())
             open_.append((tickets.open(ticket), ticket))  # type: ignore[arg-type]
             all_.append(ticket)
         elif open_:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +11,26 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from hotspan.core.types import MIB
 from hotspan.router.fleet import Fleet
 from hotspan.router.index import PrefixIndex
-from hotspan.router.ray.reports import Assignment, Listener, Tickets
+from hotspan.router.ray.reports import Assignment, Tickets
 from hotspan.router.types import Ask, Strategy
 
 ASKED = "asked"
 """The argument under which the picker hands a request over."""
 
 _AWAY_S = 5.0
-"""A replica that did not take a request is left alone for so long, or until Ray says who there is."""
+"""A replica that did not take a request gets none for so long, or until Ray lists the replicas anew."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request that is to be placed, and what the replica is to be told once it is."""
+    """A request that waits for a replica, and once it has one, what that replica is told."""
 
     ask: Ask
     assignment: Assignment | None = None
 
 
 class FleetRouter(RequestRouter):
-    """Puts each request where it costs least. One event loop's: that of Ray's router.
+    """Sends each request to the replica with the least cost. One event loop's: that of Ray's router.
 
     Calls that carry no request go to any replica.
     """
@@ -48,13 +47,12 @@ class FleetRouter(RequestRouter):
         self.fleet = Fleet(strategy=Strategy(strategy), index=PrefixIndex(index_mib * MIB))
         self.tickets = Tickets(self.fleet.clock, max_s, self._leave_alone)
         self._host = host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._port = 0
         self._listening: asyncio.Task[int] | None = None
         self._away: dict[str, asyncio.TimerHandle] = {}
         self._rng = random.Random()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray says who there is."""
+        """Ray lists the replicas."""
         names = {replica.replica_id.unique_id for replica in replicas}
         for name in set(self.fleet.replicas) - names:
             self._return(name)
@@ -67,7 +65,8 @@ class FleetRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The replica for a request; its work is reserved there from here on."""
-        asked = self._asked(pending_request)
+        # Not by its type: Ray copies this module to where it uses the class.
+        asked: Asked | None = None if pending_request is None else pending_request.kwargs.get(ASKED)
         there = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if asked is None or not there:
             return [self._rng.sample(candidate_replicas, len(candidate_replicas))]
@@ -77,30 +76,19 @@ class FleetRouter(RequestRouter):
         if all(name in self._away for name in there):
             for name in there:
                 self._return(name)
-        decision = self.fleet.choose(asked.ask, among=there)
-        load = self.fleet.replicas[decision.name].load
-        work_s = max(asked.ask.tokens - decision.cached_tokens, 0) / load.tokens_per_s + decision.load_s
-        number = self.tickets.open(self.fleet.dispatch(asked.ask, decision))
-        asked.assignment = Assignment(self._host, port, number, work_s)
-        return [[there[decision.name]]]
-
-    def _asked(self, pending: PendingRequest | None) -> Asked | None:
-        given: Mapping[str, Any] = {} if pending is None else pending.kwargs
-        # Not by its type: Ray copies this module to where it uses the class.
-        found: Asked | None = given.get(ASKED)
-        return found
+        ticket = self.fleet.dispatch(asked.ask, self.fleet.choose(asked.ask, among=there))
+        asked.assignment = Assignment(self._host, port, self.tickets.open(ticket), ticket.work_s)
+        return [[there[ticket.decision.name]]]
 
     async def _listen(self) -> int:
         """The port that replicas report to."""
-        if self._port == 0:
-            if self._listening is None:
-                self._listening = asyncio.create_task(self._bind())
-            self._port = await asyncio.shield(self._listening)
-        return self._port
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._bind())
+        return await asyncio.shield(self._listening)
 
     async def _bind(self) -> int:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: Listener(self.tickets), local_addr=(self._host, 0))
+        transport, _ = await loop.create_datagram_endpoint(lambda: self.tickets, local_addr=(self._host, 0))
         port: int = transport.get_extra_info("sockname")[1]
         return port
 

@@ -1,4 +1,4 @@
-"""What a router and a replica say to each other beside Ray and HAProxy.
+"""Messages between a router and a replica beside those of Ray and HAProxy.
 
     client -- POST --> HAProxy -- body --> picker: chooses, opens a ticket
                           |    <-- replica, assignment --
@@ -79,17 +79,18 @@ def parse_report(data: bytes) -> Report | None:
         return None
 
 
-class Tickets:
-    """Requests that were sent and of which nobody said that they ended.
+class Tickets(asyncio.DatagramProtocol):
+    """Requests that were sent and whose end was not reported yet.
 
-    Numbers can't be guessed, so that nobody else ends them. missed: who was chosen but did not get the request.
+    Numbers can't be guessed, so that nobody else ends them. missed: called with a replica that was chosen but did not
+    get the request.
     """
 
     def __init__(self, clock: Clock, max_s: float, missed: Callable[[str], None]) -> None:
         self._clock = clock
         self._max_s = max_s
         self._missed = missed
-        self._open: OrderedDict[int, tuple[float, Ticket]] = OrderedDict()
+        self._open: OrderedDict[int, Ticket] = OrderedDict()
         self.expired = 0
 
     def __len__(self) -> int:
@@ -99,21 +100,25 @@ class Tickets:
         """The number of a request that is sent now."""
         self.expire()
         number = secrets.randbits(64)
-        self._open[number] = (self._clock.monotonic(), ticket)
+        self._open[number] = ticket
         return number
 
     def withdraw(self, number: int) -> None:
         """The request was not sent: its work is no longer reserved."""
-        found = self._open.pop(number, None)
-        if found is not None:
-            found[1].end(failed=True)
+        ticket = self._open.pop(number, None)
+        if ticket is not None:
+            ticket.end(failed=True)
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        report = parse_report(data)
+        if report is not None:
+            self.told(report)
 
     def told(self, report: Report) -> None:
-        """A replica said something. Reports of what is over, or was never sent, count for nothing."""
-        found = self._open.get(report.number)
-        if found is None:
+        """A report came. Those of requests that are over, or were never sent, are ignored."""
+        ticket = self._open.get(report.number)
+        if ticket is None:
             return
-        _, ticket = found
         if report.replica != ticket.decision.name:
             self._missed(ticket.decision.name)
         if report.kind is Kind.FIRST and report.replica == ticket.decision.name:
@@ -126,24 +131,12 @@ class Tickets:
         """End those that are older than any request may be."""
         before = self._clock.monotonic() - self._max_s
         while self._open:
-            number, (sent_s, ticket) = next(iter(self._open.items()))
-            if sent_s >= before:
+            number, ticket = next(iter(self._open.items()))
+            if ticket.sent_s >= before:
                 break
             del self._open[number]
             ticket.end(failed=True)
             self.expired += 1
-
-
-class Listener(asyncio.DatagramProtocol):
-    """Hands datagrams on."""
-
-    def __init__(self, tickets: Tickets) -> None:
-        self._tickets = tickets
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        report = parse_report(data)
-        if report is not None:
-            self._tickets.told(report)
 
 
 class Reporter:
