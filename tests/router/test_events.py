@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.router.blocks import Blocks
-from hotspan.router.event_messages import Cleared, Event, EventDecoder, UnknownMessage
+from hotspan.router.event_messages import Cleared, Event, UnknownMessage, events_of
 from hotspan.router.event_sync import REASONS, EventSync
 from hotspan.router.events import EventFeed
 from hotspan.router.text import Roots
@@ -280,8 +280,8 @@ def test_messages_of_all_versions_are_read(shape: str) -> None:
         "array": [1.0, [[*old, None, "GPU", None, [None] * 12, 0, None, None, None, "more"]], 0],
         "short array": [1.0, [old, ["BlockRemoved", []], ["AllBlocksCleared"], old], None],
     }[shape]
-    decoder, blocks = EventDecoder(), Blocks(join, Roots("m").of_engine)
-    event = decoder.events(msgspec.msgpack.encode(batch))[-1]
+    blocks = Blocks(join, Roots("m").of_engine)
+    event = events_of(msgspec.msgpack.encode(batch))[-1]
     assert blocks.store(event) == (Medium.GPU, keys_of(STEM))  # type: ignore[arg-type]
 
 
@@ -289,7 +289,7 @@ def test_messages_of_all_versions_are_read(shape: str) -> None:
 def test_garbage_is_one_error(payload: bytes) -> None:
     """Any bytes are a message or an UnknownMessage."""
     with contextlib.suppress(UnknownMessage):
-        EventDecoder().events(payload)
+        events_of(payload)
 
 
 # -- over ZMQ ---------------------------------------------------------------------------------------------------------

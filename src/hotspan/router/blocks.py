@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from hotspan.router.event_messages import Hash, _Removed, _Stored
+from hotspan.router.event_messages import Hash, Removed, Stored
 from hotspan.router.types import PIECE_BYTES, Medium
 
 _MEDIA = {
@@ -87,7 +87,7 @@ class Blocks:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def store(self, event: _Stored) -> tuple[Medium, list[int]] | None:
+    def store(self, event: Stored) -> tuple[Medium, list[int]] | None:
         """Note stored blocks; the medium, and the keys of the pieces that it holds since. None: nothing is said."""
         medium = medium_of(event.medium)
         if medium is None or not self._counts(event.group_idx, event.kv_cache_spec_kind):
@@ -105,7 +105,7 @@ class Blocks:
                 found += self._whole(block, bit)
         return medium, found
 
-    def remove(self, event: _Removed) -> tuple[Medium, list[int]] | None:
+    def remove(self, event: Removed) -> tuple[Medium, list[int]] | None:
         """Note removed blocks; the medium, and the keys of the pieces that it held until now."""
         medium = medium_of(event.medium)
         if medium is None or event.group_idx not in (None, self._group or 0):
@@ -162,7 +162,7 @@ class Blocks:
             self._group = group or 0
         return (group or 0) == self._group
 
-    def _place(self, event: _Stored, hashes: list[int], at: int, medium: Medium) -> list[int]:
+    def _place(self, event: Stored, hashes: list[int], at: int, medium: Medium) -> list[int]:
         """Put the blocks of an event from `at` on, which is not known yet, into their text."""
         left, size, bit = len(hashes) - at, event.block_size, 1 << medium
         tokens, extra = event.token_ids, event.extra_keys
@@ -186,7 +186,7 @@ class Blocks:
         return self._grow(event, hashes, at, parent, bit, tail, key)
 
     def _grow(
-        self, event: _Stored, hashes: list[int], at: int, parent: int, bit: int, tail: bytes, key: int
+        self, event: Stored, hashes: list[int], at: int, parent: int, bit: int, tail: bytes, key: int
     ) -> list[int]:
         """Note one block behind the other. tail: the open piece's bytes before them; key: of the piece before it."""
         found: list[int] = []
@@ -216,7 +216,7 @@ class Blocks:
                 found += self._ended(parent, bit) if start else keys
         return found
 
-    def _root(self, event: _Stored, medium: Medium) -> int | None:
+    def _root(self, event: Stored, medium: Medium) -> int | None:
         """What the chain of a text's first block begins with; None if it is no first block, or nobody knows."""
         extra = event.extra_keys
         if event.parent_block_hash is not None or (event.lora_name is None and event.lora_id is not None):

@@ -14,7 +14,9 @@ TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Hash = int | bytes
 
 
-class _Stored(msgspec.Struct, gc=False):
+class Stored(msgspec.Struct, tag="BlockStored", gc=False):
+    """Blocks are in a medium now: a run of a text, each block with what its hash depends on besides tokens."""
+
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
     token_ids: list[TokenId] = []
@@ -27,70 +29,43 @@ class _Stored(msgspec.Struct, gc=False):
     kv_cache_spec_kind: str | None = None
 
 
-class _Removed(msgspec.Struct, gc=False):
+class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """Blocks are in a medium no more."""
+
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
-
-
-class Stored(_Stored, tag="BlockStored", gc=False):
-    """Blocks are in a medium now: a run of a text, each block with what its hash depends on besides tokens."""
-
-
-class Removed(_Removed, tag="BlockRemoved", gc=False):
-    """Blocks are in a medium no more."""
 
 
 class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
     """The engine forgot everything."""
 
 
-class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
-    pass
-
-
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
-    pass
-
-
-class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
+Event = Stored | Removed | Cleared
 
 
 class _Batch(msgspec.Struct, array_like=True, gc=False):
     ts: float
-    events: list[Stored | Removed | Cleared]
+    events: list[Event]
 
 
-class _ArrayBatch(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_StoredArray | _RemovedArray | _ClearedArray]
-
-
-Event = _Stored | _Removed | Cleared | _ClearedArray
+_DECODER = msgspec.msgpack.Decoder(_Batch)
+_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in (Stored, Removed, Cleared)}
 
 
 class UnknownMessage(Exception):
     """A message is not one of KV events, or of a version that is not known."""
 
 
-class EventDecoder:
-    """Decodes the messages of one replica."""
-
-    def __init__(self) -> None:
-        maps, arrays = msgspec.msgpack.Decoder(_Batch), msgspec.msgpack.Decoder(_ArrayBatch)
-        self._decoders: tuple[msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[Any]] = (maps, arrays)
-
-    def events(self, payload: bytes) -> list[Event]:
-        """What happened, in order. Raises: UnknownMessage."""
-        first, second = self._decoders
-        try:
-            return list(first.decode(payload).events)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        try:
-            events = list(second.decode(payload).events)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnknownMessage(type(error).__name__) from error
-        self._decoders = (second, first)  # the next will be like this one
-        return events
+def events_of(payload: bytes) -> list[Event]:
+    """The events of a message, in order. Raises: UnknownMessage."""
+    try:
+        return _DECODER.decode(payload).events
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        _, arrays, *_ = msgspec.msgpack.decode(payload)
+        maps = [{"type": kind, **dict(zip(_FIELDS[kind], values, strict=False))} for kind, *values in arrays]
+        return msgspec.convert(maps, list[Event])
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UnknownMessage(type(error).__name__) from error

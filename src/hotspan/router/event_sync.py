@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_64_intdigest
 
 from hotspan.router.blocks import Blocks
-from hotspan.router.event_messages import Event, EventDecoder, UnknownMessage, _Removed, _Stored
+from hotspan.router.event_messages import Event, Removed, Stored, UnknownMessage, events_of
 from hotspan.router.index import PrefixIndex
 from hotspan.router.types import Medium
 
@@ -53,7 +53,6 @@ class EventSync:
     def __init__(self, replica: int, blocks: Blocks, index: PrefixIndex, on_state: OnState) -> None:
         self._replica, self.blocks, self._index = replica, blocks, index
         self._on_state = on_state
-        self._decoder = EventDecoder()
         self._digests = array("Q", bytes(8 * _REMEMBERED))
         self._next: int | None = None
         self._is_complete = self._is_linked = False
@@ -255,7 +254,7 @@ class EventSync:
         self.messages += 1
         self._next = seq + 1
         try:
-            events = self._decoder.events(payload)
+            events = events_of(payload)
         except UnknownMessage:
             self.losses += 1
             self._begin()
@@ -273,11 +272,11 @@ class EventSync:
         while self.fill():
             pass
         blocks, unknown = self.blocks, self.blocks.unknown
-        if isinstance(event, _Stored):
+        if isinstance(event, Stored):
             told = blocks.store(event)
             if told is not None and self._is_linked and told[1]:
                 self._index.add(self._replica, *told)
-        elif isinstance(event, _Removed):
+        elif isinstance(event, Removed):
             told = blocks.remove(event)
             if told is not None and self._is_linked and told[1]:
                 self._index.remove(self._replica, *told)
