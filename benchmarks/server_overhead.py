@@ -37,16 +37,16 @@ import uvicorn
 from starlette.routing import Route
 
 from hotspan.bench.machine import write_results
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheOptions
 from hotspan.config.tenants import Tenants
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
-from hotspan.http.connections import connection_class
+from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.http.serving import bind
 from hotspan.server.front import Front
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials, current_tenant
-from hotspan.server.settings import HttpSettings
 
 TTFT_GOAL, ITL_GOAL = 0.03, 0.01
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 48
@@ -63,9 +63,9 @@ FAKE_TOKENS, FAKE_REQUESTS, REPETITIONS = 200, 60, 5
 # -- the servers -------------------------------------------------------------------------------------------------------
 
 
-def gated(app: Any, settings: HttpSettings) -> Gate:
+def gated(app: Any) -> Gate:
     """An app behind hotspan's layers."""
-    front = Front(app, settings, is_alive=lambda: True)
+    front = Front(app, ServerSettings(no_sessions=True), HttpLimits(), names=[MODEL], is_alive=lambda: True)
     access = access_table(has_keys=False, has_given_token=False)
     return Gate(front, access, Credentials(Tenants(), "nobody-has-this-token"))
 
@@ -97,7 +97,6 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
 
     arguments = parse_engine_arguments(str(model), ENGINE)
     add_cache(arguments, CacheOptions(ram_gib=0.25).settings())
-    settings = HttpSettings(model_names=(MODEL,), no_sessions=True)
     async with contextlib.AsyncExitStack() as stack:
         aftermath = stack.enter_context(Aftermath())
         engine = await stack.enter_async_context(launch(arguments, RequestGuard(current_tenant), aftermath))
@@ -109,7 +108,7 @@ async def serve(model: Path, tell: Callable[[dict[str, int]], None], until_done:
         app = build_app(arguments, tasks, bare.model_config)
         await init_app_state(bare, app.state, arguments, tasks)
         theirs = await stack.enter_async_context(listening(app))
-        ours = await stack.enter_async_context(listening(gated(engine.app, settings), http=connection_class(settings)))
+        ours = await stack.enter_async_context(listening(gated(engine.app), http=connection_class(HttpLimits())))
         tell({"vllm": theirs, "hotspan": ours})
         await asyncio.to_thread(until_done)
 
@@ -277,7 +276,6 @@ async def cpu_us(app: Any, path: str, body: dict[str, Any]) -> float:
 
 async def layers() -> dict[str, dict[str, float]]:
     """What gate and front cost a request of one token, and each token more: the best of a few."""
-    settings = HttpSettings(model_names=(MODEL,), no_sessions=True)
     openai: Any = {"model": MODEL, "prompt": "word", "stream": True}
     asked: dict[str, Any] = {
         "openai": ("/v1/completions", openai),
@@ -289,7 +287,7 @@ async def layers() -> dict[str, dict[str, float]]:
         for tokens in (1, 1 + FAKE_TOKENS):
             app = FakeApp(tokens)
             runs = [
-                await cpu_us(gated(app, settings), path, body) - await cpu_us(app, "/v1/completions", openai)
+                await cpu_us(gated(app), path, body) - await cpu_us(app, "/v1/completions", openai)
                 for _ in range(REPETITIONS)
             ]
             costs.append(min(runs))

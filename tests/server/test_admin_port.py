@@ -16,7 +16,7 @@ import uvicorn
 
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
-from hotspan.http.connections import connection_class
+from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.http.options import tls_options
 from hotspan.http.serving import bind
 from hotspan.server.adapters.routes import WRITES
@@ -24,7 +24,6 @@ from hotspan.server.loading import answering_while_loading
 from hotspan.server.options import bind_admin
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table
 from hotspan.server.principal import Credentials
-from hotspan.server.settings import HttpSettings
 from tests.server.conftest import serve_options
 
 from .certificates import make_certificate
@@ -35,7 +34,7 @@ from .test_principal import ADMIN_TOKEN, known
 @contextlib.contextmanager
 def serving(gate: Gate, *sockets: socket.socket, **options: Any) -> Iterator[None]:
     """uvicorn over these sockets as a server runs it, in a thread."""
-    http = connection_class(HttpSettings())
+    http = connection_class(HttpLimits())
     server = uvicorn.Server(uvicorn.Config(gate, http=http, log_config=None, lifespan="off", **options))
     thread = threading.Thread(target=server.run, args=(list(sockets),), daemon=True)
     thread.start()

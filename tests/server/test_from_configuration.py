@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from hotspan.core.errors import ConfigError
+from hotspan.http.connections import HttpLimits
 from hotspan.server import run
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
 from hotspan.server.front import Front
-from hotspan.server.options import ServeOptions, http_settings
+from hotspan.server.options import ServeOptions
 from hotspan.server.principal import Principal, asking
 from tests.config.rig import configured
 
@@ -39,9 +40,9 @@ class Administered:
 def served(directory: Path, **given: Any) -> tuple[Front, Administered]:
     """The front of a server with this YAML, and its engine."""
     done = configured(own={"sessions-path": str(directory / "sessions"), **given})
-    http = http_settings(done.server, ["name"], is_embedding=False)
     engine = Administered()
-    return Front(FakeEngine().app(), http, is_alive=lambda: True, forget=run._forget(cast(Any, engine))), engine
+    forget = run._forget(cast(Any, engine))
+    return Front(FakeEngine().app(), done.server, HttpLimits(), is_alive=lambda: True, forget=forget), engine
 
 
 @pytest.mark.parametrize(("given", "status"), [({"strict-sessions": True}, 400), ({}, 200)])

@@ -10,13 +10,14 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from hotspan.config.server_settings import ServerSettings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.http.bodies import Bodies, Budget
+from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
-from hotspan.server.settings import HttpSettings
 
 _MAX_RETRY_S = 60
 _WEIGHT = 0.1
@@ -36,11 +37,11 @@ class Admission:
     in_flight: how many there are. is_draining: nobody is admitted any more.
     """
 
-    def __init__(self, settings: HttpSettings, clock: Clock | None = None) -> None:
+    def __init__(self, settings: ServerSettings, limits: HttpLimits, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._bodies = Bodies(settings)
-        self._places = Budget(settings.job_queue_size, max(1, settings.principals - 1))  # who has no key has no work
+        self._bodies = Bodies(limits)
+        self._places = Budget(settings.job_queue_size, max(1, limits.principals - 1))  # who has no key has no work
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -4,22 +4,24 @@ client -> Gate (policy.py) -> Front: Admission -> Dialect -> the engine's app
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from hotspan.config.server_settings import Compat, ServerSettings
 from hotspan.formatters import Formatters
+from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
+from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.lmi.routes import BY_NAME, INVOCATIONS, WORK, Dialect, Forget
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
-from hotspan.server.settings import HttpSettings
 
 PING = "/ping"
 
@@ -32,14 +34,19 @@ LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 class Front:
     """The app that is served. `admission.drain()` stops it.
 
-    is_alive: whether the engine can answer.
+    names:        the base model's, besides those that LMI has for any; all other names are adapters'.
+    is_embedding: the model makes embeddings: `inputs` asks for them.
+    is_alive:     whether the engine can answer.
     """
 
     def __init__(
         self,
         app: App,
-        settings: HttpSettings,
+        settings: ServerSettings,
+        limits: HttpLimits,
         *,
+        names: Iterable[str] = (),
+        is_embedding: bool = False,
         is_alive: Callable[[], bool],
         adapters: AdapterRegistry | None = None,
         formatters: Formatters | None = None,
@@ -49,15 +56,15 @@ class Front:
         sessions = None
         if not settings.no_sessions:
             sessions = Sessions(settings.sessions_path, settings.session_expiry_s, is_strict=settings.strict_sessions)
-        self.admission = Admission(settings)
+        self.admission = Admission(settings, limits)
         self.root_path: str = getattr(app, "root_path", "")
         self._app = app
-        self._settings = settings
+        self._compat = settings.compat
         self._is_alive = is_alive
         self._dialect = Dialect(
             app,
-            base_names=settings.model_names,
-            is_embedding=settings.is_embedding,
+            base_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
+            is_embedding=is_embedding,
             adapters=adapters,
             formatters=formatters,
             sessions=sessions,
@@ -77,8 +84,9 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, model = self._place(scope)
-        exchange = AppExchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in LMI_HAS)
+        found = matched(scope, self.routes, self.root_path)
+        path, model = found.path or scope["path"], found.params.get("model")
+        exchange = AppExchange(scope, receive, send, is_lmi=self._compat == "lmi" and path in LMI_HAS)
         async with exchange.answered():
             if path == PING and exchange.method in ("GET", "HEAD", "POST"):
                 await self._ping(exchange)
@@ -89,24 +97,16 @@ class Front:
                 is_counted=exchange.method == "POST" and (path in WORK or path in LMI_HAS),
             )
 
-    def _place(self, scope: Scope) -> tuple[str, str | None]:
-        """The route, by its path as it is registered if it is ours, and the model that it names."""
-        found = matched(scope, self.routes, self.root_path)
-        if found.is_whole and found.path in OWN:
-            return found.path, found.params.get("model")
-        path, root = scope["path"], self.root_path or scope.get("root_path", "")
-        return (path[len(root) :] if root and path.startswith(f"{root}/") else path), None
-
     async def _ping(self, exchange: Exchange) -> None:
         status = "Draining" if self.admission.is_draining else "Healthy"
-        await tell_health(exchange, status if self._is_alive() else "Unhealthy", self._settings, RETRY_S)
+        await tell_health(exchange, status if self._is_alive() else "Unhealthy", self._compat, RETRY_S)
 
 
 async def tell_health(
-    exchange: Exchange, status: str, settings: HttpSettings, retry_s: int, *, has_body: bool = True, **more: Any
+    exchange: Exchange, status: str, compat: Compat, retry_s: int, *, has_body: bool = True, **more: Any
 ) -> None:
     """Answer a question about the server's health. more: fields of the body besides `status`."""
-    code = 200 if status == "Healthy" else 500 if status == "Unhealthy" and settings.compat == "lmi" else 503
+    code = 200 if status == "Healthy" else 500 if status == "Unhealthy" and compat == "lmi" else 503
     headers = {"retry-after": str(retry_s)} if code == 503 else {}
     body = json.dumps({"status": status, **more}).encode() if has_body else b""
     await exchange.respond(code, body, JSON, headers)

@@ -2,8 +2,8 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import check_room
+from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import is_remote
 from hotspan.server.models.source import fetch_model, model_cache
-from hotspan.server.settings import LMI_NAMES, HttpSettings
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.room import RESERVE_BYTES
 
@@ -51,9 +51,9 @@ class ServeOptions:
         return self.tenants.has_keys
 
     @property
-    def principals(self) -> int:
-        """How many there can be: tenants, the administrator, and clients without a key."""
-        return len(self.tenants.tenants) + 2
+    def limits(self) -> HttpLimits:
+        """What clients may take. The principals are the tenants, the administrator, and clients without a key."""
+        return HttpLimits(max_request_bytes=self.server.max_request_bytes, principals=len(self.tenants.tenants) + 2)
 
     @property
     def engine_values(self) -> dict[str, Any]:
@@ -71,19 +71,6 @@ def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptio
     directory = fetch_model(options.model, model_cache(environment), is_secure=options.server.secure)
     name = () if "served_model_name" in options.engine_values else ("--served-model-name", options.model)
     return replace(options, model=str(directory), engine=(*options.engine, *name))
-
-
-def http_settings(
-    server: ServerSettings, names: Iterable[str], *, is_embedding: bool, principals: int = 2
-) -> HttpSettings:
-    """The HTTP side of a server whose base model has these names."""
-    same = {field.name for field in fields(HttpSettings)} & {field.name for field in fields(ServerSettings)}
-    return HttpSettings(
-        model_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
-        is_embedding=is_embedding,
-        principals=principals,
-        **{name: getattr(server, name) for name in same},
-    )
 
 
 def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:

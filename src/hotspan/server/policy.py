@@ -242,13 +242,12 @@ class Gate:
 class Matched:
     """The route that will answer a request.
 
-    path:     as it was registered; None if there is none. params: what it has in place of names.
-    is_whole: the method is the route's, too.
+    path:   as it was registered; None if there is none, whatever the method.
+    params: what the request has in place of names; none for another method than the route's.
     """
 
     path: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    is_whole: bool = False
 
 
 def matched(scope: Scope, routes: Iterable[BaseRoute], root_path: str = "") -> Matched:
@@ -265,7 +264,7 @@ def _match(routes: Iterable[BaseRoute], scope: Scope) -> Matched:
         match, child = route.matches(scope)
         path: str | None = getattr(route, "path", None)
         if match is Match.FULL:
-            return Matched(path, child.get("path_params", {}), is_whole=True)
+            return Matched(path, child.get("path_params", {}))
         if match is Match.PARTIAL and partial is None:
             partial = Matched(path)
     return partial or Matched()

@@ -28,6 +28,7 @@ from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.held import sweep
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
+from hotspan.http.connections import HttpLimits
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import DrainingServer, bind, uvicorn_config
 from hotspan.plan.tiers import Extent
@@ -50,11 +51,9 @@ from hotspan.server.options import (
     check_exposure,
     check_tiers,
     fetched,
-    http_settings,
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, current_owner, current_tenant
-from hotspan.server.settings import HttpSettings
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -184,19 +183,19 @@ async def _serve(
                     logger.info("load_path_warmed tokens=%d", loaded)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
-            http = http_settings(
-                options.server, engine.names, is_embedding=engine.is_embedding, principals=options.principals
-            )
             front = Front(
                 engine.app,
-                http,
+                options.server,
+                options.limits,
+                names=engine.names,
+                is_embedding=engine.is_embedding,
                 is_alive=lambda: not engine.is_dead,
                 adapters=registry,
                 formatters=formatters,
                 forget=_forget(engine) if options.cache is not None else None,
             )
             server = DrainingServer(
-                _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, http),
+                _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, options.limits),
                 front.admission,
                 arguments.shutdown_timeout,
                 lambda: _ready_line(options, entrance.listeners[0], time.monotonic() - started),
@@ -215,11 +214,11 @@ async def _serve(
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
 
 
-def _uvicorn(app: ASGIApp, arguments: Namespace, http: HttpSettings) -> uvicorn.Config:
+def _uvicorn(app: ASGIApp, arguments: Namespace, limits: HttpLimits) -> uvicorn.Config:
     leave_out(vars(arguments))
     return uvicorn_config(
         app,
-        http,
+        limits,
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
         **tls_options(vars(arguments)),

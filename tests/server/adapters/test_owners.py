@@ -13,8 +13,8 @@ from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.front import Front
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
-from hotspan.server.settings import HttpSettings
 from tests.server.lmi.fake_engine import FakeEngine
+from tests.server.lmi.serving import split
 from tests.server.test_principal import ADMIN_TOKEN, known
 
 from .rig import Rig, write_adapter
@@ -29,7 +29,7 @@ class Served:
         self.engine = FakeEngine()
         app = self.engine.app()
         app.include_router(adapter_router(registry, {"lmi"}, is_open=is_open))
-        front = Front(app, HttpSettings(no_sessions=True), is_alive=lambda: True, adapters=registry)
+        front = Front(app, *split(), is_alive=lambda: True, adapters=registry)
         table = access_table(has_keys=is_keyed, has_given_token=False, has_client_adapters=is_open)
         tenants = known(acme="key-a", globex="key-b") if is_keyed else Tenants()
         transport = httpx.ASGITransport(Gate(front, table, Credentials(tenants, ADMIN_TOKEN)))

@@ -144,7 +144,7 @@ def test_several_sequences(container: Container) -> None:
 @pytest.mark.parametrize(
     ("parameters", "param", "hint"),
     [
-        ({"top_n_tokens": 129}, "top_n_tokens", "at most 128"),
+        ({"top_n_tokens": 129}, None, "at most 128"),
         ({"max_new_tokens": "many"}, "max_new_tokens", ""),
         ({"max_new_tokens": 1_000_000}, None, "2048"),
         ({"temperature": -1}, "temperature", ""),

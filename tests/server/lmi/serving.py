@@ -5,21 +5,28 @@ import contextlib
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import uvicorn
 
-from hotspan.http.connections import connection_class
+from hotspan.config.server_settings import ServerSettings
+from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.server.front import Front
-from hotspan.server.settings import HttpSettings
 
 from .fake_engine import FakeEngine
 
 
+def split(**given: Any) -> tuple[ServerSettings, HttpLimits]:
+    """Settings and limits of a server, from fields of both."""
+    limits = {field.name: given.pop(field.name) for field in fields(HttpLimits) if field.name in given}
+    given.setdefault("no_sessions", "sessions_path" not in given)
+    return ServerSettings(**given), HttpLimits(**limits)
+
+
 def front(engine: FakeEngine, *, alive: bool = True, plugs: dict[str, Any] | None = None, **settings: Any) -> Front:
-    settings.setdefault("no_sessions", "sessions_path" not in settings)
-    return Front(engine.app(), HttpSettings(**settings), is_alive=lambda: alive, **(plugs or {}))
+    return Front(engine.app(), *split(**settings), is_alive=lambda: alive, **(plugs or {}))
 
 
 def client(app: Any) -> httpx.AsyncClient:
@@ -44,14 +51,14 @@ def sse(response: httpx.Response) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, settings: HttpSettings | None = None) -> AsyncIterator[int]:
+async def serving(app: Any, settings: HttpLimits | None = None) -> AsyncIterator[int]:
     """The app on a real socket of this event loop; its port."""
     async with _served(app, settings, port=0) as server:
         yield int(server.servers[0].sockets[0].getsockname()[1])
 
 
 @contextlib.asynccontextmanager
-async def serving_a_file(app: Any, settings: HttpSettings | None = None) -> AsyncIterator[str]:
+async def serving_a_file(app: Any, settings: HttpLimits | None = None) -> AsyncIterator[str]:
     """The same on a Unix socket, over which nothing takes time; its path."""
     with tempfile.TemporaryDirectory(prefix="hs-") as directory:
         path = f"{directory}/socket"
@@ -60,12 +67,12 @@ async def serving_a_file(app: Any, settings: HttpSettings | None = None) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def _served(app: Any, settings: HttpSettings | None, **place: Any) -> AsyncIterator[uvicorn.Server]:
+async def _served(app: Any, settings: HttpLimits | None, **place: Any) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
         app,
         lifespan="off",
         log_level="critical",
-        http=connection_class(settings or HttpSettings()),
+        http=connection_class(settings or HttpLimits()),
         timeout_graceful_shutdown=1,
         **place,
     )

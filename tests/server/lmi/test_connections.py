@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hotspan.http.connections import connection_class
-from hotspan.server.settings import HttpSettings
+from hotspan.http.connections import HttpLimits, connection_class
 from tests.bench.simulated import in_simulated_time, run_simulated
 from tests.operations import counted
 
@@ -63,7 +62,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 async def test_a_head_that_does_not_end(begun: bytes) -> None:
     """A connection that begins no request, or never ends its head, is closed in time."""
     now = asyncio.get_running_loop().time
-    async with serving_a_file(plain, HttpSettings(head_s=0.2)) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits(head_s=0.2)) as path, connected(path) as (reader, writer):
         writer.write(begun)
         began_s = now()
         assert await is_hung_up(reader, 3) and now() - began_s == pytest.approx(0.2)
@@ -72,7 +71,7 @@ async def test_a_head_that_does_not_end(begun: bytes) -> None:
 @in_simulated_time
 async def test_a_head_that_drips() -> None:
     """Bytes that come now and then give no more time: the deadline is the whole head's."""
-    async with serving_a_file(plain, HttpSettings(head_s=0.3)) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits(head_s=0.3)) as path, connected(path) as (reader, writer):
         gone = asyncio.create_task(is_hung_up(reader, 3))
         writer.write(GET[:-2] + b"x-drip: ")
         for _ in range(50):
@@ -84,7 +83,7 @@ async def test_a_head_that_drips() -> None:
 @in_simulated_time
 async def test_the_second_head_has_its_own_time() -> None:
     """On a connection that is kept, each head has the same time, and so has the pause between two."""
-    async with serving_a_file(plain, HttpSettings(head_s=0.3, idle_s=0.5)) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits(head_s=0.3, idle_s=0.5)) as path, connected(path) as (reader, writer):
         for _ in range(3):
             writer.write(GET[:5])
             await asyncio.sleep(0.15)
@@ -98,7 +97,7 @@ async def test_the_second_head_has_its_own_time() -> None:
 @in_simulated_time
 async def test_an_idle_connection() -> None:
     """A connection that is kept for nothing is closed."""
-    async with serving_a_file(plain, HttpSettings(idle_s=0.2)) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits(idle_s=0.2)) as path, connected(path) as (reader, writer):
         writer.write(GET)
         await answered(reader)
         assert await is_hung_up(reader, 2)
@@ -107,7 +106,7 @@ async def test_an_idle_connection() -> None:
 @in_simulated_time
 async def test_a_request_in_work_has_time() -> None:
     """No deadline of the connection's touches a request that is in work, whatever else came with it."""
-    limits = HttpSettings(head_s=0.1, idle_s=0.1, stall_s=0.1)
+    limits = HttpLimits(head_s=0.1, idle_s=0.1, stall_s=0.1)
     async with serving_a_file(plain, limits) as path, connected(path) as (reader, writer):
         writer.write(GET.replace(b"/ ", b"/slow "))
         await asyncio.sleep(0.05)
@@ -119,7 +118,7 @@ async def test_a_request_in_work_has_time() -> None:
 @in_simulated_time
 async def test_a_head_too_large() -> None:
     """A head without an end is refused before it fills the memory."""
-    async with serving_a_file(plain, HttpSettings()) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits()) as path, connected(path) as (reader, writer):
         writer.write(GET[:-2] + b"".join(b"x-%d: %b\r\n" % (number, b"a" * 1000) for number in range(70)))
         assert await answered(reader) == b"HTTP/1.1 431 Request Header Fields Too Large"
 
@@ -127,7 +126,7 @@ async def test_a_head_too_large() -> None:
 @in_simulated_time
 async def test_a_client_that_reads_nothing() -> None:
     """A client that leaves its answer where it is loses it."""
-    async with serving_a_file(plain, HttpSettings(deaf_s=0.2)) as path, connected(path) as (reader, writer):
+    async with serving_a_file(plain, HttpLimits(deaf_s=0.2)) as path, connected(path) as (reader, writer):
         writer.write(GET.replace(b"/ ", b"/big "))
         await asyncio.sleep(1.0)
         read = 0
@@ -140,7 +139,7 @@ async def test_a_client_that_reads_nothing() -> None:
 @in_simulated_time
 async def test_room_for_newcomers() -> None:
     """When there are as many connections as may be, the one that waits longest goes; those in work stay."""
-    async with serving_a_file(plain, HttpSettings(connections=3)) as path, contextlib.AsyncExitStack() as stack:
+    async with serving_a_file(plain, HttpLimits(connections=3)) as path, contextlib.AsyncExitStack() as stack:
         busy, oldest, younger = [await stack.enter_async_context(connected(path)) for _ in range(3)]
         busy[1].write(GET.replace(b"/ ", b"/slow "))
         await asyncio.sleep(0.05)
@@ -155,7 +154,7 @@ async def test_room_for_newcomers() -> None:
 @in_simulated_time
 async def test_no_room_beside_work() -> None:
     """Where all connections are at work, a new one is told so, and they go on."""
-    async with serving_a_file(plain, HttpSettings(connections=2)) as path, contextlib.AsyncExitStack() as stack:
+    async with serving_a_file(plain, HttpLimits(connections=2)) as path, contextlib.AsyncExitStack() as stack:
         busy = [await stack.enter_async_context(connected(path)) for _ in range(2)]
         for _, writer in busy:
             writer.write(GET.replace(b"/ ", b"/slow "))
@@ -172,7 +171,7 @@ def test_a_request_costs_the_same_beside_slow_sockets() -> None:
         counts: list[int] = []
 
         async def main(now: object) -> None:
-            settings = HttpSettings(head_s=600, stall_s=600, connections=1000)
+            settings = HttpLimits(head_s=600, stall_s=600, connections=1000)
             async with serving_a_file(plain, settings) as path, contextlib.AsyncExitStack() as stack:
                 slow = [await stack.enter_async_context(connected(path)) for _ in range(sockets)]
                 for number, (_, writer) in enumerate(slow):
@@ -197,5 +196,5 @@ def test_a_request_costs_the_same_beside_slow_sockets() -> None:
 def test_files_are_left_for_others() -> None:
     """However many connections are allowed, half of the files that the process may open are not theirs."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connection_class(HttpSettings(connections=10**9)).most == files // 2  # type: ignore[attr-defined]
-    assert connection_class(HttpSettings(connections=7)).most == 7  # type: ignore[attr-defined]
+    assert connection_class(HttpLimits(connections=10**9)).most == files // 2  # type: ignore[attr-defined]
+    assert connection_class(HttpLimits(connections=7)).most == 7  # type: ignore[attr-defined]

@@ -25,8 +25,7 @@ import asyncio, sys
 sys.path.insert(0, ".")
 import uvicorn
 from hotspan.http import serving
-from hotspan.http.connections import connection_class
-from hotspan.server.settings import HttpSettings
+from hotspan.http.connections import HttpLimits, connection_class
 from tests.server.lmi.fake_engine import FakeEngine, Step
 from tests.server.lmi.serving import front
 class Held(FakeEngine):  # ends no answer before a line comes
@@ -40,7 +39,7 @@ serving.CUT_S = 60  # so that a machine that stands still does not use it up
 steps = int(sys.argv[1])
 app = front(Held((*[Step(((1, "a"),), "a")] * steps, Step((), "", "length")), delay_s=0.02))
 options = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 1}
-config = uvicorn.Config(app, port=0, http=connection_class(HttpSettings()), **options)
+config = uvicorn.Config(app, port=0, http=connection_class(HttpLimits()), **options)
 server = serving.DrainingServer(config, app.admission, float(sys.argv[2]), lambda: "")
 server._ready_line = lambda: str(server.servers[0].sockets[0].getsockname()[1])
 server.run()

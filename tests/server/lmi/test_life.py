@@ -14,12 +14,11 @@ from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking
-from hotspan.server.settings import HttpSettings
 from hotspan.testing.clock import SimulatedClock
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
-from .serving import client, front, invoke, post, rows, serving_a_file, sse, until
+from .serving import client, front, invoke, post, rows, serving_a_file, split, sse, until
 
 ENDLESS = (*[Step(((1, "a"),), "a")] * 100_000, Step((), "", "length"))
 
@@ -128,7 +127,7 @@ def exchange() -> AppExchange:
 @in_simulated_time
 async def test_no_principal_takes_every_place() -> None:
     """A principal with more requests than its share is refused while places are left, which others then get."""
-    admission = Admission(HttpSettings(job_queue_size=8, principals=4))  # two tenants, the administrator, no key
+    admission = Admission(*split(job_queue_size=8, principals=4))  # two tenants, the administrator, no key
     ending = asyncio.Event()
 
     async def work() -> None:
@@ -154,7 +153,7 @@ async def test_no_principal_takes_every_place() -> None:
 async def test_retry_after_is_measured() -> None:
     """A client that is refused is told to come back when those before it are expected to have ended."""
     clock = SimulatedClock()
-    admission = Admission(HttpSettings(job_queue_size=1), clock)
+    admission = Admission(*split(job_queue_size=1), clock)
 
     async def work(seconds: float) -> None:
         clock.advance(seconds)
@@ -297,6 +296,6 @@ async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
 
 def test_settings_are_the_pages() -> None:
     """The limits that users know are the defaults."""
-    settings = HttpSettings()
+    settings, limits = split()
     assert (settings.job_queue_size, settings.predict_timeout_s, settings.session_expiry_s) == (1000, 240, 1200)
-    assert settings.max_request_bytes == 64 * 2**20
+    assert limits.max_request_bytes == settings.max_request_bytes == 64 * 2**20

@@ -16,11 +16,10 @@ from hotspan.server.front import Front
 from hotspan.server.lmi.request import chosen_schema
 from hotspan.server.lmi.routes import OPENAI, WORK
 from hotspan.server.principal import Principal, asking
-from hotspan.server.settings import HttpSettings
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
-from .serving import client, front, invoke, rows, sse
+from .serving import client, front, invoke, rows, split, sse
 from .test_gate import gated
 
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -157,7 +156,7 @@ async def test_openai_streams_are_events() -> None:
 async def test_embeddings() -> None:
     """`inputs` of an embedding model: a vector for a text, a list for a list, in its order; else it is LMI's."""
     engine = FakeEngine()
-    app = front(engine, is_embedding=True)
+    app = front(engine, plugs={"is_embedding": True})
     assert (await invoke(app, {"inputs": "abc"})).json() == [0.0, 3]
     assert (await invoke(app, {"inputs": ["abc", "de"]})).json() == [[0.0, 3], [1.0, 2]]
     assert engine.seen[-1][0] == "/v1/embeddings"
@@ -193,7 +192,7 @@ async def test_bodies_that_are_none(content: bytes, kind: str, status: int, hint
 
 async def test_a_model_that_is_not_there() -> None:
     """A path that names another model is a 404 that says what it is called."""
-    answer = await invoke(front(FakeEngine(), model_names=("llama",)), {"inputs": "Say"}, "/predictions/gpt")
+    answer = await invoke(front(FakeEngine(), plugs={"names": ["llama"]}), {"inputs": "Say"}, "/predictions/gpt")
     assert answer.status_code == 404 and "llama" in answer.json()["error"]["message"]
 
 
@@ -431,7 +430,7 @@ async def test_the_engines_own_time_to_try_again() -> None:
     """What the engine says of it stands, once."""
     engine = FastAPI()
     engine.add_api_route("/busy", lambda: Response(status_code=503, headers={"Retry-After": "42"}), methods=["GET"])
-    async with client(Front(engine, HttpSettings(no_sessions=True), is_alive=lambda: True)) as http:
+    async with client(Front(engine, *split(), is_alive=lambda: True)) as http:
         assert (await http.get("/busy")).headers.get_list("retry-after") == ["42"]
 
 
@@ -530,7 +529,7 @@ async def test_root_path() -> None:
 async def test_plain_bodies_go_as_they_came(content: bytes, is_same: bool) -> None:
     """Where adapters are served, a body in which nothing is to be changed reaches the engine byte for byte."""
     engine = FakeEngine()
-    app = front(engine, plugs={"adapters": FakeAdapters("legal")}, model_names=("base", "lmi", "model"))
+    app = front(engine, plugs={"adapters": FakeAdapters("legal"), "names": ["base"]})
     async with client(app) as http:
         headers = {"content-type": "application/json"}
         assert (await http.post("/v1/completions", content=content, headers=headers)).status_code == 200

@@ -20,8 +20,7 @@ from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
-from hotspan.server.settings import HttpSettings
-from tests.server.lmi.serving import serving, until
+from tests.server.lmi.serving import serving, split, until
 from tests.server.test_principal import known
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +84,6 @@ async def store(
     is_partial: bool = False,
     is_waited_for: bool = True,
     at_once: int = 8,
-    settings: HttpSettings | None = None,
     startup_timeout_s: float = 120.0,
     held: Sequence[str] = (),
     **variables: str,
@@ -105,15 +103,14 @@ async def store(
             served.append(
                 ServedModel(all_names, link, command, startup_timeout_s=startup_timeout_s, is_partial=is_partial)
             )
-        settings = settings or HttpSettings(no_sessions=True)
-        front = StoreFront(served, settings, default=default, has_keys=has_keys)
+        front = StoreFront(served, *split(default_model=default), has_keys=has_keys)
         tenants = known(**KEYS) if has_keys else Tenants()
         gate = Gate(front, access_table(has_keys=has_keys, has_given_token=True), Credentials(tenants, ADMIN_TOKEN))
         turns = asyncio.Semaphore(at_once)
         keepers = [asyncio.create_task(model.keep(turns)) for model in served]
         try:
             async with (
-                serving(gate, settings) as port,
+                serving(gate) as port,
                 httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
             ):
                 running = Store(tuple(served), front, port, http, book, keepers)

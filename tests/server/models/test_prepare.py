@@ -48,7 +48,7 @@ def test_each_model_is_told_its_own(directory: Path) -> None:
     setup = prepared(directory, models, "--dtype", "float32", variables={"HOTSPAN_JOB_QUEUE_SIZE": "7"})
     assert [model.names for model in setup.models] == [("a", "llama"), ("b",)]
     assert [model._command.words for model in setup.models] == [("run", "a"), ("run", "b")]
-    assert setup.at_once == 1 and setup.http.job_queue_size == 5 + 7
+    assert setup.at_once == 1 and setup.server.job_queue_size == 5 + 7
     first, second = told(setup, 0), told(setup, 1)
     assert first.directory == str(directory / "a") and first.words == ("--dtype", "float32")
     assert first.cache and second.cache and first.cache.ram_bytes == second.cache.ram_bytes == GIB // 8
@@ -56,7 +56,7 @@ def test_each_model_is_told_its_own(directory: Path) -> None:
     assert first.link.secret != second.link.secret and first.link.path != second.link.path
     own = first.configuration(NONE)
     assert own.server.job_queue_size == 5 and own.server.predict_timeout_s == 500
-    assert setup.http.predict_timeout_s > 500
+    assert setup.server.predict_timeout_s > 500
 
 
 def test_secrets_stay_in_the_pipe(directory: Path) -> None:

@@ -21,6 +21,7 @@ from hotspan.server.exchange import JSONLINES, AppExchange
 from hotspan.server.lmi.engine import AppResponse, asked, forwarded_scope, request_scope
 from hotspan.server.lmi.request import (
     ADAPTER_HEADER,
+    LMI_NAMES,
     Schema,
     chosen_schema,
     own_name,
@@ -30,7 +31,6 @@ from hotspan.server.lmi.request import (
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
 from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
 from hotspan.server.principal import current_owner, current_tenant
-from hotspan.server.settings import LMI_NAMES
 
 Payload = dict[str, Any]
 Forget = Callable[[str, str], Awaitable[None]]

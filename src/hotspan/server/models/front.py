@@ -14,6 +14,8 @@ from urllib.parse import parse_qs
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from hotspan.config.server_settings import ServerSettings
+from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
 from hotspan.server.admission import Admission
@@ -33,7 +35,6 @@ from hotspan.server.policy import (
     refuse_websocket,
 )
 from hotspan.server.principal import current_principal
-from hotspan.server.settings import HttpSettings
 
 HEALTH, MODELS = "/health", "/v1/models"
 CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
@@ -46,19 +47,16 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StoreFront:
-    """The app that is served. `admission.drain()` stops it.
-
-    default: the name of the model that is meant where none is named.
-    """
+    """The app that is served. `admission.drain()` stops it."""
 
     def __init__(
-        self, models: Sequence[ServedModel], settings: HttpSettings, *, default: str | None = None, has_keys: bool
+        self, models: Sequence[ServedModel], settings: ServerSettings, limits: HttpLimits, *, has_keys: bool
     ) -> None:
-        self.admission = Admission(settings)
+        self.admission = Admission(settings, limits)
         self._models = models
         self._by_name = {name: model for model in models for name in model.names}
-        self._default = None if default is None else self._by_name[default]
-        self._settings = settings
+        self._default = None if settings.default_model is None else self._by_name[settings.default_model]
+        self._compat = settings.compat
         self._has_keys = has_keys
         self._created = int(time.time())
         paths = dict.fromkeys((*PUBLIC, *CLIENT, *ADMIN, *UNLESS_SHARED, METRICS))
@@ -71,16 +69,11 @@ class StoreFront:
             return
         if scope["type"] != "http":
             return
-        path, named = self._place(scope)
-        exchange = AppExchange(scope, receive, send, is_lmi=self._settings.compat == "lmi" and path in LMI_HAS)
-        async with exchange.answered():
-            await self._answer(exchange, path, named)
-
-    def _place(self, scope: Scope) -> tuple[str, str | None]:
-        """The route, by its path as the policy has it, and the model that the path names."""
         found = matched(scope, self.routes)
-        name = found.params.get("model")
-        return (found.path if found.is_whole and found.path else scope["path"]), None if name is None else str(name)
+        path = found.path or scope["path"]
+        exchange = AppExchange(scope, receive, send, is_lmi=self._compat == "lmi" and path in LMI_HAS)
+        async with exchange.answered():
+            await self._answer(exchange, path, found.params.get("model"))
 
     async def _answer(self, exchange: Exchange, path: str, named: str | None) -> None:
         if path in (PING, HEALTH):
@@ -142,7 +135,7 @@ class StoreFront:
         status = "Draining" if self.admission.is_draining else _health_of(list(states.values()))
         is_shown = not self._has_keys or current_principal().has_key
         more = {"models": {name: state.value for name, state in states.items()}} if is_shown else {}
-        await tell_health(exchange, status, self._settings, LOADING_RETRY_S, has_body=has_body, **more)
+        await tell_health(exchange, status, self._compat, LOADING_RETRY_S, has_body=has_body, **more)
 
     async def _metrics(self, exchange: Exchange) -> None:
         answers = await self._of_ready(exchange)

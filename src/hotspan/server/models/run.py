@@ -21,6 +21,7 @@ from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
+from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
 from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment
@@ -30,9 +31,8 @@ from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.models.shares import DEVICES, Share, shares, visible_devices
 from hotspan.server.models.source import model_cache
 from hotspan.server.models.store import ModelStore
-from hotspan.server.options import ServeOptions, http_settings
+from hotspan.server.options import ServeOptions
 from hotspan.server.run import Entrance, open_entrance, raise_file_limit, show_log
-from hotspan.server.settings import LMI_NAMES, HttpSettings
 
 _WATCH_S = 0.1
 _STARTUP_SLACK_S = 60.0
@@ -50,12 +50,12 @@ class Prepared:
     """All models as they are about to be started.
 
     at_once: how many of them may load at a time.
-    http:    the front's limits: what all models may take together, since each one's server holds to its own.
+    server:  of the front: what all models may take together, since each one's server holds to its own.
     """
 
     models: tuple[ServedModel, ...]
     at_once: int
-    http: HttpSettings
+    server: ServerSettings
 
 
 def run_store(
@@ -133,12 +133,12 @@ def prepare(
         )
     has_own_devices = all(share.devices for share in split.values())
     at_once = common.server.models_at_once or (len(models) if has_own_devices else 1)
-    return Prepared(tuple(models), at_once, _limits(common, [each.server for each in own.values()]))
+    return Prepared(tuple(models), at_once, _together(common.server, [each.server for each in own.values()]))
 
 
-def _limits(common: Configuration, servers: Sequence[ServerSettings]) -> HttpSettings:
+def _together(common: ServerSettings, servers: Sequence[ServerSettings]) -> ServerSettings:
     return replace(
-        http_settings(common.server, (), is_embedding=False),
+        common,
         job_queue_size=sum(server.job_queue_size for server in servers),
         max_request_bytes=max(server.max_request_bytes for server in servers),
         predict_timeout_s=max(server.predict_timeout_s for server in servers) + CUT_S,
@@ -205,14 +205,14 @@ class StoreServer(DrainingServer):
 
 async def _serve(prepared: Prepared, options: ServeOptions, entrance: Entrance) -> None:
     began_s = time.monotonic()
-    models, http = prepared.models, replace(prepared.http, principals=options.principals)
-    front = StoreFront(models, http, default=options.server.default_model, has_keys=options.has_keys)
+    models, options = prepared.models, replace(options, server=prepared.server)
+    front = StoreFront(models, options.server, options.limits, has_keys=options.has_keys)
     given = options.engine_values
     tls = tls_options(given)
     leave_out(given)
     config = uvicorn_config(
         with_cors(entrance.gate(front), given),
-        http,
+        options.limits,
         lifespan="off",
         ws="none",
         access_log=not given.get(NO_ACCESS_LOG, False),
