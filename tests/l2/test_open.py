@@ -89,4 +89,4 @@ def test_hyperpods_own_names_are_taken() -> None:
     options = {"sagemaker_hyperpod_shared_memory_name": "none", "sagemaker_hyperpod_timeout_ms": "900"}
     with contextlib.closing(open_store("--l2", "sagemaker-hyperpod://127.0.0.1", options)) as store:
         assert isinstance(store, HyperpodStore)
-        assert (store._options.shared_memory_name, store._options.timeout_ms) == ("none", 900)
+        assert (store.blobs.daemon.options.shared_memory_name, store.blobs.daemon.options.timeout_ms) == ("none", 900)

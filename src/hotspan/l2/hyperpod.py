@@ -1,178 +1,246 @@
 """HyperPod's managed tiered storage as an L2: `sagemaker-hyperpod://host:9200`, one daemon on each node.
 
-Its protocol knows put, lease and release. An object is one run of bytes, as stores/base.py draws it; marks are objects
-of their own (stores/mark_chains.py). There is no log, and no delete unless the daemon is hotspan's own.
+    KEY        an object
+    KEY.mN     its metadata after N + 1 additions: [ "HSHM" | N 2 | KEY 32 ][ metadata ][ xxh3-64 8 ]
+
+The protocol knows put, lease and release, and what is there never changes. Who adds to metadata puts it with the next
+number; if another was faster (409), it reads what that one wrote and takes the number after it. Each number has all
+that the ones before it have, so a reader needs the last one. It finds it in a few steps: 0, 1, 3, 7 ... until one is
+missing, then between the last two. Most chunks have none: one step.
+
+There is no log, and no delete unless the daemon is hotspan's own.
 """
 
 import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import xxhash
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
-from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.types import ChunkKey
-from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, SharedLog, StoreUsage
+from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.l2.base import StoreUsage, marked, marks_of
+from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.leases import HyperpodDaemon, Lease
-from hotspan.l2.mark_chains import MarkChains, name_of
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, pack_marks, parse_metadata
+from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import HyperpodOptions
-from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BATCH = 8
+MAX_NUMBERS = MOST_LABELS + 1
+"""Of metadata; the last one makes the chunk wild, whatever it says."""
+
+_LABELS_UNTIL = 48
+"""From this number on metadata says "wild" instead of labels, so that there is room for earlier expiries."""
+
+_HEAD = struct.Struct("<4sH32s")
+_MAGIC = b"HSHM"
+_CHECK_BYTES = 8
+_MAX_BYTES = _HEAD.size + LIFE_BYTES + MOST_LABELS * ENTRY_BYTES + _CHECK_BYTES
+(_WILD,) = marks_of(Terms(is_wild=True), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A lease that `find` got, for the `get` that follows."""
+class _Metadata:
+    """What is known of a chunk's metadata.
 
-    lease: Lease
-    record: Record
+    last:    its highest number, -1 if there is none. missing: the lowest number known not to be there.
+    marks:   what the last one has; None if it can't be read: nobody knows what it forbids.
+    """
 
-
-class HyperpodStore:
-    """An ObjectStore on a daemon that speaks HyperPod's protocol. Every method takes `timeout_s` at most."""
-
-    log: SharedLog | None = None
-
-    def __init__(self, host: str, port: int, options: HyperpodOptions, clock: Clock | None = None) -> None:
-        self._daemon = HyperpodDaemon(host, port, options, clock or SystemClock())
-        self._chains = MarkChains(self._daemon)
-        self._options = options
-        self._held: dict[ChunkKey, _Held] = {}
-        self._holding = threading.Lock()
-        self._said_no_delete = False
+    last: int = -1
+    missing: int = MAX_NUMBERS
+    marks: frozenset[bytes] | None = frozenset()
 
     @property
-    def refused(self) -> Mapping[str, int]:
-        """Leases that were not believed or not granted, by reason."""
-        return self._daemon.refused
+    def probe(self) -> int | None:
+        """Which number to ask for next; None if the last one is known."""
+        if self.marks is None or self.missing == self.last + 1:
+            return None
+        if self.missing == MAX_NUMBERS:
+            return min(max(0, 2 * self.last + 1), MAX_NUMBERS - 1)
+        return (self.last + self.missing) // 2
 
-    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
-        """As ObjectStore says, in batches that grow; what was found stays leased until `get`, or for `lease_ttl_s`."""
-        deadline = Deadline(self._options.timeout_s)
-        with self._holding:
-            self._held = {key: held for key, held in self._held.items() if not self._daemon.is_over(held.lease)}
-        answers: list[Found | None] = []
-        for batch in _batches(keys, self._options.connections) if is_chain else ([key] for key in keys):
-            found = self._find(batch, deadline)
-            answers += [*found, *[None] * (len(batch) - len(found))]
-            if is_chain and len(found) < len(batch):
-                break
-        return answers + [None] * (len(keys) - len(answers))
+    @property
+    def can_be_emptied(self) -> bool:
+        """Whether the next number can say that there are no marks any more."""
+        return bool(self.marks) and self.last + 1 < MAX_NUMBERS
 
-    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
-        """As ObjectStore says, from the lease that `find` left if that is still good, else from a new one."""
-        record = found.record
-        if sum(map(len, into)) != HEADER_BYTES + record.payload_bytes:
-            return False
-        lease = self._leased(record.key, Deadline(self._options.timeout_s))
-        if lease is None:
-            return False
+    def data(self) -> bytes | None:
+        """As a blob."""
+        if self.marks is None:
+            return b""
+        return NO_LIFE + pack_marks(self._all(self.marks)) if self.last >= 0 else None
+
+    def joined(self, marks: Iterable[bytes]) -> frozenset[bytes] | None:
+        """What the next number has to say to add marks; None if it is all there. Raises: OSError if that can't be."""
+        if self.marks is None:
+            raise OSError("a chunk's metadata can't be read, so that nothing can be added to it")
+        before = marked(Terms(), self._all(self.marks))
+        after = marked(before, marks)
+        if after == before:
+            return None
+        if self.last + 1 == MAX_NUMBERS:
+            raise OSError("a chunk has all the metadata that it can have, and needs another expiry")
+        union = self.marks.union(mark or _WILD for mark in marks)
+        if len(union) <= MOST_LABELS and self.last + 1 < _LABELS_UNTIL:
+            return union
+        return frozenset(marks_of(replace(after, labels=frozenset(), is_wild=True), after.generation))
+
+    def _all(self, marks: frozenset[bytes]) -> frozenset[bytes]:
+        return marks | {_WILD} if self.last == MAX_NUMBERS - 1 else marks
+
+
+class HyperpodBlobs:
+    """Blobs on a daemon that speaks HyperPod's protocol. `read` passes over the metadata of what is not there."""
+
+    batch = 4
+
+    def __init__(self, daemon: HyperpodDaemon, timeout_s: float) -> None:
+        self.daemon = daemon
+        self._timeout_s = timeout_s
+        self._said_no_delete = False
+
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        deadline = Deadline(self._timeout_s)
+        objects = [part for part in parts if not _is_metadata(part.name)]
+        leases = self.daemon.lease_all([_name(part.name) for part in objects], deadline)
         try:
-            # The record was right when it was found; a daemon that forgets leases may have reused the bytes since.
-            return self._record(record.key, lease) == record and self._daemon.read(lease, PREAMBLE_BYTES, into)
+            begun = [self._begin_of(lease, part.limit) for lease, part in zip(leases, objects, strict=True)]
         finally:
-            self._daemon.release_all([lease])
+            self.daemon.release_all(leases)
+        found = {part.name: data for part, data in zip(objects, begun, strict=True)}
+        there = {_name(name) for name, data in found.items() if data is not None}
+        beside = [part.name for part in parts if _is_metadata(part.name) and _name(part.name) in there]
+        # After the objects: a daemon evicts what was asked for first.
+        metadata = self._found({_name(name): _Metadata() for name in beside}, deadline)
+        found |= {name: metadata[_name(name)].data() for name in beside}
+        return [found.get(part.name) for part in parts]
 
-    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
-        preamble = pack(record).ljust(PREAMBLE_BYTES, b"\0")
-        return self._daemon.put(name_of(record.key), [preamble, *frame])
+    def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
+        (lease,) = self.daemon.lease_all([_name(name)], Deadline(self._timeout_s))
+        try:
+            return lease is not None and lease.size == sum(map(len, into)) and self.daemon.read(lease, 0, into)
+        finally:
+            self.daemon.release_all([lease])
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        """As ObjectStore says. Raises: OSError also where a chunk has no room for an earlier expiry."""
-        self._chains.add(marks, Deadline(self._options.timeout_s))
+    def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        return self.daemon.put(_name(name), data)
 
-    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
-        """As ObjectStore says, of hotspan's own daemon. HyperPod's can't: its objects stay until it evicts them."""
-        deadline = Deadline(self._options.timeout_s)
-        self._let_go(keys)
-        if not self._daemon.can_delete(deadline):
+    def append(self, additions: Sequence[Addition]) -> None:
+        deadline = Deadline(self._timeout_s)
+        added = {_name(one.name): _marks_in(one.first + one.data) for one in additions}
+        found = self._found(dict.fromkeys(added, _Metadata()), deadline)
+        while found:
+            joined = {name: metadata.joined(added[name]) for name, metadata in found.items()}
+            lacking = {name: (found[name].last + 1, marks) for name, marks in joined.items() if marks is not None}
+            beaten = self._put(lacking, deadline)
+            ahead = {name: replace(found[name], missing=found[name].last + 2) for name in beaten}
+            found = self._found(ahead, deadline, hold=True)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """On hotspan's own daemon; HyperPod's can't, and its objects stay until it evicts them.
+
+        Metadata is emptied under the next number, unless somebody adds to it meanwhile.
+        """
+        deadline = Deadline(self._timeout_s)
+        objects = [_name(name) for name in names if not _is_metadata(name)]
+        if not self.daemon.can_delete(deadline):
             if not self._said_no_delete:
-                logger.warning("l2_can_not_delete reason=protocol objects=%d", len(keys))
+                logger.warning("l2_can_not_delete reason=protocol objects=%d", len(objects))
             self._said_no_delete = True
             return
-        self._daemon.delete_all([name_of(key) for key in keys], deadline)
-        self._chains.delete(keys, deadline)
+        beside = {_name(name): _Metadata() for name in names if _is_metadata(name)}
+        found = self._found(beside, deadline)
+        self.daemon.delete_all(objects, deadline)
+        emptied = {name: (one.last + 1, frozenset[bytes]()) for name, one in found.items() if one.can_be_emptied}
+        self._put(emptied, deadline)
+        over = [name for name, one in found.items() if one.marks != frozenset() and name not in emptied]
+        self.daemon.delete_all([f"{name}.m{number}" for name in over for number in range(MAX_NUMBERS)], deadline)
 
     def usage(self) -> StoreUsage:
         """Nothing unless the daemon is hotspan's: the protocol does not say."""
-        said = self._daemon.health(Deadline(self._options.timeout_s))
+        said = self.daemon.health(Deadline(self._timeout_s))
         sizes = (said.get(name) for name in ("objects", "bytes", "capacity_bytes"))
         return StoreUsage(*(size if type(size) is int else 0 for size in sizes))
 
     def close(self) -> None:
-        self._let_go(list(self._held))
-        self._daemon.close()
+        self.daemon.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _find(self, keys: Sequence[ChunkKey], deadline: Deadline) -> list[Found]:
-        """What is there of a batch, up to the first that is not."""
-        leases = self._daemon.lease_all([name_of(key) for key in keys], deadline)
-        kept: dict[ChunkKey, _Held] = {}
-        try:
-            for key, lease in zip(keys, leases, strict=True):
-                record = None if lease is None else self._record(key, lease)
-                if lease is None or record is None:
-                    break
-                kept[key] = _Held(lease, record)
-            chains = self._chains.read(kept, deadline)  # after the objects: a daemon evicts what was asked for first
-        except BaseException:
-            self._daemon.release_all(leases)
-            raise
-        found = []
-        for key, held in kept.items():
-            chain = chains[key]
-            if chain is None:
-                break
-            found.append(Found(held.record, chain.terms(held.record.terms)))
-        self._daemon.release_all(leases[len(found) :])
-        self._hold({key: kept[key] for key in keys[: len(found)]})
+    def _put(self, numbers: Mapping[str, tuple[int, frozenset[bytes]]], deadline: Deadline) -> list[str]:
+        """Put metadata under numbers; returns the names where somebody else was faster."""
+        values = {f"{name}.m{number}": [_packed(name, number, marks)] for name, (number, marks) in numbers.items()}
+        stored = self.daemon.put_all(values, deadline)
+        return [name for name, won in zip(numbers, stored, strict=True) if not won]
+
+    def _found(
+        self, metadata: Mapping[str, _Metadata], deadline: Deadline, *, hold: bool = False
+    ) -> dict[str, _Metadata]:
+        """The metadata of chunks, asked for until the last number of each is known."""
+        found = dict(metadata)
+        while asked := [(name, one, probe) for name, one in found.items() if (probe := one.probe) is not None]:
+            leases = self.daemon.lease_all([f"{name}.m{probe}" for name, _, probe in asked], deadline, hold=hold)
+            try:
+                for (name, one, probe), lease in zip(asked, leases, strict=True):
+                    if lease is None:
+                        found[name] = replace(one, missing=probe)
+                    else:
+                        data = self._begin_of(lease, _MAX_BYTES) if lease.size <= _MAX_BYTES else None
+                        found[name] = _Metadata(probe, one.missing, _unpacked(name, probe, data or b""))
+            finally:
+                self.daemon.release_all(leases)
         return found
 
-    def _leased(self, key: ChunkKey, deadline: Deadline) -> Lease | None:
-        """The lease that `find` left; where objects can be deleted a new one, for only that says that it is there."""
-        can_delete = self._daemon.can_delete(deadline)
-        with self._holding:
-            held = self._held.pop(key, None)
-        if held is not None and not can_delete and not self._daemon.is_over(held.lease):
-            return held.lease
-        try:
-            (lease,) = self._daemon.lease_all([name_of(key)], deadline)
-            return lease
-        finally:
-            self._daemon.release_all([] if held is None else [held.lease])
-
-    def _record(self, key: ChunkKey, lease: Lease) -> Record | None:
-        """The record that stands before a frame; None unless the object is that of `key`, and of the size it says."""
-        if lease.size < PREAMBLE_BYTES + HEADER_BYTES:
+    def _begin_of(self, lease: Lease | None, limit: int) -> bytes | None:
+        if lease is None:
             return None
-        data = bytearray(RECORD_BYTES)
-        if not self._daemon.read(lease, 0, [memoryview(data)]):
-            return None
-        record = unpack(bytes(data))
-        if record is None or record.key != key:
-            return None
-        return record if lease.size == PREAMBLE_BYTES + HEADER_BYTES + record.payload_bytes else None
-
-    def _hold(self, fresh: Mapping[ChunkKey, _Held]) -> None:
-        with self._holding:
-            former = [self._held.pop(key, None) for key in fresh]
-            self._held.update(fresh)
-        self._daemon.release_all(held.lease for held in former if held is not None)
-
-    def _let_go(self, keys: Sequence[ChunkKey]) -> None:
-        with self._holding:
-            dropped = [self._held.pop(key, None) for key in keys]
-        self._daemon.release_all(held.lease for held in dropped if held is not None)
+        data = bytearray(min(limit, lease.size))
+        return bytes(data) if self.daemon.read(lease, 0, [memoryview(data)]) else None
 
 
-def _batches(keys: Sequence[ChunkKey], most: int) -> Iterator[Sequence[ChunkKey]]:
-    """Keys in batches that double, so that a chain that is not there costs little."""
-    at, size = 0, min(_FIRST_BATCH, most)
-    while at < len(keys):
-        yield keys[at : at + size]
-        at, size = at + size, min(2 * size, most)
+class HyperpodStore(BlobStore):
+    """An ObjectStore on a daemon that speaks HyperPod's protocol. Every method takes `timeout_s` at most."""
+
+    blobs: HyperpodBlobs
+
+    def __init__(self, host: str, port: int, options: HyperpodOptions, clock: Clock | None = None) -> None:
+        daemon = HyperpodDaemon(host, port, options, clock or SystemClock())
+        super().__init__(HyperpodBlobs(daemon, options.timeout_s), None)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Leases that were not believed or not granted, by reason."""
+        return self.blobs.daemon.refused
+
+
+def _is_metadata(blob: str) -> bool:
+    return blob.startswith("metadata/")
+
+
+def _name(blob: str) -> str:
+    """What the daemon knows an object by."""
+    return blob.rpartition("/")[2]
+
+
+def _marks_in(data: bytes) -> tuple[bytes, ...]:
+    metadata = parse_metadata(data)
+    return () if metadata is None else metadata.marks
+
+
+def _packed(name: str, number: int, marks: Iterable[bytes]) -> bytes:
+    body = _HEAD.pack(_MAGIC, number, bytes.fromhex(name)) + NO_LIFE + pack_marks(sorted(marks))
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _unpacked(name: str, number: int, data: bytes) -> frozenset[bytes] | None:
+    """The marks in a numbered blob; None if it is not the metadata of that chunk."""
+    body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+    if xxhash.xxh3_64_digest(body) != check or body[: _HEAD.size] != _HEAD.pack(_MAGIC, number, bytes.fromhex(name)):
+        return None
+    metadata = parse_metadata(body[_HEAD.size :])
+    return None if metadata is None or metadata.life != NO_LIFE else frozenset(metadata.marks)

@@ -9,6 +9,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES, Found
 from hotspan.l2.hyperpod import HyperpodStore
+from hotspan.l2.metadata import NO_LIFE
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.record import Record, pack
@@ -43,7 +44,7 @@ class Object:
     @property
     def value(self) -> bytes:
         """What the daemon holds of it."""
-        return pack(self.record).ljust(PREAMBLE_BYTES, b"\0") + b"".join(self.frame)
+        return (pack(self.record) + NO_LIFE).ljust(PREAMBLE_BYTES, b"\0") + b"".join(self.frame)
 
     def put(self, store: HyperpodStore) -> bool:
         """Store it."""

@@ -34,7 +34,7 @@ class TestLies:
         one = Object()
         one.put(store)
         peer.twist = twist
-        missed(lambda: found_in(store, one.key))
+        missed(lambda: (found := found_in(store, one.key)) is not None and one.get(store, found))
         missed(lambda: one.get(store, Found(one.record, Terms())))
         peer.twist = None
         assert one.get(store, there(store, one.key))
@@ -141,7 +141,7 @@ class TestBrokenPeers:
     )
     def test_a_refusal_is_told_from_a_fault(self, peer: Peer, store: HyperpodStore, code: int, number: int) -> None:
         """A daemon that answers is well, whatever it answers: a full one is read on."""
-        kept, other = Object(), Object()
+        kept, other = Object("kept"), Object("other")
         assert kept.put(store)
         peer.instead["put"] = status(code)
         with pytest.raises(OSError) as refused:
@@ -189,6 +189,7 @@ class TestBrokenPeers:
         assert found_in(store, key_of("a")) is None
         is_idle.set()
         assert has_spoken.wait(60)
+        peer.instead.clear()
         assert Object().put(store)
 
     def test_a_peer_that_wants_no_more(self, peer: Peer, store: HyperpodStore) -> None:

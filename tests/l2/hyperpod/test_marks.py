@@ -10,12 +10,16 @@ import pytest
 
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.l2.base import marks_of
-from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.mark_chains import MOST_MARKS, _packed, name_of
+from hotspan.l2.hyperpod import MAX_NUMBERS, HyperpodStore, _packed
 from hotspan.testing.chunks import chain, key_of
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, status
 from tests.l2.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, eventually, found_in, there
+
+
+def beside(one: Object, n: int) -> str:
+    """The name of an object's metadata."""
+    return f"{one.key.hex()}.m{n}"
 
 
 class TestMarks:
@@ -55,7 +59,7 @@ class TestMarks:
         before = peer.names()
         for _ in range(3):
             self.mark(store, one, 9, labels=frozenset([3]), expires_s=200)
-        assert peer.names() == before == [name_of(one.key, 0)]
+        assert peer.names() == before == [beside(one, 0)]
 
     def test_no_marks_are_no_question(self, peer: Peer, store: HyperpodStore) -> None:
         """Marking nothing, or with nothing, puts nothing."""
@@ -117,7 +121,7 @@ class TestMarks:
         assert terms.is_wild and terms.expires_s == 77
 
     def test_a_chunk_with_many_labels_still_takes_expiries(self, store: HyperpodStore) -> None:
-        """After labels without end there is room for earlier expiries, and never more than MOST_MARKS objects."""
+        """After labels without end there is room for earlier expiries, and never more than MAX_NUMBERS objects."""
         one = Object()
         one.put(store)
         for label in self.LABELS:
@@ -128,29 +132,29 @@ class TestMarks:
         assert terms.is_wild and terms.expires_s == 3000
 
     def test_a_full_chain_is_wild_and_refuses(self, peer: Peer, store: HyperpodStore) -> None:
-        """With MOST_MARKS objects in its chain a chunk is wild; labels are covered, an earlier expiry is an OSError."""
+        """With MAX_NUMBERS of them a chunk is wild; labels are covered, an earlier expiry is an OSError."""
         one = Object()
         one.put(store)
-        for number in range(MOST_MARKS):
+        for number in range(MAX_NUMBERS):
             self.mark(store, one, expires_s=10_000 - number)
-        assert name_of(one.key, MOST_MARKS - 1) in peer.names()
+        assert beside(one, MAX_NUMBERS - 1) in peer.names()
         self.mark(store, one, labels=frozenset([1]))
         self.mark(store, one, expires_s=10_000)
         with pytest.raises(OSError, match="expiry"):
             self.mark(store, one, expires_s=1)
         terms = there(store, one.key).terms
-        assert terms.is_wild and terms.expires_s == 10_000 - MOST_MARKS + 1
-        assert len(peer.names()) == MOST_MARKS + 1
+        assert terms.is_wild and terms.expires_s == 10_000 - MAX_NUMBERS + 1
+        assert len(peer.names()) == MAX_NUMBERS + 1
 
     def test_a_chain_filled_by_others_is_wild(self, store: HyperpodStore) -> None:
-        """With MOST_MARKS objects in its chain a chunk is wild, though none of them says so."""
+        """With MAX_NUMBERS objects in its chain a chunk is wild, though none of them says so."""
         one = Object()
         one.put(store)
         marks = frozenset(marks_of(Terms(labels=frozenset([5])), 4))
-        for number in range(MOST_MARKS - 1):
-            store._daemon.put(name_of(one.key, number), [_packed(one.key, number, marks)])
+        for number in range(MAX_NUMBERS - 1):
+            store.blobs.daemon.put(beside(one, number), [_packed(one.key.hex(), number, marks)])
         assert there(store, one.key).terms.labels == {5}
-        store._daemon.put(name_of(one.key, MOST_MARKS - 1), [_packed(one.key, MOST_MARKS - 1, marks)])
+        store.blobs.daemon.put(beside(one, MAX_NUMBERS - 1), [_packed(one.key.hex(), MAX_NUMBERS - 1, marks)])
         assert there(store, one.key).terms.is_wild
 
     def test_a_chain_costs_few_questions(self, peer: Peer, store: HyperpodStore) -> None:
@@ -178,7 +182,7 @@ class TestMarks:
         one = Object()
         one.put(store)
         self.mark(store, one, expires_s=77)
-        stored = peer._objects["lmcache", name_of(one.key, 0)]
+        stored = peer._objects["lmcache", beside(one, 0)]
         page = stored.pages[0] * 16384
         peer._memory[page + at] ^= 1
         assert found_in(store, one.key) is None
@@ -191,9 +195,9 @@ class TestMarks:
         objects = [Object(key=chunk.key, size=10 + chunk.index) for chunk in chain("text", 4)]
         for one in objects:
             one.put(store)
-        store._daemon.put(name_of(objects[1].key, 0), [b"?" * 65])
-        first, *others = store.find([one.key for one in objects])
-        assert first is not None and others == [None] * 3
+        store.blobs.daemon.put(beside(objects[1], 0), [b"?" * 65])
+        first, second, *_ = store.find([one.key for one in objects])
+        assert first is not None and second is None
         assert objects[0].get(store, first)
         assert eventually(lambda: peer.leases() == 0)
 
@@ -201,7 +205,7 @@ class TestMarks:
         """What is longer than any chain can be is a miss without being copied."""
         one = Object()
         one.put(store)
-        store._daemon.put(name_of(one.key, 0), [bytes(8 << 20)])
+        store.blobs.daemon.put(beside(one, 0), [bytes(8 << 20)])
         tracemalloc.start()
         try:
             assert found_in(store, one.key) is None
@@ -214,7 +218,7 @@ class TestMarks:
         """An object in the chain's place that is no mark, of any length, makes the chunk a miss."""
         one = Object()
         one.put(store)
-        store._daemon.put(name_of(one.key, 0), [bytes(size)])
+        store.blobs.daemon.put(beside(one, 0), [bytes(size)])
         if size:
             assert found_in(store, one.key) is None
 
@@ -224,12 +228,12 @@ class TestMarks:
         one.put(store)
         for label in (1, 2):
             self.mark(store, two, labels=frozenset([label]))
-        first, second = (peer._objects["lmcache", name_of(two.key, number)] for number in (0, 1))
+        first, second = (peer._objects["lmcache", beside(two, number)] for number in (0, 1))
         data = [bytes(peer._memory[o.pages[0] * 16384 : o.pages[0] * 16384 + o.size]) for o in (first, second)]
-        assert store._daemon.put(name_of(one.key, 0), [data[0]])
+        assert store.blobs.daemon.put(beside(one, 0), [data[0]])
         assert found_in(store, one.key) is None
-        peer.evict(name_of(two.key, 1))
-        assert store._daemon.put(name_of(two.key, 1), [data[0]])
+        peer.evict(beside(two, 1))
+        assert store.blobs.daemon.put(beside(two, 1), [data[0]])
         two.put(store)
         assert found_in(store, two.key) is None
 

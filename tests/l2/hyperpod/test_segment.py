@@ -9,7 +9,6 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES, FrameFault, verify
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.hyperpod import HyperpodStore
-from hotspan.l2.mark_chains import name_of
 from hotspan.testing.chunks import content
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.rig import SIZE, Object, found_in, missed, scribble, there
@@ -49,17 +48,18 @@ class TestSegment:
     def test_an_object_of_another_length_is_a_miss(self, store: HyperpodStore, size: int) -> None:
         """What is shorter or longer than its record says is none, whoever put it there."""
         one = Object()
-        name = name_of(one.key)
-        assert store._daemon.put(name, [one.value[:size]])
-        assert found_in(store, one.key) is None
+        name = one.key.hex()
+        assert store.blobs.daemon.put(name, [one.value[:size]])
         long = Object("long")
-        assert store._daemon.put(name_of(long.key), [long.value, b"x"])
-        assert found_in(store, long.key) is None
+        assert store.blobs.daemon.put(long.key.hex(), [long.value, b"x"])
+        for each in (one, long):
+            found = found_in(store, each.key)
+            assert found is None or not each.get(store, found)
 
     def test_other_clients_objects_are_a_miss(self, store: HyperpodStore) -> None:
         """Bytes that another client keeps under such a name are no object."""
         one = Object()
-        assert store._daemon.put(name_of(one.key), [content(one.key, len(one.value))])
+        assert store.blobs.daemon.put(one.key.hex(), [content(one.key, len(one.value))])
         assert found_in(store, one.key) is None
 
     def test_a_replaced_segment(self, peer: Peer, store: HyperpodStore) -> None:
@@ -67,9 +67,14 @@ class TestSegment:
         one = Object()
         one.put(store)
         found = there(store, one.key)
-        data = peer.path.read_bytes()
-        peer.path.unlink()
-        peer.path.write_bytes(data)
+
+        def replaced(said: dict[str, Any]) -> dict[str, Any]:
+            data = peer.path.read_bytes()
+            peer.path.unlink()
+            peer.path.write_bytes(data)
+            return said
+
+        peer.twist = replaced
         assert not one.get(store, found)
         assert store.refused["segment"] == 1
 

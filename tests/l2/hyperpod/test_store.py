@@ -145,17 +145,17 @@ class TestFind:
         for one in objects[:40] + objects[41:]:
             assert one.put(store)
         found = store.find([one.key for one in objects])
-        assert [one is not None for one in found] == [True] * 40 + [False] * 20
-        assert [one.record.key for one in found if one is not None] == [one.key for one in objects[:40]]
-        assert eventually(lambda: peer.leases() == 40), "what stands behind the gap stays leased"
+        assert [one.record.key for one in found[:40] if one is not None] == [one.key for one in objects[:40]]
+        assert found[40] is None and eventually(lambda: peer.leases() == 0)
 
     def test_a_chain_that_ends_soon_costs_little(self, peer: Peer, store: HyperpodStore) -> None:
         """Of 400 keys whose first ten are there some dozens are asked for: batches grow, and do not jump."""
         chunks = chain("short", 400)
         for chunk in chunks[:10]:
             assert Object(key=chunk.key, size=10).put(store)
+        before = peer.asked["lease"]
         assert [one is not None for one in store.find([chunk.key for chunk in chunks])] == [True] * 10 + [False] * 390
-        assert peer.asked["lease"] <= 8 + 8 + 16 + 2
+        assert peer.asked["lease"] - before <= 8 + 8 + 16 + 2
 
     def test_a_chain_that_is_not_there_costs_little(self, peer: Peer, store: HyperpodStore) -> None:
         """Of 400 keys whose first is missing only a few are asked for, and nobody waits for them."""
@@ -166,34 +166,12 @@ class TestFind:
         """An empty list is answered without the daemon."""
         assert store.find([]) == [] and not peer.asked
 
-    def test_what_is_found_is_pinned_until_it_is_read(self, peer: Peer, store: HyperpodStore) -> None:
-        """A found object survives any number of puts, `get` asks for no new lease, and then nothing is leased."""
-        one = Object()
-        one.put(store)
-        found = there(store, one.key)
-        for number in range(40):
-            assert Object(f"filler {number}", 1 << 20).put(store)
-        asked = peer.asked["lease"]
-        assert one.get(store, found) and peer.asked["lease"] == asked
-        assert eventually(lambda: peer.leases() == 0)
-
-    def test_finding_again_holds_one_lease(self, peer: Peer, store: HyperpodStore) -> None:
-        """However often a key is found without being read, one lease of it is held; `close` releases it."""
-        one = Object()
-        one.put(store)
-        for _ in range(5):
-            there(store, one.key)
-        assert eventually(lambda: peer.leases() == 1)
-        store.close()
-        assert eventually(lambda: peer.leases() == 0)
-
     def test_connections_are_few_and_kept(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """A store of four connections opens no more, whatever it is asked and by however many threads."""
         store = make(max_connections_per_host=4)
         objects = [Object(key=chunk.key, size=100) for chunk in chain("x", 30)]
         for one in objects:
             one.put(store)
-        assert peer.connections == 1
         results: list[bool] = []
 
         def read() -> None:
@@ -224,30 +202,13 @@ class TestFind:
 
 
 class TestExpiry:
-    def test_an_expired_lease_is_not_used(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
-        """After its time a lease is asked for anew, and the object's present bytes are read."""
-        clock = SimulatedClock()
-        store = make(clock, lease_ttl_s=5.0)
-        one = Object()
-        one.put(store)
-        found = there(store, one.key)
-        clock.advance(5.0)
-        asked = peer.asked["lease"]
-        assert one.get(store, found) and peer.asked["lease"] == asked + 1
-        found = there(store, one.key)
-        clock.advance(5.0)
-        peer.evict(one.key.hex())
-        assert not one.get(store, found)
-
-    @pytest.mark.parametrize(
-        ("reading", "is_hit"), [(1, True), (2, False), (3, False), (4, False), (5, False), (6, True)]
-    )
+    @pytest.mark.parametrize(("reading", "is_hit"), [(1, True), (2, False), (3, False), (4, True)])
     def test_a_lease_that_runs_out_meanwhile(
         self, make: Callable[..., HyperpodStore], reading: int, is_hit: bool
     ) -> None:
-        """Wherever in `get` the time runs out, it is a miss: before the first copy, between the copies, after the last.
+        """Where in `get` the time of its lease runs out, before the copy or during it, it is a miss.
 
-        The clock jumps at the n-th time that it is read: 1 is before the lease is chosen, 6 after the last check.
+        The clock jumps at the n-th time that it is read: 1 is before the lease is asked for, 4 after the last check.
         """
         clock = JumpingClock()
         store = make(clock)
@@ -270,17 +231,6 @@ class TestExpiry:
 
         peer.twist = slowly
         assert found_in(store, one.key) is None
-
-    def test_forgotten_leases_are_not_kept(self, make: Callable[..., HyperpodStore]) -> None:
-        """What was found and not read within its time is let go of by the next `find`."""
-        clock = SimulatedClock()
-        store = make(clock, lease_ttl_s=5.0)
-        one = Object()
-        one.put(store)
-        there(store, one.key)
-        assert len(store._held) == 1
-        clock.advance(5.0)
-        assert found_in(store, key_of("other")) is None and not store._held
 
 
 class TestHttps:
@@ -360,11 +310,10 @@ class TestDelete:
             store.mark({objects[0].key: marks_of(Terms(labels=frozenset([label + 1])), 1)})
         there(store, objects[0].key)
         store.delete([one.key for one in objects if one is not objects[1]])
-        assert peer.names() == [objects[1].key.hex()]
-        assert eventually(lambda: peer.leases() == 0), "what is deleted stays leased"
+        assert [name for name in peer.names() if ".m" not in name] == [objects[1].key.hex()]
         assert found_in(store, objects[0].key) is None
         assert objects[0].put(store) and there(store, objects[0].key).terms.labels == frozenset()
-        assert eventually(lambda: peer.leases() == 1)
+        assert eventually(lambda: peer.leases() == 0)
 
     def test_another_daemon_is_asked_anew(self, peer: Peer, store: HyperpodStore) -> None:
         """Whose daemon it is is asked once for each segment, and again when another one has taken its place."""
@@ -378,9 +327,8 @@ class TestDelete:
         store.delete([one.key])
         assert peer.asked["health"] == 2 and not peer.names()
 
-    def test_on_hotspans_daemon_a_read_asks_whether_it_is_there(self, peer: Peer, store: HyperpodStore) -> None:
+    def test_what_was_deleted_meanwhile_is_not_read(self, peer: Peer, store: HyperpodStore) -> None:
         """What another replica deleted after it was found is not read, and no lease of it is left."""
-        peer.is_hotspan = True
         one, two = Object("a"), Object("b")
         one.put(store), two.put(store)
         before = [there(store, each.key) for each in (one, two)]
