@@ -155,7 +155,7 @@ def test_automatic() -> None:
         ({"chunk_sise": 5}, "lmcache.yaml:1: chunk_sise: LMCache has no such key: did you mean chunk_size"),
         ({"extra_config": {"use_odirct": True}}, "did you mean use_odirect"),
         ({"extra_config": {"sagemaker_hyperpod_timeout": 5}}, "did you mean sagemaker_hyperpod_timeout_ms"),
-        ({"extra_config": {"sagemaker_hyperpod_timeout_ms": 5}}, "sagemaker_hyperpod_timeout_ms is 5"),
+        ({"extra_config": {"sagemaker_hyperpod_timeout_ms": 5}}, "extra_config: timeout_ms is 5"),
         ({"extra_config": "x"}, "give a JSON object"),
         ("- chunk_size: 5", "no mapping"),
         ("chunk_size: 5\nchunk_size: 6", "lmcache.yaml:2 is no YAML: 'chunk_size' stands here twice"),

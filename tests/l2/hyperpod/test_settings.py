@@ -57,8 +57,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("key", "meant"),
         [
-            ("sagemaker_hyperpod_buckett", "bucket"),
-            ("sagemaker_hyperpod_lease_ttl", "lease_ttl_s"),
+            ("sagemaker_hyperpod_buckett", "sagemaker_hyperpod_bucket"),
+            ("sagemaker_hyperpod_lease_ttl", "sagemaker_hyperpod_lease_ttl_s"),
             ("hyperpod_use_https", "use_https"),
         ],
     )
