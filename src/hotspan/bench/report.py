@@ -247,7 +247,7 @@ def _figures(rounds: Sequence[RoundResult]) -> Iterator[tuple[str, Callable[[Rou
     yield "goodput (requests/s)", number(attrgetter("goodput"), "{:.3f}")
     yield "CPU-seconds", number(attrgetter("cpu_s"), "{:.1f}")
     for tier in tiers_of(rounds):
-        yield f"hit rate {tier}", number(lambda summary, tier=tier: summary.hit_rates.get(tier), "{:.1%}")
+        yield f"hit rate {tier}", number(lambda summary, tier=tier: summary.hit_rates.get(tier), "{:.1%}")  # type: ignore[misc]
     yield "cached (usage)", number(attrgetter("cached_rate"), "{:.1%}")
 
 

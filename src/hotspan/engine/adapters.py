@@ -220,8 +220,8 @@ class EngineAdapters:
                 shown.data.append(ModelCard(id=name, parent=model_name(), permission=[ModelPermission()]))
             return shown
 
-        models.show_available_models = show_available_models  # type: ignore[method-assign]
-        models.model_name = lambda lora_request=None: registered_name(model_name(lora_request))  # type: ignore[method-assign]
+        models.show_available_models = show_available_models
+        models.model_name = lambda lora_request=None: registered_name(model_name(lora_request))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

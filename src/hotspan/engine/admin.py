@@ -336,7 +336,7 @@ def _pass_on(source: "Future[Answer]", target: "Future[Answer]") -> None:
 def _both(first: "Future[Answer]", second: "Future[Answer]") -> Answer:
     """The receipt of two invalidations of the same."""
     one, other = first.result(), second.result()
-    removed = Counter(one["removed"])
+    removed: Counter[str] = Counter(one["removed"])
     removed.update(other["removed"])
     return other | {
         "removed": dict(removed),

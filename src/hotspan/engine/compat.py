@@ -51,10 +51,10 @@ from hotspan.core.errors import EngineError
 from hotspan.engine.contract import ENGINE, METHODS, SUPPORTED, check_version, engine_version
 
 if ENGINE >= (0, 32):
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource as CacheHitSource
 else:
 
-    class CacheHitSource(StrEnum):
+    class CacheHitSource(StrEnum):  # type: ignore[no-redef]
         """Of a vLLM that does not ask where a hit came from."""
 
         HOST = "host"
@@ -71,7 +71,7 @@ _SEED = "vllm-none-hash"
 class OffloadedGroup(NamedTuple):
     """A KV cache group whose chunks go to the tiers."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     tokens_per_block: int
 
 
@@ -163,7 +163,7 @@ def fix_hash_seed() -> None:
         start(function)
         kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(function(hash_seed()))
 
-    init_none_hash.is_fixed = True
+    init_none_hash.is_fixed = True  # type: ignore[attr-defined]
     engine_core.init_none_hash = init_none_hash
 
 
@@ -231,7 +231,7 @@ def _watch_cores() -> None:
             handle(self, request_type, request)
 
     handled.is_watched = True  # type: ignore[attr-defined]
-    EngineCoreProc._handle_client_request = handled  # type: ignore[method-assign]
+    EngineCoreProc._handle_client_request = handled
 
 
 _add_lora = EngineCore.add_lora
@@ -245,7 +245,7 @@ def watch_adapters(loading: Callable[[Any, Any], None]) -> None:
         loading(core, lora_request)
         return _add_lora(core, lora_request)
 
-    EngineCore.add_lora = add_lora  # type: ignore[method-assign]
+    EngineCore.add_lora = add_lora
 
 
 def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:
@@ -272,7 +272,7 @@ def check_engine() -> None:
         owner = sys.modules.get(method.module)
         if owner is None or not method.is_in(ENGINE):
             continue  # of the API server, or of CUDA: this process has not loaded it
-        function = owner
+        function: Any = owner
         for name in method.name.split("."):
             function = getattr(function, name, None)
         have = tuple(inspect.signature(function).parameters) if callable(function) else ()

@@ -72,7 +72,7 @@ class ChunkEvents:
                 self._events.clear()
             return is_done
 
-        pool.reset_prefix_cache = reset_prefix_cache  # type: ignore[method-assign]
+        pool.reset_prefix_cache = reset_prefix_cache
 
     def take(self) -> list[KVCacheEvent]:
         """What happened since the last call, in order."""

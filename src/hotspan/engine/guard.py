@@ -122,8 +122,8 @@ class RequestGuard:
             self.directives((sampling_params.extra_args or {}).get(_PARAMS))
             return generate(prompt, sampling_params, *rest, **options)
 
-        core.add_request_async = admitted  # type: ignore[method-assign]
-        client.generate = checked  # type: ignore[method-assign]
+        core.add_request_async = admitted
+        client.generate = checked
 
     def protect_routes(self, app: FastAPI) -> None:
         """Answer 400 to wrong directives before a route does any work. Mutates: the app's handlers."""

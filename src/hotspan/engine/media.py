@@ -35,7 +35,7 @@ def bind_media(renderer: BaseRenderer, salt: Callable[[], str]) -> None:
 
     Mutates: `renderer`, before its first prompt.
     """
-    ProcessorInputs.get_mm_hashes = _identities  # type: ignore[method-assign]
+    ProcessorInputs.get_mm_hashes = _identities
     process = renderer._process_multimodal
     parameters = inspect.signature(process)
     executor = getattr(renderer, "_mm_executor", None) or renderer._executor  # one for both before 0.29
@@ -56,7 +56,7 @@ def bind_media(renderer: BaseRenderer, salt: Callable[[], str]) -> None:
         call = partial(bound, salt(), *rest, **options)
         return await asyncio.get_running_loop().run_in_executor(executor, call)
 
-    renderer._process_multimodal = processed  # type: ignore[method-assign]
+    renderer._process_multimodal = processed
     renderer._process_multimodal_async = processed_async
 
 

@@ -41,7 +41,7 @@ class ChunkGroup(NamedTuple):
                       stands alone.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     hashes_per_chunk: int
     tokens: int
     is_chain: bool

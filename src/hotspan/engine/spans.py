@@ -152,7 +152,7 @@ class Spans:
                 del self._index[place]
 
     def _at(self, *place: int | bytes | str | None) -> AbstractSet[Name]:
-        return self._index.get(place, frozenset())  # type: ignore[call-overload, no-any-return]
+        return self._index.get(place, frozenset())  # type: ignore[arg-type]
 
     def _candidates(self, scope: Scope) -> AbstractSet[Name]:
         """All that a scope may take, and not much else."""

@@ -12,7 +12,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -136,7 +136,7 @@ class BoundedConnection(HttpToolsProtocol):
             raise ValueError(f"{MAX_PIPELINED} requests wait on one connection")  # uvicorn answers 400, and closes
         self._work()
         self._is_in_body = True
-        self.scope[DIVERT] = self.divert  # type: ignore[typeddict-unknown-key]
+        cast(dict[str, Any], self.scope)[DIVERT] = self.divert
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

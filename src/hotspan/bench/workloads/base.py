@@ -132,7 +132,7 @@ class WorkloadOptions:
     @property
     def needs_scale(self) -> bool:
         """Whether tokens per GiB must be known."""
-        return getattr(self, self.COUNTS) == 0
+        return bool(getattr(self, self.COUNTS) == 0)
 
     @property
     def tokens_each(self) -> int:
