@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from vllm.lora.request import LoRARequest
 
 from hotspan.bench.prose import prose
 from hotspan.config.settings import CacheOptions
@@ -28,9 +29,8 @@ from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
 from tests.bench.simulated import in_simulated_time
 from tests.demo_adapter import make_demo_adapter
 
-from .rig import CHUNK, rig
+from .harness.core import CHUNK, core
 
-pytestmark = pytest.mark.engine
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 SLOTS, CPU_SLOTS = 2, 3
@@ -46,36 +46,22 @@ LONG = prose(8, 1200)
 
 def test_adapters_do_not_share(tiny_model: Path, tmp_path: Path) -> None:
     """Base model, two adapters, and a third that takes over the first one's name and path: none finds another's KV."""
-    from vllm.lora.request import LoRARequest
-
-    for name, seed in (("a", 1), ("b", 2)):
-        make_demo_adapter(tmp_path / name, tiny_model, seed=seed)
-    first = LoRARequest("a", 1, str(tmp_path / "a"))
-    second = LoRARequest("b", 2, str(tmp_path / "b"))
-    with rig(tiny_model, enable_lora=True, max_loras=2, max_lora_rank=8) as engine:
-        prompt = engine.text(1, 1500)
-        whole = 1500 // CHUNK * CHUNK
-        answers = {}
-        for name, lora in (("base", None), ("a", first), ("b", second)):
-            assert engine.ask(prompt, 8, lora=lora).cached == 0
-            answers[name] = engine.ask(prompt, 8, lora=lora).tokens
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / WEIGHTS).write_bytes(name.encode())
+    loras = [None, *(LoRARequest(name, n, str(tmp_path / name)) for n, name in enumerate("ab", 1))]
+    with core(tiny_model) as engine:
+        prompt, whole = engine.text(1, 1500), 1500 // CHUNK * CHUNK
+        for lora in loras:
+            assert engine.ask(prompt, lora=lora) == 0
             engine.settle()
         engine.forget_gpu()
-        for name, lora in (("base", None), ("a", first), ("b", second)):
-            hit = engine.ask(prompt, 8, lora=lora)
-            assert (hit.cached, hit.tokens) == (whole, answers[name])
-        engine.settle()
-
-        make_demo_adapter(tmp_path / "new", tiny_model, seed=3)
-        (tmp_path / "a" / "adapter_model.safetensors").write_bytes(
-            (tmp_path / "new" / "adapter_model.safetensors").read_bytes()
-        )
-        engine.llm.llm_engine.remove_lora(1)
+        assert [engine.ask(prompt, lora=lora) for lora in loras] == [whole] * 3
         engine.forget_gpu()
-        changed = LoRARequest("a", 3, str(tmp_path / "a"))
-        assert engine.ask(prompt, 8, lora=changed).cached == 0
-        assert engine.digests.wrong == 0
-        engine.cache.check()
+        (tmp_path / "a" / WEIGHTS).write_bytes(b"new")
+        assert engine.ask(prompt, lora=LoRARequest("a", 3, str(tmp_path / "a"))) == 0
+        engine.settle()
+        engine.check()
 
 
 # -- through the app ---------------------------------------------------------------------------------------------------
@@ -166,6 +152,7 @@ async def hosting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     assert list((path / "copies").iterdir()) == []
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_each_answers_as_itself(hosting: Hosting) -> None:
     """Base and two adapters say three things, under the names that were registered; all are listed, loaded or not."""
@@ -177,6 +164,7 @@ async def test_each_answers_as_itself(hosting: Hosting) -> None:
         assert [model["id"] for model in listed] == ["base", "a", "b", "c"]
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_a_hundred_first_calls_load_once(hosting: Hosting) -> None:
     """A hundred requests at once to an adapter that is not loaded: the engine loads it once, and it answers all."""
@@ -188,6 +176,7 @@ async def test_a_hundred_first_calls_load_once(hosting: Hosting) -> None:
         assert {answer.model for answer in answers} == {"a"} and all(answer.text != base.text for answer in answers)
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_an_update_never_reuses_kv(hosting: Hosting) -> None:
     """The same name with other files finds no KV of before, not even on the GPU; with the old files it finds it."""
@@ -209,6 +198,7 @@ async def test_an_update_never_reuses_kv(hosting: Hosting) -> None:
         assert back.cached > 256 and back.text == first.text
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_requests_in_flight_end_with_what_they_began(hosting: Hosting) -> None:
     """Old and new content compute side by side in one batch; after the old one's last request its files go."""
@@ -226,6 +216,7 @@ async def test_requests_in_flight_end_with_what_they_began(hosting: Hosting) -> 
         assert [(await old).text, (await new).text] == wanted
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_more_adapters_than_slots(hosting: Hosting) -> None:
     """Five adapters in two slots and three places: what was evicted comes back as itself, alone and all at once."""
@@ -238,6 +229,7 @@ async def test_more_adapters_than_slots(hosting: Hosting) -> None:
         assert len(hosting.loads) == 5, "the engine brings evicted adapters back by itself"
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_a_pinned_adapter_stays(hosting: Hosting) -> None:
     """With one slot pinned the others take turns in the rest: all are answered, and the pinned one is never evicted.
@@ -258,6 +250,7 @@ async def test_a_pinned_adapter_stays(hosting: Hosting) -> None:
         assert (await hosting.ask("a")).model == "a" and (await hosting.ask("b")).model == "b"
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_what_can_not_be_loaded(hosting: Hosting, tmp_path: Path) -> None:
     """An adapter that passes the checks and that the engine refuses: an error with its name for each call, no answer
@@ -280,6 +273,7 @@ async def test_what_can_not_be_loaded(hosting: Hosting, tmp_path: Path) -> None:
         assert hosting.registry.engine_adapter("eager") is None
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_weights_that_do_not_fit_leave_no_slot_taken(hosting: Hosting, tmp_path: Path) -> None:
     """The engine keeps a slot for what it could read and not apply; it is given back, and the adapter never answers."""
@@ -299,6 +293,7 @@ async def test_weights_that_do_not_fit_leave_no_slot_taken(hosting: Hosting, tmp
         assert (await hosting.ask("a")).model == "a"
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_delete(hosting: Hosting) -> None:
     """A deleted adapter is 404 at once, by its own name and, once its requests have ended, by the engine's."""
@@ -316,6 +311,7 @@ async def test_delete(hosting: Hosting) -> None:
         assert hosting.adapters._held == {} and not hosting.adapters._gate._users
 
 
+@pytest.mark.engine
 @on_one_loop
 async def test_a_request_that_comes_too_late(hosting: Hosting) -> None:
     """Who was given an adapter before it went, and comes after, gets an error; the engine never hears of it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.lora.request import LoRARequest
 
 from hotspan.testing.clock import SimulatedClock
 
@@ -155,12 +156,12 @@ def test_an_adapter_that_can_t_be_read_takes_what_the_tenant_has_of_it(engine: C
     what the tenant has of the base model stays."""
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "weights").write_bytes(b"weights")
-    lora = ("legal@0123456789ab", tmp_path / "adapter")
+    lora = LoRARequest("legal@0123456789ab", 1, str(tmp_path / "adapter"))
     prompt, base = engine.text(34, LENGTH), engine.text(35, LENGTH)
     engine.stored(prompt, lora=lora)
     engine.stored(base)
     (tmp_path / "adapter" / "weights").unlink()
-    named = {"tokens": prompt, "adapter": "legal", "adapter_name": lora[0], "adapter_path": str(lora[1])}
+    named = {"tokens": prompt, "adapter": "legal", "adapter_name": lora.lora_name, "adapter_path": lora.lora_path}
     receipt = engine.administer(do="invalidate", tenant="default", **named)
     assert receipt["widened"] == ["default"] and receipt["removed"]["disk_chunks"] == 3
     (tmp_path / "adapter" / "weights").write_bytes(b"weights")
@@ -171,11 +172,11 @@ def test_an_adapter_that_can_t_be_read_takes_what_the_tenant_has_of_it(engine: C
 def test_an_adapter_s_text_goes_by_its_tokens(engine: Core, tmp_path: Path) -> None:
     """With the adapter's files there, its text goes and the base model's of the same tokens stays."""
     (tmp_path / "weights").write_bytes(b"weights")
-    lora = ("tax@0123456789ab", tmp_path)
+    lora = LoRARequest("tax@0123456789ab", 1, str(tmp_path))
     prompt = engine.text(36, LENGTH)
     engine.stored(prompt, lora=lora)
     engine.stored(prompt)
-    named = {"tokens": prompt, "adapter": "tax", "adapter_name": lora[0], "adapter_path": str(lora[1])}
+    named = {"tokens": prompt, "adapter": "tax", "adapter_name": lora.lora_name, "adapter_path": lora.lora_path}
     assert engine.administer(do="invalidate", tenant="default", **named)["widened"] == []
     assert (engine.ask(prompt, lora=lora), engine.ask(prompt)) == (0, OWN)
 

@@ -1,6 +1,7 @@
 """A hit is byte-identical to what was stored, and its tokens are those of the engine's own prefix-cache hit."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,35 @@ from .rig import CHUNK, Rig, rig
 pytestmark = pytest.mark.engine
 
 
+class Engines:
+    """Engines over RAM and one disk, one after the other."""
+
+    def __init__(self, model: Path, disk: Path) -> None:
+        self._start = lambda: rig(model, disk=disk)
+        self._stack = ExitStack()
+        self.running = self._stack.enter_context(self._start())
+
+    def restart(self) -> Rig:
+        stored = self.running.digests.stored
+        self.close()
+        self.running = self._stack.enter_context(self._start())
+        self.running.digests.stored.update(stored)
+        return self.running
+
+    def close(self) -> None:
+        self._stack.close()
+
+
 @pytest.fixture(scope="module")
-def ram(tiny_model: Path) -> Iterator[Rig]:
-    with rig(tiny_model) as engine:
-        yield engine
+def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    engines = Engines(tiny_model, tmp_path_factory.mktemp("identity") / "kv")
+    yield engines
+    engines.close()
+
+
+@pytest.fixture
+def ram(engines: Engines) -> Rig:
+    return engines.running
 
 
 def check(engine: Rig) -> None:
@@ -202,3 +228,24 @@ def test_reset_beside_copies_in_flight(ram: Rig) -> None:
     ram.settle()
     assert not connector._stale and not ram.cache.ram.is_pinned
     check(ram)
+
+
+def test_disk_hits_and_restart(engines: Engines) -> None:
+    """Texts that have left the engine's pool and RAM come back from disk byte-identical, also in a new engine."""
+    engine, whole = engines.running, 2900 // CHUNK * CHUNK
+    prompts, own = [engine.text(80 + n, 2900) for n in range(2)], []
+    for prompt in prompts:
+        engine.ask(prompt, 16)
+        own.append(engine.ask(prompt, 16).tokens)
+        engine.settle()
+    for is_new in (False, True):
+        engine = engines.restart() if is_new else engine
+        loaded = engine.digests.loaded
+        for prompt, tokens in zip(prompts, own, strict=True):
+            engine.evict_ram()
+            engine.forget_gpu()
+            hit = engine.ask(prompt, 16)
+            assert (hit.cached, hit.tokens) == (whole, tokens)
+            engine.settle()
+        assert engine.digests.loaded >= loaded + 4 * (2900 // CHUNK)
+        check(engine)

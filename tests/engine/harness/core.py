@@ -78,7 +78,7 @@ class Core:
         tokens: int = 1,
         *,
         salt: str | None = None,
-        lora: tuple[str, Path] | None = None,
+        lora: LoRARequest | None = None,
         **directives: Any,
     ) -> Request:
         """Hand a request to the scheduler, where it waits for the next step."""
@@ -90,7 +90,7 @@ class Core:
             sampling,
             None,
             cache_salt=salt,
-            lora_request=None if lora is None else LoRARequest(lora[0], 1, str(lora[1])),
+            lora_request=lora,
             block_hasher=self.core.request_block_hasher,
         )
         self.core.add_request(request)

@@ -1,0 +1,117 @@
+"""The small version of benchmarks/slow_disk.py and slow_l2.py: sick tiers under a real engine, with real threads, disk,
+Redis and sockets, cost a computation and no request. How long requests take then: test_sick_tiers.py, in simulated
+time, and the benchmarks.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.beside_alone import CHUNK_GIB
+from benchmarks.link import Trouble, TroubledLink
+from benchmarks.slow_disk import Sickness, fail, hang
+from hotspan.config.settings import L2Settings
+from hotspan.core.types import Tier
+from tests.l2.servers import RedisServer
+
+from .rig import Rig, rig
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 1200
+HANG_S = 60.0
+GONE = Trouble(is_refusing=True)
+TROUBLES = [
+    Trouble(bytes_per_s=1e5),
+    Trouble(delay_s=2.0),
+    Trouble(is_hung=True),
+    GONE,
+    Trouble(breaks_at=1 << 18),
+    Trouble(is_garbling=True),
+]
+
+
+@dataclass
+class Sick:
+    """An engine over a disk and an L2 whose health is the test's, with texts and their answers."""
+
+    engine: Rig
+    disk: Sickness
+    link: TroubledLink
+    expected: list[tuple[list[int], list[int]]]
+
+    def check_answers(self) -> None:
+        """Each text is answered as ever, while the trouble lasts."""
+        for text, tokens in self.expected:
+            self.forget()
+            assert self.engine.ask(text).tokens == tokens
+
+    def read_again(self, tier: Tier) -> None:
+        """Wait until a chunk comes from a tier, be it only to see how fast it is, while requests go on."""
+        assert self.engine.cache.cost is not None
+        speed = self.engine.cache.cost._tiers[tier].fit
+        landed, deadline = speed.count, time.monotonic() + HANG_S
+        while speed.count == landed:
+            assert time.monotonic() < deadline, f"{tier} does not come back"
+            self.forget()
+            self.engine.ask(self.expected[0][0])
+            time.sleep(0.2)
+
+    def forget(self) -> None:
+        self.engine.evict_ram()
+        self.engine.forget_gpu()
+
+
+@pytest.fixture(scope="module")
+def sick(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sick]:
+    directory, sickness = tmp_path_factory.mktemp("sick"), Sickness()
+    server = RedisServer(directory)
+    server.start()
+    try:
+        with sickness.installed(), TroubledLink("127.0.0.1", server.port) as link:
+            l2 = L2Settings(f"redis://127.0.0.1:{link.port}", {"timeout_s": "0.5"})
+            cache = {"patience_s": None, "drain_s": 1.0, "l2": l2}
+            with rig(tiny_model, ram_gib=8 * CHUNK_GIB, disk=directory / "kv", cache=cache) as engine:
+                texts = [engine.text(n, TOKENS) for n in range(3)]
+                expected = []
+                for text in texts:
+                    expected.append((text, engine.ask(text).tokens))
+                    engine.settle()
+                yield Sick(engine, sickness, link, expected)
+                assert engine.digests.wrong == 0
+    finally:
+        server.stop()
+
+
+def test_a_disk_that_is_slow_or_fails_or_hangs(sick: Sick) -> None:
+    """Every answer is right, and comes before the disk is well; then it is used again. The L2 is away meanwhile."""
+    sick.link.trouble, released = GONE, threading.Event()
+    kinds: list[Callable[[], None]] = [lambda: time.sleep(3), fail, lambda: hang(released)]
+    for before in kinds:
+        released.clear()
+        sick.disk.before = before
+        try:
+            sick.check_answers()
+        finally:
+            sick.disk.before = lambda: None
+            released.set()
+        sick.read_again(Tier.DISK)
+    sick.link.trouble = Trouble()
+    assert sick.engine.cache.cost is not None
+    report = sick.engine.cache.cost.report()
+    assert report.prefill.count and report.loaded and report.late and report.tokens_per_s
+
+
+def test_an_l2_that_is_slow_or_fails_or_hangs(sick: Sick) -> None:
+    """Slow, far, hung, gone, breaking off, garbling: the same, while the disk fails."""
+    sick.disk.before = fail
+    for trouble in TROUBLES:
+        sick.link.trouble = trouble
+        sick.check_answers()
+        sick.link.trouble = Trouble()
+        sick.read_again(Tier.L2)
+    sick.disk.before = lambda: None
