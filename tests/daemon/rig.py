@@ -131,12 +131,9 @@ class DaemonProcess:
 
 
 PATIENT = f"""
-from functools import partialmethod
 from hotspan.cli.main import main
 from hotspan.daemon import disk, door, server
-from hotspan.daemon.journal import Journal
-disk.STALL_S = door.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
-Journal.settled = partialmethod(Journal.settled, {PATIENCE_S})
+disk.STALL_S = disk.MAX_WAIT_S = door.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
 main()
 """
 

@@ -3,7 +3,7 @@
 import errno
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,23 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
-from hotspan.daemon.directory import SlabDirectory
-from hotspan.daemon.disk import DiskSlab
-from hotspan.daemon.journal import Journal
+from hotspan.daemon.disk import DiskCopies, disk_options
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import marked, marks_of
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
-from hotspan.tiers.record import Record, pack
+from hotspan.tiers.record import Record, pack, unpack
 from proofs.simulated.faults import FaultyFiles
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.power import RecordingFiles, power_loss_images
 from tests.daemon.test_pool import bytes_of, fill, store, there
 
-MEMORY_PAGES, DISK_PAGES = 10, 24
+MEMORY_PAGES, DISK_PAGES = 10, 32  # a slot is a page, and a copy has one for its header
 KEYS = [key_of(name) for name in "abcdefgh"]
 
 
@@ -52,23 +50,26 @@ class Node:
     def start(self) -> None:
         """As a daemon starts."""
         self.queues = InlineQueues(7)
-        size = self.disk_pages * PAGE_BYTES
-        self.directory = SlabDirectory(self.path, size, files=self.files, allow_direct=self.allow_direct)
-        self.journal = Journal(self.files, self.directory.journal, lambda: self.pool.lose_disk(), self.queues.queue)
-        self.disk = DiskSlab(self.directory, self.journal, self.clock, lambda call: call(), self.queues.queue)
+        options = disk_options(self.path, self.disk_pages * PAGE_BYTES)
+        options = replace(options, files=self.files, allow_direct=self.allow_direct, queue=self.queues.queue)
+        self.disk = DiskCopies(options, self.clock, PAGE_BYTES)
+        self.disk.post = lambda call: call()
         memory = memoryview(bytearray((MEMORY_PAGES + 1) * PAGE_BYTES))
-        self.pool = Pool(memory, PAGE_BYTES, self.clock, disk=self.disk, notes=self.journal)
-        self.log = InvalidationLog(self.clock, notes=self.journal)
+        self.pool = Pool(memory, PAGE_BYTES, self.clock, disk=self.disk)
+        self.log = InvalidationLog(self.clock, file=self.disk.log)
+        if self.log.is_lost:
+            self.pool.forget_own()
+        self.disk.settles = self.log.write
 
     def kill(self) -> None:
         """It is gone, with all that was not written yet; the kernel has what was."""
-        self.directory.close()
-        self.journal._close_files()
+        self.disk.slab.directory.close()
+        self.disk.log.close()
 
     def settled(self) -> bool:
         """All I/O ends; whether what was said until now is confirmed."""
         told: list[bool] = []
-        self.journal.settle(told.append)
+        self.disk.settle(told.append)
         self.queues.run()
         return told == [True]
 
@@ -101,6 +102,12 @@ class Node:
         (stored,) = self.pool.peek([key])
         assert stored is not None
         return stored
+
+
+def own(key: ChunkKey, size: int = 100, **terms: int) -> bytes:
+    """An object of hotspan's own, as a replica stores it."""
+    record = Record(key, None, bytes(32), size, Terms(**terms), stamp=9)
+    return pack(record).ljust(PAGE_BYTES, b"\0") + content(key, PAGE_BYTES + size)
 
 
 @pytest.fixture
@@ -234,11 +241,15 @@ def test_what_moved_has_another_version(node: Node) -> None:
 def test_a_restart_finds_it_warm(node: Node) -> None:
     """What was written before a crash is there, with its marks; so is the log, under the same epoch."""
     values = {key: content(key, 7000) for key in KEYS[:5]}
-    mark = marks_of(Terms(labels=frozenset([5])), 9)
     for key, data in values.items():
         assert node.put(key, data)
         node.queues.run()
-    node.pool.mark({KEYS[0]: mark, KEYS[7]: mark})
+    stored = store(node.pool, KEYS[5], own(KEYS[5], tenant=3), is_own=True)
+    node.queues.run(1)
+    node.pool.mark({KEYS[5]: marks_of(Terms(labels=frozenset([5])), 9)})
+    before = unpack(stored.record)
+    assert before is not None
+    terms = marked(before.terms, stored.marks)
     generation = node.log.append([Scope(tenant=3)], "me")
     assert node.settled()
     epoch, floor = node.log.epoch, node.log.floor
@@ -246,40 +257,10 @@ def test_a_restart_finds_it_warm(node: Node) -> None:
     node.start()
     assert (node.log.epoch, node.log.floor, node.log.generation) == (epoch, floor, generation)
     assert [entry.generation for entry in node.log.read(0, 1 << 20).entries] == [generation]
-    assert node.at(KEYS[0]).marks == set(mark)
     assert [node.read(key) for key in values] == list(values.values())
-    assert store(node.pool, KEYS[7], b"later").marks == set(mark)
+    assert unpack(node.at(KEYS[5]).record) == before._replace(terms=terms) and terms.labels == {5}
+    assert node.read(KEYS[5]) == own(KEYS[5], tenant=3)
     node.pool.check()
-
-
-def test_what_a_crash_takes_leaves_its_marks(node: Node) -> None:
-    """An object that was in memory only is gone after a crash; when it comes again it has the marks it had."""
-    mark = marks_of(Terms(labels=frozenset([5])), 9)
-    node.put(KEYS[0], b"x")
-    node.pool.mark({KEYS[0]: mark})
-    told: list[bool] = []
-    node.journal.settle(told.append)
-    (journal,) = [queue for queue in node.queues.all if queue.name == "journal"]
-    journal.drain(1.0)
-    assert told == [True]
-    node.kill()
-    node.start()
-    assert there(node.pool, KEYS[0]) == [False]
-    assert store(node.pool, KEYS[0], b"x").marks == set(mark)
-
-
-def test_lost_marks_are_lost_after_a_restart_too(tmp_path: Path) -> None:
-    """An object whose marks had to be dropped comes back wild, also from a daemon that was started since."""
-    node = Node(tmp_path / "disk")
-    node.pool._strays._most = 1
-    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 1)})
-    node.pool.mark({KEYS[1]: marks_of(Terms(labels=frozenset([2])), 1)})
-    assert node.settled()
-    node.kill()
-    node.start()
-    assert store(node.pool, KEYS[0], b"x").marks == set(marks_of(Terms(is_wild=True), 0))
-    assert store(node.pool, KEYS[1], b"x").marks == set(marks_of(Terms(labels=frozenset([2])), 1))
-    assert store(node.pool, KEYS[2], b"x").marks == set()
 
 
 def test_a_delete_is_a_miss_across_a_crash(node: Node) -> None:
@@ -321,13 +302,13 @@ def test_a_wrong_byte_is_a_miss(node: Node, at: int) -> None:
     for key in KEYS[:2]:
         node.put(key, content(key, 10_000))
         node.queues.run()
-    copy = node.at(KEYS[0]).copy
-    assert copy is not None and len(copy.extents) == 1
+    assert node.at(KEYS[0]).is_saved
+    at += (node.disk.slab._entries[KEYS[0]].slot + 1) * PAGE_BYTES
     node.evict()
     with (node.path / "slab").open("r+b") as slab:
-        slab.seek(copy.extents[0].offset + at)
+        slab.seek(at)
         wrong = bytes([slab.read(1)[0] ^ 1])
-        slab.seek(copy.extents[0].offset + at)
+        slab.seek(at)
         slab.write(wrong)
     assert node.read(KEYS[0]) is None and there(node.pool, *KEYS[:2]) == [False, True]
     assert node.read(KEYS[1]) == content(KEYS[1], 10_000) and node.disk.counts.corrupt == 1
@@ -337,7 +318,7 @@ def test_a_wrong_byte_is_a_miss(node: Node, at: int) -> None:
 def test_the_disk_gives_up_what_was_not_used(node: Node) -> None:
     """On a full disk what was used again stays, what is being read stays, and what gave way is gone altogether."""
     for n, key in enumerate(KEYS[:4]):
-        node.put(key, content(key, 6 * PAGE_BYTES))
+        node.put(key, content(key, 7 * PAGE_BYTES))
         node.queues.run()
         assert n == 0 or node.disk.counts.evicted == 0
     node.evict()
@@ -396,8 +377,6 @@ def test_a_hanging_disk_is_left_alone(node: Node) -> None:
         loading = node.pool.load(key)
         assert loading is not None
         loading.on_end.append(partial(ended.append, key))
-    for flight in list(node.disk._flights)[:2]:
-        flight.move()  # a thread has begun
     node.clock.advance(1.1)
     assert node.pool.writing(KEYS[0]) is not None
     node.pool.sweep()
@@ -413,38 +392,57 @@ def test_a_hanging_disk_is_left_alone(node: Node) -> None:
     node.pool.check()
 
 
-def test_without_its_journal_the_disk_is_nothing(node: Node) -> None:
-    """When nothing can be noted any more all copies are forgotten; memory goes on, and the next start finds nothing."""
-    files = FaultyFiles()
+@pytest.mark.parametrize("is_repaired", [True, False])
+def test_a_log_that_can_not_be_written_is_emptied(node: Node, is_repaired: bool) -> None:
+    """What the log could not take is confirmed when the log is empty: the next start then forgets hotspan's own.
+
+    If the log can be written again before that, nothing is forgotten.
+    """
     node.kill()
-    node.files = files
+    node.files = files = FaultyFiles()
     node.start()
-    for key in KEYS[:4]:
-        node.put(key, content(key, 4 * PAGE_BYTES))
-        node.queues.run()
-    files.arm(1, errno.ENOSPC, kinds=["pwrite"])
-    assert node.pool.delete(KEYS[0]) and node.settled()
-    here = there(node.pool, *KEYS[:4])
-    assert here[0] is False and True in here and len(node.disk) == 0 and not node.disk.is_up
-    assert node.pool.pinned_bytes == 0 and node.put(KEYS[5], b"x") and node.read(KEYS[5]) == b"x"
+    store(node.pool, KEYS[0], own(KEYS[0]), is_own=True)
+    assert node.put(KEYS[1], b"other") and node.settled()
+    node.log.append([Scope(tenant=8)], "me")
+    files.arm(2, errno.ENOSPC, kinds=["sync"])  # the first is the table's
+    assert node.settled() and files.hits == 1
+    if is_repaired:
+        node.log.append([Scope(tenant=9)], "me")
+        assert node.settled()
+    epoch, entries = node.log.epoch, node.log.read(0, 1 << 20)
+    node.kill()
+    node.start()
+    assert node.read(KEYS[1]) == b"other"
+    assert (node.log.epoch == epoch) is is_repaired and (node.read(KEYS[0]) is not None) is is_repaired
+    assert len(node.log) == 0 or node.log.read(0, 1 << 20) == entries
+
+
+def test_nothing_is_confirmed_on_a_disk_that_takes_nothing(node: Node) -> None:
+    """While neither the table nor the log can be written, nobody is told that what was deleted stays away."""
+    node.kill()
+    node.files = files = FaultyFiles()
+    node.start()
+    assert node.put(KEYS[0], b"x") and node.settled()
+    files.arm(1, errno.EIO, kinds=["pwrite", "sync"], lasting=True)
+    assert node.pool.delete(KEYS[0]) and not node.settled()
     node.log.append([Scope()], "me")
+    assert not node.settled()
+    files.disarm()
     assert node.settled()
-    node.pool.check()
     node.kill()
     node.start()
-    assert there(node.pool, *KEYS) == [False] * len(KEYS) and len(node.log) == 0
+    assert node.read(KEYS[0]) is None and len(node.log) == 1
 
 
 def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
     """When the log begins anew, hotspan's own copies and their marks go, across a crash, too; others stay."""
-    record = pack(Record(KEYS[0], None, bytes(32), 100, Terms(tenant=4))).ljust(PAGE_BYTES, b"\0")
-    store(node.pool, KEYS[0], record, is_own=True)
+    store(node.pool, KEYS[0], own(KEYS[0], tenant=4), is_own=True)
     store(node.pool, KEYS[1], b"other")
     node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 5)})
     node.log.append([Scope()], "me")
     assert node.settled()
     node.evict()
-    assert node.at(KEYS[0]).record == record[:256]
+    assert node.at(KEYS[0]).record == own(KEYS[0], tenant=4)[:256]
     epoch = node.log.epoch
     node.log.begin(node.log.generation + 5)
     node.pool.forget_own()
@@ -453,7 +451,7 @@ def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
         assert node.settled()
         node.kill()
         node.start()
-    assert store(node.pool, KEYS[0], record, is_own=True).marks == set()
+    assert store(node.pool, KEYS[0], own(KEYS[0]), is_own=True).marks == set()
 
 
 def test_another_size_keeps_what_fits(tmp_path: Path) -> None:
@@ -462,7 +460,7 @@ def test_another_size_keeps_what_fits(tmp_path: Path) -> None:
     for key in KEYS[:4]:
         node.put(key, content(key, 6 * PAGE_BYTES))
         node.queues.run()
-    for pages, left in ((12, 2), (60, 2)):
+    for pages, left in ((16, 2), (60, 2)):
         node.kill()
         node.disk_pages = pages
         node.start()
@@ -489,7 +487,7 @@ def test_a_power_loss_brings_nothing_back(tmp_path: Path) -> None:
         node.put(key, versions[key][-1])
         node.queues.run(rng.randrange(4))
     found = 0
-    for image in power_loss_images(files.recording, seed=4, count=120):
+    for image in power_loss_images(files.recording, seed=4, count=200):
         shutil.rmtree(tmp_path / "image", ignore_errors=True)
         image.restore(tmp_path / "image")
         after = Node(tmp_path / "image")
@@ -507,38 +505,45 @@ def test_a_power_loss_brings_nothing_back(tmp_path: Path) -> None:
 
 
 def test_values_in_fragments(node: Node) -> None:
-    """A value whose place on disk, or in memory, is in pieces is read back as it was."""
-    for n in range(DISK_PAGES):
+    """A value whose place in memory is in pieces is written and read back as it was."""
+    for n in range(MEMORY_PAGES):
         node.put(key_of(f"page {n}"), content(KEYS[0], PAGE_BYTES, n))
-        node.queues.run()
-    for n in range(0, DISK_PAGES, 2):
+    for n in range(0, MEMORY_PAGES, 2):
         node.pool.delete(key_of(f"page {n}"))
-    value = content(KEYS[0], 8 * PAGE_BYTES - 17)
-    assert node.put(KEYS[0], value)
     node.queues.run()
-    copy = node.at(KEYS[0]).copy
-    assert copy is not None and len(copy.extents) == 8
+    value = content(KEYS[0], 5 * PAGE_BYTES - 17)
+    assert node.put(KEYS[0], value) and len(node.at(KEYS[0]).extents) == 5
+    node.queues.run()
     node.evict()
-    assert node.put(KEYS[1], b"x") and node.read(KEYS[0]) == value
+    for n in range(MEMORY_PAGES):
+        node.put(key_of(f"again {n}"), b"x")
+    for n in range(1, MEMORY_PAGES, 2):
+        node.pool.delete(key_of(f"again {n}"))
+    node.queues.run()
+    assert node.read(KEYS[0]) == value and len(node.at(KEYS[0]).extents) == 5
 
 
 def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     """A second daemon, a directory of something else, and too little room are errors that say what to do."""
-    first = SlabDirectory(tmp_path / "disk", 1 << 20)
+
+    def opened(name: str, size: int = 1 << 20) -> DiskCopies:
+        return DiskCopies(disk_options(tmp_path / name, size), SimulatedClock())
+
+    first = opened("disk")
     assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700
     assert {each.stat().st_mode & 0o777 for each in (tmp_path / "disk").iterdir()} == {0o600}
     with pytest.raises(DirectoryError, match="in use by process"):
-        SlabDirectory(tmp_path / "disk", 1 << 20)
-    first.close()
-    SlabDirectory(tmp_path / "disk", 1 << 20).close()
+        opened("disk")
+    first.close(1.0)
+    opened("disk").close(1.0)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("x")
     with pytest.raises(DirectoryError, match="empty directory"):
-        SlabDirectory(tmp_path / "other", 1 << 20)
+        opened("other")
     with pytest.raises(DirectoryError, match="lower --disk-gib"):
-        SlabDirectory(tmp_path / "huge", 1 << 60)
+        opened("huge", 1 << 50)
     with pytest.raises(DirectoryError, match="--disk-gib"):
-        SlabDirectory(tmp_path / "none", 4095)
+        opened("none", 4095)
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryError, match="not a directory"):
-        SlabDirectory(tmp_path / "file", 1 << 20)
+        opened("file")

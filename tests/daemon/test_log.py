@@ -1,26 +1,15 @@
 """The log of invalidations in the daemon's memory."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hotspan.core.terms import Scope
 from hotspan.daemon.log import MAX_NAME, MAX_REPLICAS, InvalidationLog
-from hotspan.l2.base import read_entry
 from hotspan.testing.clock import SimulatedClock
-
-
-class MemoryNotes:
-    """Notes of a daemon that are there for the next one."""
-
-    def __init__(self) -> None:
-        self.found: dict[bytes, bytes] = {}
-
-    def put(self, name: bytes, data: bytes | None) -> None:
-        if data is None:
-            self.found.pop(name, None)
-        else:
-            self.found[name] = data
+from hotspan.tiers.files import Files
+from hotspan.tiers.log import LogFile
 
 
 @pytest.fixture
@@ -32,24 +21,6 @@ def clock() -> SimulatedClock:
 def tenants(log: InvalidationLog, after: int, most_bytes: int = 1 << 20) -> list[int]:
     """What was invalidated after a generation."""
     return [json.loads(entry.text)["scope"]["tenant"] for entry in log.read(after, most_bytes).entries]
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b'{"generation": 5}', b"\xff", b"[" * 100_000])
-def test_an_entry_that_was_noted_and_is_none_takes_everything(damage: bytes, clock: SimulatedClock) -> None:
-    """What a daemon finds on its disk does not keep the replicas from reading on."""
-    notes = MemoryNotes()
-    log = InvalidationLog(clock, notes=notes)
-    first, second, third = (log.append([Scope(tenant=n)], "me") for n in range(3))
-    for name in list(notes.found):
-        if name.endswith(second.to_bytes(8, "big")):
-            notes.found[name] = damage
-    entries = InvalidationLog(clock, notes=notes).read(0, 1 << 20).entries
-    read = [read_entry(entry.generation, json.loads(entry.text)) for entry in entries]
-    assert [(entry.generation, entry.scopes) for entry in read] == [
-        (first, (Scope(tenant=0),)),
-        (second, (Scope(),)),
-        (third, (Scope(tenant=2),)),
-    ]
 
 
 def test_generations_are_of_the_time_and_never_repeat(clock: SimulatedClock) -> None:
@@ -100,31 +71,49 @@ def test_beginning_anew_is_another_epoch_above_all_before(clock: SimulatedClock)
     assert log.append([Scope()], "me") > log.floor
 
 
-class Noted:
-    """Notes in a dict."""
-
-    def __init__(self) -> None:
-        self.found: dict[bytes, bytes] = {}
-
-    def put(self, name: bytes, data: bytes | None) -> None:
-        self.found.pop(name, None)
-        if data is not None:
-            self.found[name] = data
-
-
-def test_what_is_noted_is_the_log(clock: SimulatedClock) -> None:
-    """A log that goes on from its notes says what it said, also after the oldest made room, or it began anew."""
-    notes = Noted()
-    log = InvalidationLog(clock, max_entries=3, notes=notes)
+def test_what_is_written_is_the_log(clock: SimulatedClock, tmp_path: Path) -> None:
+    """A log that goes on from its file is what it was, also after the oldest made room, or it began anew."""
+    path = tmp_path / "log"
+    log = InvalidationLog(clock, max_entries=3, file=LogFile(Files(), path))
+    assert log.is_lost, "a new file is no log"
     for n in range(8):
         log.append([Scope(tenant=n)], "me")
         if n == 5:
             log.begin(log.generation + 9)
-        after = InvalidationLog(clock, max_entries=3, notes=notes)
+        log.write()
+        after = InvalidationLog(clock, max_entries=3, file=LogFile(Files(), path))
+        assert not after.is_lost
         assert (after.epoch, after.floor, after.generation) == (log.epoch, log.floor, log.generation)
         assert after.read(0, 1 << 20) == log.read(0, 1 << 20) and after._bytes == log._bytes
-        assert len(notes.found) == 1 + len(log)
     assert tenants(after, 0) == [6, 7]
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_damaged_file_is_no_log(cut: int, clock: SimulatedClock, tmp_path: Path) -> None:
+    """Where an entry can't be read, nobody can tell what was invalidated: the log begins anew, above it."""
+    path = tmp_path / "log"
+    log = InvalidationLog(clock, file=LogFile(Files(), path))
+    log.append([Scope(tenant=1)], "me")
+    log.write()
+    path.write_bytes(path.read_bytes()[:-cut])
+    after = InvalidationLog(clock, file=LogFile(Files(), path))
+    assert after.is_lost and after.epoch != log.epoch and len(after) == 0
+
+
+def test_the_file_does_not_grow_without_end(
+    clock: SimulatedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written anew once it is much larger than what the log has."""
+    monkeypatch.setattr("hotspan.daemon.log._SLACK_BYTES", 4096)
+    file = LogFile(Files(), tmp_path / "log")
+    log = InvalidationLog(clock, max_entries=2, file=file)
+    sizes = []
+    for n in range(40):
+        log.append([Scope(labels=frozenset(range(n, n + 50)))], "me")
+        log.write()
+        sizes.append(file.bytes)
+    assert max(sizes) < 16384 and sizes != sorted(sizes)
+    assert InvalidationLog(clock, max_entries=2, file=LogFile(Files(), tmp_path / "log")).read(0, 1) == log.read(0, 1)
 
 
 def test_replicas_are_bounded_and_die(clock: SimulatedClock) -> None:

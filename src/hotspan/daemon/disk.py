@@ -1,61 +1,61 @@
 """Copies of objects on disk: written in the background, read on demand, verified, and never waited for by the loop.
 
-    store --threads--> written --keep--> a copy --evict, forget--> free
-                                            |
-                                            +--load--> the segment
-
-The loop's thread owns the books. Threads move bytes, and say on the loop when they have. A disk that hangs or fails is
-left alone for a while: nothing is begun, what has not begun is dropped, and what is there counts as missing.
+The disk engine (tiers/disk_slab.py) keeps them. A disk that hangs or fails is left alone for a while: nothing is begun,
+what has not begun is dropped, and what is there counts as missing.
 """
 
+import asyncio
 import logging
-import struct
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
+from pathlib import Path
 
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock
-from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
-from hotspan.daemon.directory import SlabDirectory
-from hotspan.daemon.journal import Notes
-from hotspan.daemon.space import Extent, FreeSpace
-from hotspan.daemon.stored import DiskCopy, StoredObject
-from hotspan.tiers.eviction import LeafArc, Shares
-from hotspan.tiers.io import IoQueue, IoThreads
+from hotspan.core.frame import HEADER_BYTES
+from hotspan.core.terms import Terms
+from hotspan.core.types import MIB, ChunkKey
+from hotspan.daemon.stored import StoredObject
+from hotspan.l2.base import PREAMBLE_BYTES, marked
+from hotspan.tiers.base import Fault, Transfer
+from hotspan.tiers.directory import DirectoryLayout
+from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
+from hotspan.tiers.log import LogFile
+from hotspan.tiers.owned import explained
+from hotspan.tiers.record import Record, pack, unpack
+from hotspan.tiers.shares import Shares
 
 logger = logging.getLogger(__name__)
 
-THREADS = 4
-STALL_S = 1.0
-"""An I/O that moves nothing for so long hangs; when two do, so does the disk."""
+LAYOUT = DirectoryLayout("the daemon", "objects", ("log", "log.new"), has_log=False)
+SLOT_BYTES = MIB // 2
+"""What objects waste at most, each; the table of a slab takes 256 bytes of memory per slot."""
 
+STALL_S = 1.0
+"""How long nothing of what is in flight may end, besides the time that four of the largest take at 25 MB/s."""
+
+MAX_WAIT_S = 1.0
+"""How long a client waits at most to hear that something is durable."""
+
+_LEAST_BYTES_PER_S = 25_000_000
 _MAX_STORES = 2  # of the threads' work, so that others are free to read
 _MAX_LOADS = 256
-_COPY = b"O"  # followed by a key: a copy, as `_pack` has it
-_HEAD = struct.Struct("<Q16sH")
-_EXTENT = struct.Struct("<QQ")
+_FOREIGN = b"object of others than hotspan".ljust(32, b"\0")
+"""In the place of a namespace: the object is not hotspan's."""
 
 
-class Outcome(Enum):
-    """How a transfer ended.
-
-    FAULT: with an error. CORRUPT: what was read is not what was written. DROPPED: never begun, since the disk hangs or
-    fails.
-    """
-
-    DONE = "done"
-    FAULT = "fault"
-    CORRUPT = "corrupt"
-    DROPPED = "dropped"
+def disk_options(path: Path, size: int) -> DiskOptions:
+    """How the daemon's slab works. Objects differ in size, so that floors and quotas of tenants would mean nothing."""
+    return DiskOptions(path, size, store_depth=_MAX_STORES, shares=Shares(default_floor=0.0))
 
 
 @dataclass(slots=True)
 class DiskCounts:
     """What happened on disk since the start.
 
-    late:    objects that gave way in memory before they were written.
+    late:    objects that were evicted from memory before they were written.
     corrupt: copies that were not what had been written. trips: how often the disk was left alone.
     """
 
@@ -70,270 +70,198 @@ class DiskCounts:
     trips: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A transfer. moved_s: when it last moved something; None before it has begun."""
+class DiskCopies:
+    """Copies in a directory, and the file for the log of invalidations.
 
-    clock: Clock
-    is_load: bool
-    moved_s: float | None = None
-
-    def move(self) -> None:
-        self.moved_s = self.clock.monotonic()
-
-
-class DiskSlab:
-    """Copies in a directory.
-
-    post:       has the loop's thread call something; from any thread.
-    on_evicted: told of a copy that gave way to another, after it is gone.
+    post:    has the loop's thread call something; from any thread.
+    on_gone: told of a copy that is there no more.
+    settles: called on another thread before anything is told to be durable; may raise OSError.
+    Raises:  DirectoryError from the constructor only.
     """
 
-    def __init__(
-        self,
-        directory: SlabDirectory,
-        notes: Notes,
-        clock: Clock,
-        post: Callable[[Callable[[], object]], None],
-        queue: Callable[[str, int, int], IoQueue] = IoThreads,
-    ) -> None:
+    def __init__(self, options: DiskOptions, clock: Clock, slot_bytes: int = SLOT_BYTES) -> None:
         self.counts = DiskCounts()
-        self.capacity_bytes = directory.bytes
-        self.on_evicted: Callable[[ChunkKey], None] = lambda key: None
-        self._directory = directory
-        self._notes = notes
+        self.post: Callable[[Callable[[], object]], None] = lambda call: None
+        self.on_gone: Callable[[ChunkKey], None] = lambda key: None
+        self.settles: Callable[[], None] = lambda: None
+        self.slab = DiskSlab(
+            *(options, slot_bytes, clock),
+            layout=LAYOUT,
+            has_gaps=True,
+            settles=lambda: self.settles(),
+            landed=lambda: self.post(self.slab.finished),
+            gone=lambda key: self.on_gone(key),
+        )
+        try:
+            self.log = LogFile(options.files, options.directory / "log")
+        except OSError as error:
+            self.slab.close(0.0)
+            raise explained(options.directory, error, LAYOUT.whose) from error
         self._clock = clock
-        self._post = post
-        self._copies: dict[ChunkKey, DiskCopy] = {}
-        self._writing: set[DiskCopy] = set()
-        self._space = FreeSpace(0, directory.bytes)
-        self._order = LeafArc(directory.bytes // PAGE_BYTES, Shares(default_floor=0.0))
-        self._flights: set[_Flight] = set()
         self._breaker = Breaker(clock)
-        self._is_hung = self._is_lost = False
-        self._queue = queue("daemon-disk", THREADS, PAGE_BYTES)
+        self._loads = self._stores = 0
+        self._moved_s = 0.0  # when something in flight last ended, or the first began
+        self._stall_s = STALL_S
+        self._is_hung = False
 
     def adopt(self) -> list[StoredObject]:
-        """What an earlier daemon left, as far as it is within the slab; to be called once, first."""
-        said = {name: data for name, data in self._notes.found.items() if name.startswith(_COPY)}
-        found = {name: _unpack(ChunkKey(name[len(_COPY) :]), data) for name, data in said.items()}
-        found = {name: stored for name, stored in found.items() if _end_of(stored) <= self.capacity_bytes}
-        copies = {stored.key: stored.copy for stored in found.values() if stored.copy is not None}
-        try:
-            self._space = FreeSpace(0, self.capacity_bytes, (e for copy in copies.values() for e in copy.extents))
-            self._copies = copies
-        except ValueError:
-            logger.warning(
-                "daemon_disk_unclear path=%s: two copies in one place, all are forgotten", self._directory.path
-            )
-            found = {}
-        for name in said.keys() - found.keys():
-            self._notes.put(name, None)
-        self._order.adopt((stored.key, *stored.standing) for stored in found.values())
-        return list(found.values())
+        """What an earlier daemon left; to be called once, first."""
+        self.slab.adopt()
+        return [_object(self.slab.record(key)) for key in self.slab]
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self.slab)
 
     @property
     def used_bytes(self) -> int:
         """What is not free."""
-        return self.capacity_bytes - self._space.bytes
+        return self.slab.usage().bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much there is room for."""
+        return self.slab.usage().capacity_bytes
 
     @property
     def is_up(self) -> bool:
         """Whether it takes part."""
-        return not (self._is_lost or self._is_hung or self._breaker.state is BreakerState.OPEN)
+        return not self._is_hung and self._breaker.state is not BreakerState.OPEN
 
     def can_store(self) -> bool:
         """Whether `store` may be called."""
-        return self.is_up and sum(not each.is_load for each in self._flights) < _MAX_STORES
+        return not self._is_hung and self._breaker.can_take and self.slab.can_store()
 
     def can_load(self) -> bool:
         """Whether `load` may be called."""
-        return self.is_up and sum(each.is_load for each in self._flights) < _MAX_LOADS
+        return not self._is_hung and self._breaker.can_take and self._loads < _MAX_LOADS
 
-    def store(self, size: int, parts: Sequence[memoryview], done: Callable[[Outcome, DiskCopy | None], None]) -> bool:
-        """Write a value that lies in `parts`, whole pages; others give way for it. False if there is no room.
+    def store(self, stored: StoredObject, parts: Sequence[memoryview], done: Callable[[Fault | None], None]) -> bool:
+        """Write an object that lies in `parts`, whole pages; others are evicted for it. False if there is no room.
 
-        done: told on the loop, with a copy that is to be kept or freed, if it went well. The bytes stay until then.
+        done: told on the loop. The bytes stay until then.
         """
-        extents = self._take(size)
-        if extents is None:
-            return False
-        copy, flight = DiskCopy(size, extents, b""), self._begin(is_load=False)
-        self._writing.add(copy)
+        is_begun = self.slab.store(_record(stored), parts, told=partial(self._end, done))
+        self.counts.evicted = self.slab.evicted
+        if is_begun:
+            self._stores += 1
+            self._begin(stored.size)
+        return is_begun
 
-        def end(outcome: Outcome) -> None:
-            self._end(flight, outcome)
-            if outcome is Outcome.DONE:
-                done(outcome, copy)
-                return
-            self.free(copy)
-            done(outcome, None)
+    def load(self, stored: StoredObject, parts: Sequence[memoryview], done: Callable[[Fault | None], None]) -> bool:
+        """Read a copy into `parts`, whole pages, which nobody else uses until `done` is told. False if it is gone."""
+        is_begun = self.slab.load(stored.key, parts, told=partial(self._end, done))
+        if is_begun:
+            self._loads += 1
+            self._begin(stored.size)
+        return is_begun
 
-        self._queue.submit(
-            lambda scratch: self._write(copy, parts, flight, end),
-            lambda: self._post(partial(end, Outcome.DROPPED)),
-            urgent=False,
-        )
-        return True
-
-    def load(self, copy: DiskCopy, parts: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
-        """Read a copy into `parts`, whole pages, which nobody else uses until `done` is told on the loop."""
-        flight = self._begin(is_load=True)
-        copy.readers += 1
-
-        def end(outcome: Outcome) -> None:
-            self._end(flight, outcome)
-            copy.readers -= 1
-            if outcome is Outcome.DONE:
-                self.counts.loaded += 1
-                self.counts.loaded_bytes += copy.size
-            done(outcome)
-
-        self._queue.submit(
-            lambda scratch: self._read(copy, parts, flight, end),
-            lambda: self._post(partial(end, Outcome.DROPPED)),
-            urgent=True,
-        )
-
-    def keep(self, stored: StoredObject, copy: DiskCopy) -> None:
-        """A copy that was written is this object's: from now on it outlives the daemon."""
-        if self._is_lost:
-            self.free(copy)
-            return
-        self._writing.remove(copy)
-        stored.copy = self._copies[stored.key] = copy
-        self._order.add(stored.key, *stored.standing)
-        self._notes.put(_COPY + stored.key, _pack(stored, copy))
-        self.counts.stored += 1
-        self.counts.stored_bytes += copy.size
-
-    def free(self, copy: DiskCopy) -> None:
-        """A copy that was written is nobody's."""
-        self._writing.remove(copy)
-        self._space.give(copy.extents)
+    def note(self, stored: StoredObject) -> None:
+        """The marks of an object changed."""
+        if stored.record and stored.key in self.slab:
+            self.slab.stamp(stored.key, _record(stored).terms)
 
     def use(self, keys: Iterable[ChunkKey]) -> None:
         """These objects were used, in this order: a chain leaf first."""
-        self._order.touch(keys)
+        self.slab.touch(keys)
 
-    def forget(self, key: ChunkKey, *, evicted: bool = False) -> None:
-        """An object's copy is gone; across a crash, too, once the notes are durable."""
-        copy = self._copies.pop(key)
-        self._order.remove(key, evicted=evicted)
-        self._notes.put(_COPY + key, None)
-        self._space.give(copy.extents)  # who still reads it may get another's bytes, and will not take them for its own
+    def forget(self, key: ChunkKey) -> None:
+        """An object's copy is gone; across a crash, too, once that is settled."""
+        self.slab.discard(key)
 
-    def lose(self) -> None:
-        """Nothing can be noted any more: no copy is there, and none is made."""
-        self._is_lost = True
-        self._queue.drop()
+    def settle(self, tell: Callable[[bool], None]) -> None:
+        """Say, from any thread, whether all that was changed so far stays so after a crash."""
+        self.slab.settle(tell)
+
+    async def settled(self, timeout_s: float | None = None) -> bool:
+        """The same; False, too, if the disk does not say so in time."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def tell(is_durable: bool) -> None:
+            if not done.done():
+                done.set_result(is_durable)
+
+        self.settle(lambda is_durable: self.post(partial(tell, is_durable)))
+        try:
+            return await asyncio.wait_for(done, MAX_WAIT_S if timeout_s is None else timeout_s)
+        except TimeoutError:
+            return False
 
     def sweep(self) -> None:
         """See whether the disk hangs; called now and then."""
-        was_hung, self._is_hung = self._is_hung, self._hanging() > 1
+        self.slab.finished()
+        was_hung, in_flight = self._is_hung, self._loads + self._stores
+        self._is_hung = in_flight > 0 and self._clock.monotonic() - self._moved_s > self._stall_s
         if self._is_hung and not was_hung:
             self.counts.trips += 1
-            logger.warning("daemon_disk_hangs path=%s: what is on it counts as missing", self._directory.path)
-            self._queue.drop()
+            logger.warning("daemon_disk_hangs path=%s: what is on it counts as missing", self.slab.directory.path)
+            self.slab.give_up()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not self._flights
+        return not self._loads + self._stores
 
-    def close(self, timeout_s: float) -> bool:
-        """Begin nothing any more; False if an I/O hangs, whose thread then ends with the process."""
-        return self._queue.close(timeout_s)
+    def close(self, timeout_s: float) -> None:
+        """Begin nothing any more; an I/O that hangs ends with the process."""
+        self.slab.close(timeout_s)
+        if self.slab.is_closed:
+            self.log.close()
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        taken = [*self._copies.values(), *self._writing]
-        self._space.check(extent for copy in taken for extent in copy.extents)
-        self._order.check()
-        if len(self._order) != len(self._copies) or any(key not in self._order for key in self._copies):
-            raise AssertionError("a copy is not in the order of eviction")
+        self.slab.check_books()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _take(self, size: int) -> Sequence[Extent] | None:
-        """Room for a value. What is being read stays, and so does what stands behind it."""
-        if round_up(size, PAGE_BYTES) > self.capacity_bytes:
-            return None
-        while not self._space.can_take(size):
-            victim = self._order.victim(0, lambda key: not self._copies[key].readers)
-            if victim is None:
-                return None
-            self.forget(victim, evicted=True)
-            self.counts.evicted += 1
-            self.on_evicted(victim)
-        return self._space.take(size)
+    def _begin(self, size: int) -> None:
+        self._breaker.took()
+        if self._loads + self._stores == 1:
+            self._moved_s, self._stall_s = self._clock.monotonic(), STALL_S
+        self._stall_s = max(self._stall_s, STALL_S + 4 * size / _LEAST_BYTES_PER_S)
 
-    def _begin(self, *, is_load: bool) -> _Flight:
-        flight = _Flight(self._clock, is_load)
-        self._flights.add(flight)
-        return flight
+    def _end(self, done: Callable[[Fault | None], None], transfer: Transfer) -> None:
+        self._moved_s = self._clock.monotonic()
+        if transfer.is_load:
+            self._loads -= 1
+        else:
+            self._stores -= 1
+        self._judge(transfer)
+        done(transfer.fault)
 
-    def _end(self, flight: _Flight, outcome: Outcome) -> None:
-        self._flights.remove(flight)
-        if outcome is Outcome.DONE:
-            if self.is_up:  # what was in flight when it rested is no trial
+    def _judge(self, transfer: Transfer) -> None:
+        counts, was_up = self.counts, self.is_up  # what was in flight when it was left alone is no trial
+        if transfer.fault is None:
+            if was_up:
                 self._breaker.succeeded()
-        elif outcome is Outcome.CORRUPT:
-            self.counts.corrupt += 1
-        elif outcome is Outcome.FAULT:
-            self.counts.faults += 1
-            if self.is_up and self._breaker.failed():
-                self.counts.trips += 1
-                logger.warning("daemon_disk_fails path=%s pause_s=%g", self._directory.path, self._breaker.pause_s)
-                self._queue.drop()
-
-    def _hanging(self) -> int:
-        since = self._clock.monotonic() - STALL_S
-        return sum(each.moved_s is not None and each.moved_s < since for each in self._flights)
-
-    # -- the threads: touch only what they were given ---------------------------------------------------------------
-
-    def _write(
-        self, copy: DiskCopy, parts: Sequence[memoryview], flight: _Flight, end: Callable[[Outcome], None]
-    ) -> None:
-        flight.move()
-        outcome = Outcome.DONE
-        try:
-            copy.check = self._directory.write(parts, copy.size, copy.extents, flight.move)
-        except OSError as error:
-            outcome = Outcome.FAULT
-            logger.warning("daemon_disk_store_failed bytes=%d error=%s", copy.size, str(error))
-        self._post(partial(end, outcome))
-
-    def _read(
-        self, copy: DiskCopy, parts: Sequence[memoryview], flight: _Flight, end: Callable[[Outcome], None]
-    ) -> None:
-        flight.move()
-        outcome = Outcome.DONE
-        try:
-            if not self._directory.read(parts, copy.size, copy.extents, copy.check, flight.move):
-                outcome = Outcome.CORRUPT
-                logger.warning("daemon_disk_value_refused bytes=%d: it is not what was written", copy.size)
-        except OSError as error:
-            outcome = Outcome.FAULT
-            logger.warning("daemon_disk_load_failed bytes=%d error=%s", copy.size, str(error))
-        self._post(partial(end, outcome))
+            if transfer.is_load:
+                counts.loaded += 1
+                counts.loaded_bytes += transfer.bytes
+            else:
+                counts.stored += 1
+                counts.stored_bytes += transfer.bytes
+            return
+        self._breaker.gave_up()
+        if transfer.fault is Fault.CORRUPT:
+            counts.corrupt += 1
+        elif transfer.fault in (Fault.IO, Fault.FULL):
+            counts.faults += 1
+            if was_up and self._breaker.failed():
+                counts.trips += 1
+                path, pause_s = self.slab.directory.path, self._breaker.pause_s
+                logger.warning("daemon_disk_fails path=%s pause_s=%g", path, pause_s)
+                self.slab.give_up()
 
 
-def _pack(stored: StoredObject, copy: DiskCopy) -> bytes:
-    extents = b"".join(_EXTENT.pack(*extent) for extent in copy.extents)
-    return _HEAD.pack(copy.size, copy.check, len(copy.extents)) + extents + stored.record
+def _record(stored: StoredObject) -> Record:
+    """What the table keeps of an object. One of hotspan's own has the terms on which it is kept now."""
+    own = unpack(stored.record) if stored.record else None
+    if own is None or own.payload_bytes != stored.size - PREAMBLE_BYTES - HEADER_BYTES:
+        return Record(stored.key, None, _FOREIGN, stored.size, Terms(), secrets.randbits(64))
+    return own._replace(payload_bytes=stored.size, terms=marked(own.terms, stored.marks))
 
 
-def _unpack(key: ChunkKey, data: bytes) -> StoredObject:
-    size, check, count = _HEAD.unpack_from(data)
-    end = _HEAD.size + count * _EXTENT.size
-    extents = [Extent(*each) for each in _EXTENT.iter_unpack(data[_HEAD.size : end])]
-    return StoredObject(key, size, (), data[end:], copy=DiskCopy(size, extents, check))
-
-
-def _end_of(stored: StoredObject) -> int:
-    return max(extent.end for extent in stored.copy.extents) if stored.copy is not None else 0
+def _object(record: Record) -> StoredObject:
+    """An object that is on disk only."""
+    own = record._replace(payload_bytes=record.payload_bytes - PREAMBLE_BYTES - HEADER_BYTES)
+    packed = b"" if record.namespace == _FOREIGN else pack(own)
+    return StoredObject(record.key, record.payload_bytes, (), packed, is_saved=True)

@@ -1,4 +1,4 @@
-"""The log of invalidations that all replicas of a node read, in memory.
+"""The log of invalidations that all replicas of a node read, in memory, and in a file if there is a disk.
 
 It lives as long as the objects do: a daemon that starts again begins with neither, under another epoch, or finds both
 on its disk. Its generations are milliseconds since 1970, or one more than the last: what was stored under an earlier
@@ -9,7 +9,7 @@ begins anew, above that.
 import json
 import logging
 import secrets
-import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.core.types import MIB
-from hotspan.daemon.journal import NoNotes, Notes
+from hotspan.tiers.log import LogFile
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,8 @@ MAX_REPLICAS = 512
 MAX_NAME = 200
 """Characters in the name of a replica."""
 
-_BEGUN = b"E"  # epoch and floor
-_ENTRY = b"L"  # followed by a generation; the entry's text
-_HEAD = struct.Struct("<16sQ")
+_SLACK_BYTES = 16 * MIB
+"""By how much the file may exceed twice what the entries take before it is written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class InvalidationLog:
 
     generation: of the newest entry; `floor` if there is none.
     floor:      what was invalidated up to here is not known any more: it keeps the newest `MOST_ENTRIES`, `MAX_BYTES`.
-    notes:      where it is noted, and found.
-    Raises: ValueError for what makes no sense.
+    file:       where entries are kept (`write`), and found; `is_lost`: what was found in it is not all there was.
+    Raises: ValueError for what makes no sense; OSError from the constructor, if the file can't be read.
     """
 
     def __init__(
@@ -65,27 +64,28 @@ class InvalidationLog:
         clock: Clock,
         max_entries: int = MOST_ENTRIES,
         most_bytes: int = MAX_BYTES,
-        notes: Notes | None = None,
+        file: LogFile | None = None,
     ) -> None:
         self._clock = clock
         self._max_entries, self._max_bytes = max_entries, most_bytes
-        self._notes = notes or NoNotes()
+        self._file = file
+        self._lock = threading.Lock()
+        self._unwritten: list[LogEntry] = []
+        self._is_outdated = True  # the file: it is written anew
+        self.is_lost = False
         self._replicas: dict[str, tuple[int, float]] = {}
         self._entries: deque[LogEntry] = deque()
-        if _BEGUN in self._notes.found:
-            self._go_on()
-        else:
+        if not self._go_on():
             self.begin()
 
     def begin(self, above: int = 0) -> None:
         """Begin anew, above a generation and all before."""
-        for entry in self._entries:
-            self._notes.put(_name(entry), None)
-        self.epoch = secrets.token_bytes(16)
-        self.floor = self.generation = max(above + 1, self._now())
-        self._entries.clear()
-        self._bytes = 0
-        self._notes.put(_BEGUN, _HEAD.pack(self.epoch, self.floor))
+        with self._lock:
+            self.epoch = secrets.token_bytes(16)
+            self.floor = self.generation = max(above + 1, self._now())
+            self._entries.clear()
+            self._bytes = 0
+            self._is_outdated = True
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,17 +95,34 @@ class InvalidationLog:
         _check_name(by)
         generation = max(self.generation + 1, self._now())
         text = json.dumps({"generation": generation, "scope": scopes_to_json(scopes), "by": by}, separators=(",", ":"))
-        self._entries.append(LogEntry(generation, text))
-        self._notes.put(_name(self._entries[-1]), text.encode())
-        self.generation = generation
-        self._bytes += len(text)
-        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
-            dropped = self._entries.popleft()
-            self._bytes -= len(dropped.text)
-            self.floor = dropped.generation
-            self._notes.put(_name(dropped), None)
-            self._notes.put(_BEGUN, _HEAD.pack(self.epoch, self.floor))
+        with self._lock:
+            self._keep(LogEntry(generation, text))
+            if self._file is not None:
+                self._unwritten.append(self._entries[-1])
         return generation
+
+    def write(self) -> None:
+        """Have in the file, durably, what was appended so far; to be called from one other thread. Raises: OSError.
+
+        If the file can't be written it is emptied instead: the next start then begins anew, and nothing comes back.
+        """
+        if self._file is None:
+            return
+        with self._lock:
+            rewrites = self._is_outdated or self._file.bytes > 2 * self._bytes + _SLACK_BYTES
+            entries = list(self._entries if rewrites else self._unwritten)
+            begin = {"epoch": self.epoch.hex(), "floor": self.floor}
+            self._unwritten, self._is_outdated = [], False
+        bodies = [{"generation": entry.generation, "text": entry.text} for entry in entries]
+        try:
+            if rewrites:
+                self._file.rewrite([begin, *bodies])
+            elif bodies:
+                self._file.add(bodies)
+        except OSError as error:
+            self._is_outdated = True
+            logger.warning("daemon_log_not_written error=%s: a restart would begin with no log", str(error))
+            self._file.clear()
 
     def read(self, after: int, most_bytes: int) -> LogPart:
         """The entries above a generation, as many as have `most_bytes` in all, and one at least."""
@@ -141,34 +158,34 @@ class InvalidationLog:
         self._replicas = {name: said for name, said in self._replicas.items() if said[1] > now}
         return {name: generation for name, (generation, _) in self._replicas.items()}
 
-    def _go_on(self) -> None:
-        """Take over what an earlier daemon noted."""
-        found = self._notes.found
-        self.epoch, self.floor = _HEAD.unpack(found[_BEGUN])
-        for name in sorted(name for name in found if name.startswith(_ENTRY)):
-            self._entries.append(_noted(int.from_bytes(name[len(_ENTRY) :], "big"), found[name]))
-        self.generation = self._entries[-1].generation if self._entries else self.floor
-        self._bytes = sum(len(entry.text) for entry in self._entries)
+    def _go_on(self) -> bool:
+        """Take over what an earlier daemon wrote; False if that is nothing, or can't be trusted to be all."""
+        if self._file is None:
+            return False
+        bodies, is_whole = self._file.bodies()
+        self._bytes = 0
+        try:
+            begin, *rest = bodies
+            self.epoch, self.floor = bytes.fromhex(begin["epoch"]), int(begin["floor"])
+            self.generation = self.floor
+            for body in rest:
+                self._keep(LogEntry(int(body["generation"]), str(body["text"])))
+        except MALFORMED:
+            is_whole = False
+        self.is_lost, self._is_outdated = not is_whole, not is_whole
+        return is_whole
+
+    def _keep(self, entry: LogEntry) -> None:
+        self._entries.append(entry)
+        self.generation = entry.generation
+        self._bytes += len(entry.text)
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
+            dropped = self._entries.popleft()
+            self._bytes -= len(dropped.text)
+            self.floor = dropped.generation
 
     def _now(self) -> int:
         return int(self._clock.unix() * 1000)
-
-
-def _noted(generation: int, noted: bytes) -> LogEntry:
-    """An entry as it was noted; of one that is none nobody can tell what it took, so it takes everything."""
-    try:
-        text = noted.decode()
-        if json.loads(text)["generation"] == generation:
-            return LogEntry(generation, text)
-    except MALFORMED:
-        pass
-    logger.warning("log_entry_malformed generation=%d", generation)
-    scope = scopes_to_json([Scope()])
-    return LogEntry(generation, json.dumps({"generation": generation, "scope": scope, "by": ""}))
-
-
-def _name(entry: LogEntry) -> bytes:
-    return _ENTRY + entry.generation.to_bytes(8, "big")
 
 
 def _check_name(replica: str) -> None:

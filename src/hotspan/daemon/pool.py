@@ -21,17 +21,19 @@ from functools import partial
 
 from hotspan.core.clock import Clock
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
-from hotspan.daemon.disk import DiskSlab, Outcome
-from hotspan.daemon.journal import Notes
+from hotspan.daemon.disk import DiskCopies
 from hotspan.daemon.leases import Lease, LeaseBook
 from hotspan.daemon.space import FreeSpace
-from hotspan.daemon.stored import DiskCopy, StoredObject, joined_marks
-from hotspan.daemon.strays import StrayMarks
+from hotspan.daemon.stored import StoredObject, joined_marks
 from hotspan.l2.door import CHANGE_BITS
+from hotspan.tiers.base import Fault
 from hotspan.tiers.eviction import LeafArc, Shares
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
 MAX_LEASES = 1 << 17
+MAX_STRAYS = 1 << 16
+"""Objects that are not there, and whose marks are kept until they come."""
+
 _CHANGES = 1 << CHANGE_BITS
 
 
@@ -90,7 +92,7 @@ class Pool:
     """Objects in `memory`, from byte `start` on; both are of whole pages.
 
     max_lease_s: no lease lasts longer; who asks for more is refused before (routes.py).
-    disk, notes: where copies go, and what has to be known of them after a restart; what is there is taken over.
+    disk:        where copies go; what is there is taken over.
     """
 
     def __init__(
@@ -100,8 +102,7 @@ class Pool:
         clock: Clock,
         max_lease_s: float = 600.0,
         *,
-        disk: DiskSlab | None = None,
-        notes: Notes | None = None,
+        disk: DiskCopies | None = None,
     ) -> None:
         self.memory = memory
         self.capacity_bytes = len(memory) - start
@@ -118,15 +119,14 @@ class Pool:
         self._leases = LeaseBook()
         # Other daemons begin elsewhere, so that no version of theirs is taken for one of this one's.
         self._versions = itertools.count(_CHANGES * (1 + secrets.randbits(39)), _CHANGES)
-        self._strays = StrayMarks(notes=notes)
+        self._strays: OrderedDict[ChunkKey, set[bytes]] = OrderedDict()  # marks of objects that are not there
         # Objects differ in size, so that floors and quotas in objects would mean nothing.
         self._order = LeafArc(len(memory) // PAGE_BYTES, Shares(default_floor=0.0))
         self._disk = disk
         self._unsaved: OrderedDict[StoredObject, None] = OrderedDict()  # that wait to be written to disk
         if disk is not None:
-            disk.on_evicted = self._uncopied
+            disk.on_gone = self._uncopied
             for stored in disk.adopt():
-                stored.marks = self._strays.take_noted(stored.key)
                 stored.version = next(self._versions)
                 self._objects[stored.key] = stored
 
@@ -158,7 +158,7 @@ class Pool:
         self._come(stored)
         self.counts.stored += 1
         self.counts.stored_bytes += stored.size
-        stored.marks = self._strays.take(stored.key)
+        stored.marks = self._strays.pop(stored.key, set())
         self._end(writing, self._writing)
         if self._disk is not None:
             self._unsaved[stored] = None
@@ -181,12 +181,14 @@ class Pool:
     def load(self, key: ChunkKey) -> Writing | None:
         """Begin to read an object that is on disk only; None if there is none, or it can't be read now."""
         stored = self._objects.get(key)
-        if stored is None or stored.extents or stored.copy is None or key in self._loading:
+        if stored is None or stored.extents or not stored.is_saved or key in self._loading:
             return None
         if self._disk is None or not self._disk.can_load() or not self._make_room(stored.size):
             return None
         loading = self._loading[key] = self._writing_to(key, stored.size)
-        self._disk.load(stored.copy, self._parts(loading.object), partial(self._loaded, loading, stored))
+        if not self._disk.load(stored, self._parts(loading.object), partial(self._loaded, loading, stored)):
+            self._loaded(loading, stored, Fault.GONE)
+            return None
         return loading
 
     def sweep(self) -> None:
@@ -199,16 +201,6 @@ class Pool:
             for loading in self._loading.values():
                 loading.tell()
         self._save()
-
-    def lose_disk(self) -> None:
-        """Nothing can be noted any more: what is on disk only is gone."""
-        if self._disk is None:
-            return
-        self._disk.lose()
-        self._unsaved.clear()
-        for stored in [each for each in self._objects.values() if each.copy is not None]:
-            self._disk.forget(stored.key)
-            self._uncopied(stored.key)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +253,7 @@ class Pool:
 
     def delete(self, key: ChunkKey) -> bool:
         """Forget an object, its copy and its marks, whether it was there whole. One that is being written stays."""
-        self._strays.drop(key)
+        self._strays.pop(key, None)
         stored = self._objects.get(key)
         if stored is None:
             return False
@@ -272,7 +264,6 @@ class Pool:
     def forget_own(self) -> None:
         """Nobody can tell any more what was invalidated: hotspan's own objects go, and all marks."""
         for stored in [each for each in self._objects.values() if each.record]:
-            self._strays.drop(stored.key)
             self._remove(stored)
             self.counts.deleted += 1
         self._strays.clear()
@@ -282,10 +273,11 @@ class Pool:
         for key, added in marks.items():
             stored = self._objects.get(key)
             if stored is None:
-                self._strays.add(key, added)
+                self._keep_marks(key, added)
             elif (joined := joined_marks(stored.marks, added)) != stored.marks:
                 stored.marks = joined
-                self._strays.note(key, joined)
+                if self._disk is not None:
+                    self._disk.note(stored)
                 stored.version += 1
                 if not stored.version % _CHANGES:
                     stored.version = next(self._versions)
@@ -336,11 +328,13 @@ class Pool:
         self._leases.check()
         if any(each.extents and sum(extent.size for extent in each.extents) != each.size for each in taken):
             raise AssertionError("an object is not as large as its extents")
-        if any(each.copy is None and not each.extents for each in self._objects.values()):
+        if any(not each.is_saved and not each.extents for each in self._objects.values()):
             raise AssertionError("an object is nowhere")
         if self._disk is not None:
             self._disk.check()
-            if len(self._disk) != sum(each.copy is not None for each in self._objects.values()):
+            if any(each.is_saved and each.key not in self._disk.slab for each in self._objects.values()):
+                raise AssertionError("a copy is lost")
+            if any(key not in self._objects for key in self._disk.slab):
                 raise AssertionError("a copy is nobody's")
         here = [each for each in self._objects.values() if each.extents]
         if self.used_bytes != sum(each.room for each in here):
@@ -379,14 +373,14 @@ class Pool:
         """Leave the segment to others; what has a copy stays on disk."""
         self.counts.evicted += 1
         self.counts.evicted_bytes += stored.size
-        if stored.copy is not None:
+        if stored.is_saved:
             self._go(stored, evicted=True)
             self._space.give(stored.extents)
             stored.extents = ()
             return
         if self._disk is not None:
             self._disk.counts.late += 1
-        self._strays.add(stored.key, stored.marks)
+        self._keep_marks(stored.key, stored.marks)
         self._remove(stored, evicted=True)
 
     def _may_go(self, key: ChunkKey) -> bool:
@@ -395,7 +389,7 @@ class Pool:
     def _remove(self, stored: StoredObject, *, evicted: bool = False) -> None:
         del self._objects[stored.key]
         stored.is_gone = True
-        if stored.copy is not None and self._disk is not None:
+        if self._disk is not None:
             self._disk.forget(stored.key)
         if not stored.extents:
             return
@@ -432,41 +426,46 @@ class Pool:
         while self._disk is not None and self._unsaved and self._disk.can_store():
             stored, _ = self._unsaved.popitem(last=False)
             lease = self._leases.grant([stored], math.inf, self._disk)
-            done = partial(self._saved, stored, lease)
-            if not self._disk.store(stored.size, self._parts(stored), done):
+            if not self._disk.store(stored, self._parts(stored), partial(self._saved, stored, lease)):
                 self.release(lease.id, self._disk)
 
-    def _saved(self, stored: StoredObject, lease: Lease, outcome: Outcome, copy: DiskCopy | None) -> None:
-        if self._disk is None:
-            return
-        if copy is not None and stored.is_gone:
-            self._disk.free(copy)
-        elif copy is not None:
-            self._disk.keep(stored, copy)
-        elif outcome is Outcome.DROPPED and not stored.is_gone:
+    def _saved(self, stored: StoredObject, lease: Lease, fault: Fault | None) -> None:
+        if fault is None:
+            stored.is_saved = not stored.is_gone
+        elif fault is Fault.DROPPED and not stored.is_gone:
             self._unsaved[stored] = None
         self.release(lease.id, self._disk)
         self._save()
 
-    def _loaded(self, loading: Writing, stored: StoredObject, outcome: Outcome) -> None:
+    def _loaded(self, loading: Writing, stored: StoredObject, fault: Fault | None) -> None:
         extents = loading.object.extents
-        if outcome is Outcome.DONE and not stored.is_gone:
+        if fault is None and not stored.is_gone:
             stored.extents = extents
             self._come(stored)
         else:
             self._space.give(extents)
-            if outcome in (Outcome.FAULT, Outcome.CORRUPT) and not stored.is_gone:
-                self._strays.add(stored.key, stored.marks)
+            if fault not in (None, Fault.DROPPED) and not stored.is_gone:
+                self._keep_marks(stored.key, stored.marks)
                 self._remove(stored)
         self._end(loading, self._loading)
 
     def _uncopied(self, key: ChunkKey) -> None:
-        """The disk has given up an object's copy."""
-        stored = self._objects[key]
-        stored.copy = None
+        """The copy of an object was evicted or is corrupt, or the object itself is going."""
+        stored = self._objects.get(key)
+        if stored is None:
+            return
+        stored.is_saved = False
         if not stored.extents:
-            self._strays.add(key, stored.marks)
+            self._keep_marks(key, stored.marks)
             self._remove(stored)
+
+    def _keep_marks(self, key: ChunkKey, marks: Iterable[bytes]) -> None:
+        """Keep marks until the object comes; those to which nothing was added for longest are dropped."""
+        joined = joined_marks(self._strays.pop(key, set()), marks)
+        if joined:
+            self._strays[key] = joined
+        while len(self._strays) > MAX_STRAYS:
+            self._strays.popitem(last=False)
 
     def _parts(self, stored: StoredObject) -> list[memoryview]:
         """Where an object's bytes are, in whole pages."""

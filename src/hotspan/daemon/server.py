@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from uvicorn.server import ServerState
@@ -18,10 +19,8 @@ from uvicorn.server import ServerState
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
-from hotspan.daemon.directory import WHOSE, SlabDirectory
-from hotspan.daemon.disk import DiskCounts, DiskSlab
+from hotspan.daemon.disk import DiskCopies, DiskCounts, disk_options
 from hotspan.daemon.door import LocalDoor
-from hotspan.daemon.journal import Journal, post
 from hotspan.daemon.log import InvalidationLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.options import DaemonOptions
@@ -32,13 +31,12 @@ from hotspan.daemon.watch import NameWatch
 from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.tiers.files import Files
-from hotspan.tiers.owned import explained
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
 _MAX_END_S = 1.0  # at the end, for requests
-_MAX_SAVE_S, _MAX_NOTE_S = 3.0, 1.0  # at the end, for objects and for the journal
+_MAX_SAVE_S, _MAX_NOTE_S = 3.0, 1.0  # at the end, for objects, and for table and log
 _LIMITS = HttpLimits(least_rate=1e6, idle_s=300.0, head_bytes=16384)
 """A value may be as large as the pool lets it be: it is stored as it comes."""
 
@@ -69,10 +67,11 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
                 host,
                 port,
             )
-        directory = None
+        clock, disk = clock or SystemClock(), None
         if options.disk is not None:
-            directory = SlabDirectory(options.disk, int(options.disk_gib * GIB), files=files or Files())
-            opened.callback(directory.close)
+            slab = replace(disk_options(options.disk, int(options.disk_gib * GIB)), files=files or Files())
+            disk = DiskCopies(slab, clock)
+            opened.callback(disk.close, 0.0)
         try:
             segment = SharedSegment(
                 options.shared_memory_name,
@@ -89,8 +88,8 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
                 f"hotspan daemon is ready on http://{address}:{port} after {{:.1f}} s: "
                 f"{segment.bytes / GIB:g} GiB in {segment.path}, local door {segment.path}.sock"
             )
-            if directory is not None:
-                ready_line += f", {directory.bytes / GIB:g} GiB in {directory.path}"
+            if disk is not None:
+                ready_line += f", {disk.capacity_bytes / GIB:g} GiB in {options.disk}"
 
             def ready() -> None:
                 print(ready_line.format(time.monotonic() - started_s), flush=True)
@@ -101,7 +100,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
                 monitors.listen(BACKLOG)
             _raise_file_limit()
             opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
-            asyncio.run(_serve(options, listener, monitors, segment, directory, clock or SystemClock(), ready))
+            asyncio.run(_serve(options, listener, monitors, segment, disk, clock, ready))
 
 
 class Daemon:
@@ -111,7 +110,7 @@ class Daemon:
         self,
         options: DaemonOptions,
         segment: SharedSegment,
-        directory: SlabDirectory | None,
+        disk: DiskCopies | None,
         clock: Clock,
         *,
         is_exposed: bool,
@@ -122,22 +121,17 @@ class Daemon:
         self._is_exposed = is_exposed
         self._started_s = clock.monotonic()
         self._http = ServerState()
-        self._directory = directory
-        self._disk: DiskSlab | None = None
-        self._journal: Journal | None = None
-        if directory is not None:
-            call_soon = partial(post, asyncio.get_running_loop())
-            try:
-                self._journal = Journal(directory.files, directory.journal, lambda: call_soon(self._pool.lose_disk))
-            except OSError as error:
-                raise explained(directory.path, error, WHOSE) from error
-            self._disk = DiskSlab(directory, self._journal, clock, call_soon)
-        self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=self._disk, notes=self._journal)
-        self._log = InvalidationLog(clock, notes=self._journal)
-        if self._journal is not None:
-            self._journal.found.clear()
+        self._disk = disk
+        if disk is not None:
+            disk.post = partial(_post, asyncio.get_running_loop())
+        self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=disk)
+        self._log = InvalidationLog(clock, file=disk.log if disk is not None else None)
+        if self._log.is_lost:
+            self._pool.forget_own()
+        if disk is not None:
+            disk.settles = self._log.write
         path = segment.path.with_name(segment.path.name + ".sock")
-        is_durable = self._journal.settled if self._journal is not None else None
+        is_durable = disk.settled if disk is not None else None
         self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
         figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
@@ -167,15 +161,14 @@ class Daemon:
         self._door.close()
         if self._http.tasks:  # they see that their clients are gone
             await asyncio.wait(self._http.tasks, timeout=_MAX_END_S)
-        if self._directory is None or self._disk is None or self._journal is None:
+        if self._disk is None:
             return
         ends_s = self._clock.monotonic() + _MAX_SAVE_S
         while (self._pool.unsaved or not self._disk.is_idle) and self._clock.monotonic() < ends_s and self._disk.is_up:
             await asyncio.sleep(_SWEEP_S / 10)
             self._pool.sweep()
-        has_ended = self._disk.close(0.0)
-        if self._journal.close(_MAX_NOTE_S) and has_ended:
-            self._directory.close()  # else an I/O that hangs still uses it: the process's end frees its lock
+        self._disk.settle(lambda is_durable: None)
+        self._disk.close(_MAX_NOTE_S)
 
     def _gauges(self) -> DaemonGauges:
         return DaemonGauges(
@@ -188,7 +181,7 @@ class Daemon:
             disk_objects=len(self._disk) if self._disk is not None else 0,
             disk_used_bytes=self._disk.used_bytes if self._disk is not None else 0,
             disk_capacity_bytes=self._disk.capacity_bytes if self._disk is not None else 0,
-            disk_unsaved=self._pool.unsaved + (self._journal.unwritten if self._journal is not None else 0),
+            disk_unsaved=self._pool.unsaved,
             disk_is_up=int(self._disk is not None and self._disk.is_up),
             door_clients=len(self._door.clients),
             http_connections=len(self._http.connections),
@@ -205,14 +198,14 @@ async def _serve(
     listener: socket.socket,
     monitors: socket.socket | None,
     segment: SharedSegment,
-    directory: SlabDirectory | None,
+    disk: DiskCopies | None,
     clock: Clock,
     ready: Callable[[], None],
 ) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     for number in _SIGNALS:
         loop.add_signal_handler(number, ending.set)
-    daemon = Daemon(options, segment, directory, clock, is_exposed=_is_exposed(listener))
+    daemon = Daemon(options, segment, disk, clock, is_exposed=_is_exposed(listener))
     try:
         servers = await daemon.listen(listener, monitors)
         ready()
@@ -261,6 +254,12 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have the loop call it, from another thread; nothing if the loop is over."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def _is_exposed(listener: socket.socket) -> bool:

@@ -33,24 +33,11 @@ def object_key(bucket: str, name: str) -> ChunkKey:
 
 
 @dataclass(slots=True, eq=False)
-class DiskCopy:
-    """Where an object's bytes are on disk.
-
-    check:   their xxh3-128. readers: reads in flight; it does not give way meanwhile.
-    """
-
-    size: int
-    extents: Sequence[Extent]
-    check: bytes
-    readers: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class StoredObject:
     """Bytes under a name.
 
     extents: where they are in the segment, in their order; none if they are on disk only.
-    copy:    where they are on disk. room: bytes of the segment that they take, or would take.
+    room:    bytes of the segment that they take, or would take. is_saved: they are on disk, too.
     pins:    leases that read it. is_gone: it was deleted, and its bytes stay until the last of them ends.
     record:  what one of hotspan's own begins with; empty for any other.
     marks:   what was added to its terms since.
@@ -65,7 +52,7 @@ class StoredObject:
     pins: int = 0
     is_gone: bool = False
     version: int = 0
-    copy: DiskCopy | None = None
+    is_saved: bool = False
     room: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -108,6 +108,7 @@ class DiskSlab:
 
     namespace: chunks of others take space and are not found; None: those of all are found.
     has_gaps:  whether a chunk may be here without its parent.
+    settles:   called before `settle` tells that something is durable, on the log's thread; may raise OSError.
     landed:    called from any thread when `finished` has something to report.
     gone:      told of each chunk that was evicted or deleted.
     Raises:    DirectoryError from the constructor only (tiers/directory.py says when).
@@ -122,6 +123,7 @@ class DiskSlab:
         layout: DirectoryLayout = TIER,
         namespace: bytes | None = None,
         has_gaps: bool = False,
+        settles: Callable[[], None] = lambda: None,
         landed: Callable[[], None] = lambda: None,
         gone: Callable[[ChunkKey], None] = lambda key: None,
     ) -> None:
@@ -130,7 +132,7 @@ class DiskSlab:
         self._store_depth = options.store_depth
         self._keys = options.keys
         self._clock = clock or SystemClock()
-        self._landed_call, self._gone = landed, gone
+        self._settles, self._landed_call, self._gone = settles, landed, gone
         self.directory = open_directory(
             options.directory,
             slot_bytes,
@@ -161,7 +163,7 @@ class DiskSlab:
         step = (options.step_bytes or 0) // self.slot_bytes
         of = (self.directory.space, self._room_queue, self.directory.geometry.slots)
         self._room = SlotRoom(*of, self.directory.free, self.directory.bare, step, self._land)
-        self._closed = False
+        self.is_closed = False
 
     def adopt(self) -> None:
         """Take over what a former process left; chunks of other namespaces take space until they are evicted."""
@@ -189,9 +191,8 @@ class DiskSlab:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._entries
 
-    def keys(self) -> Iterable[ChunkKey]:
-        """All chunks."""
-        return self._entries.keys()
+    def __iter__(self) -> Iterator[ChunkKey]:
+        return iter(self._entries)
 
     def record(self, key: ChunkKey) -> Record:
         """What is known of a chunk. Raises: KeyError if it is not here."""
@@ -301,7 +302,7 @@ class DiskSlab:
 
     def close(self, timeout_s: float) -> None:
         """Finish what was submitted, at most `timeout_s`, and let go of all resources."""
-        if self._closed:
+        if self.is_closed:
             return
         deadline = time.monotonic() + timeout_s
         if self._queue.drain(timeout_s):
@@ -309,7 +310,7 @@ class DiskSlab:
         ended = [queue.close(max(0.0, deadline - time.monotonic())) for queue in (self._queue, self._room_queue)]
         self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
         if self._log_queue.close(max(0.0, deadline - time.monotonic())) and all(ended):
-            self._closed = True
+            self.is_closed = True
             self.directory.close()
         else:
             # An I/O that hangs still uses the descriptors: the process's end closes them, and frees the lock.
@@ -319,12 +320,18 @@ class DiskSlab:
         """Raise AssertionError if the books do not agree (for tests; call with no transfer unreported)."""
         if not self._queue.drain(5.0) or self.finished() or not self._queue.drain(5.0) or self.finished():
             raise AssertionError("called with a transfer in flight")
-        self._lru.check()
+        self.check_books()
         slots = [slot for entry in self._entries.values() for slot in entry.slots]
         if sorted(slots + self._room.spare()) != list(range(self.directory.geometry.slots)):
             raise AssertionError("a slot is lost or has two owners")
         if sorted(slots) != self._table.slots():
             raise AssertionError("the table says other slots are in use")
+        if self._storing or any(entry.writing or entry.readers for entry in self._entries.values()):
+            raise AssertionError("a transfer is counted that has ended")
+
+    def check_books(self) -> None:
+        """The part of it that holds while transfers are in flight."""
+        self._lru.check()
         if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
             raise AssertionError("the eviction order knows other chunks than there are")
         for entry in self._entries.values():
@@ -333,8 +340,6 @@ class DiskSlab:
                 raise AssertionError("the slots of a chunk have records of several")
             if self._is_behind_gap(records[0].parent) and not self._has_gaps:
                 raise AssertionError("a chunk stands behind a gap: no invalidation of what is before it would take it")
-        if self._storing or any(entry.writing or entry.readers for entry in self._entries.values()):
-            raise AssertionError("a transfer is counted that has ended")
 
     # -- the owner's thread ----------------------------------------------------------------------------------------
 
@@ -554,6 +559,7 @@ class DiskSlab:
     def _write_log(self, number: int, scopes: Sequence[Scope]) -> None:
         """Make what was changed durable, for all who wait. Raises: OSError."""
         self._table.flush()
+        self._settles()
 
     def _flush(self) -> None:
         """Bound how long a tag or a shorter time to live, that a hit added, can be lost to a power failure."""

@@ -1,10 +1,10 @@
-"""The log of generations: what was invalidated, in order; durable before it is acknowledged.
+"""Files of entries in order, each durable before it is acknowledged; and the log of what was invalidated in a tier.
 
     log file: [ entry ][ entry ] ...        entry: [ "HSLG" | length 4 | xxh3-64 8 | JSON ]
 
-The first entry says from which generation on the log knows everything. At the next start the entries are applied to the
-table, and the log begins anew. Where the log can't be trusted (its file is gone, an entry is damaged, a record is newer
-than its end), nobody can tell what was invalidated: then everything in the directory is forgotten.
+A tier's log begins with the generation from which on it knows everything. At the next start its entries are applied to
+the table, and the log begins anew. Where the log can't be trusted (its file is gone, an entry is damaged, a record is
+newer than its end), nobody can tell what was invalidated: then everything in the directory is forgotten.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,50 +46,43 @@ class LogContents:
     is_whole: bool
 
 
-class GenerationLog:
-    """The log file of one directory. Methods raise OSError; one thread at a time calls them.
+class LogFile:
+    """JSON objects in a file that is appended to. Methods raise OSError; one thread at a time calls them.
 
-    scopes: that were appended since it began.
+    bytes: of the file.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
         self._path = path
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
-        self._end = 0
         self._is_sound = True
-        self.scopes = 0
+        self.bytes = 0
 
-    def read(self) -> LogContents:
-        """All entries, and whether that is all there ever was."""
+    def bodies(self) -> tuple[list[dict[str, Any]], bool]:
+        """All objects up to the first that is damaged, and whether none is."""
         data = read_all(self._files, self._fd, 0, self._files.stat(self._fd).st_size)
-        entries: list[Invalidation] = []
-        generation, at = -1, 0
+        bodies: list[dict[str, Any]] = []
+        at = 0
         while at < len(data):
             entry = _entry(data, at)
             if entry is None:
-                return LogContents(max(0, generation), entries, False)
-            body, at = entry
-            try:
-                said = int(body["generation"])
-                if "scope" in body:
-                    entries.append(Invalidation(said, scopes_from_json(body["scope"]), float(body["at_s"])))
-                generation = max(generation, said)
-            except MALFORMED:
-                return LogContents(max(0, generation), entries, False)
-        self._end = at
-        return LogContents(max(0, generation), entries, generation >= 0)
+                return bodies, False
+            bodies.append(entry[0])
+            at = entry[1]
+        self.bytes = at
+        return bodies, True
 
-    def begin(self, generation: int) -> None:
-        """Begin anew: all up to `generation` is settled. Durable, and at no moment is there neither log.
+    def rewrite(self, bodies: Iterable[dict[str, Any]]) -> None:
+        """Replace all objects. Durable, and at no moment is there neither log.
 
         If it fails, the old log goes on; unless the new one has its name already (the sync of the directory failed):
-        then nothing is appended any more, for the next start might not find it.
+        then nothing is added until `rewrite` works, for the next start might not find it.
         """
         fresh = self._path.with_name(self._path.name + ".new")
         fd = self._files.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            data = _packed({"generation": generation})
+            data = b"".join(map(_packed, bodies))
             whole(self._files.pwrite(fd, data, 0), len(data))
             self._files.sync(fd)
             self._files.replace(fresh, self._path)
@@ -99,32 +92,72 @@ class GenerationLog:
             self._files.close(fd)
             raise
         self._files.close(self._fd)
-        self._fd, self._end, self.scopes = fd, len(data), 0
+        self._fd, self.bytes, self._is_sound = fd, len(data), True
 
-    def append(self, entry: Invalidation) -> None:
-        """Write an entry; on the disk when this returns.
+    def add(self, bodies: Iterable[dict[str, Any]]) -> None:
+        """Write objects; on the disk when this returns.
 
-        After a failure nothing is appended any more, until the directory is opened anew: what a failed sync left
-        unwritten, the kernel would call written at the next one.
+        After a failure nothing is added until `rewrite` works: what a failed sync left unwritten, the kernel would call
+        written at the next one.
         """
         if not self._is_sound:
             raise OSError(errno.EIO, "the log failed before")
-        body = {"generation": entry.generation, "at_s": entry.at_s, "scope": scopes_to_json(entry.scopes)}
-        data = _packed(body)
+        data = b"".join(map(_packed, bodies))
         try:
-            whole(self._files.pwrite(self._fd, data, self._end), len(data))
+            whole(self._files.pwrite(self._fd, data, self.bytes), len(data))
             self._files.sync(self._fd)
         except OSError:
             self._is_sound = False
             with contextlib.suppress(OSError):
-                self._files.truncate(self._fd, self._end)  # half an entry would cost all chunks at the next start
+                self._files.truncate(self._fd, self.bytes)  # half an object would cost all at the next start
             raise
-        self._end += len(data)
-        self.scopes += len(entry.scopes)
+        self.bytes += len(data)
+
+    def clear(self) -> None:
+        """Leave nothing, durably; nothing is added until `rewrite` works."""
+        self._is_sound = False
+        self._files.truncate(self._fd, 0)
+        self._files.sync(self._fd)
+        self.bytes = 0
 
     def close(self) -> None:
         """Let go of the file."""
         self._files.close(self._fd)
+
+
+class GenerationLog(LogFile):
+    """The log file of one tier's directory.
+
+    scopes: that were appended since it began.
+    """
+
+    scopes = 0
+
+    def read(self) -> LogContents:
+        """All entries, and whether that is all there ever was."""
+        bodies, is_whole = self.bodies()
+        entries: list[Invalidation] = []
+        generation = -1
+        try:
+            for body in bodies:
+                said = int(body["generation"])
+                if "scope" in body:
+                    entries.append(Invalidation(said, scopes_from_json(body["scope"]), float(body["at_s"])))
+                generation = max(generation, said)
+        except MALFORMED:
+            is_whole = False
+        return LogContents(max(0, generation), entries, is_whole and generation >= 0)
+
+    def begin(self, generation: int) -> None:
+        """Begin anew: all up to `generation` is settled."""
+        self.rewrite([{"generation": generation}])
+        self.scopes = 0
+
+    def append(self, entry: Invalidation) -> None:
+        """Write an entry; on the disk when this returns."""
+        body = {"generation": entry.generation, "at_s": entry.at_s, "scope": scopes_to_json(entry.scopes)}
+        self.add([body])
+        self.scopes += len(entry.scopes)
 
 
 def _packed(body: dict[str, Any]) -> bytes:

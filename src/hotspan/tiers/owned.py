@@ -3,8 +3,8 @@
     DIR/lock    held by the owner, with its process id
     DIR/slab    allocated at the start, so that a full disk is an error then and never one later
 
-Everything is 0600 in a 0700 directory. What else lies there is its owner's: a disk tier's (tiers/directory.py), or the
-node's daemon's (daemon/directory.py), and `whose` says which in every message.
+Everything is 0600 in a 0700 directory. What else lies there is its owner's, a disk tier's or the
+node's daemon's (tiers/directory.py); `whose` names it in every message.
 """
 
 import errno
