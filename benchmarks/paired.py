@@ -28,8 +28,8 @@ from hotspan.bench.client import OpenAIClient
 from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import write_results
 from hotspan.bench.prose import prose
-from hotspan.bench.texts import fitted_prose
 from hotspan.bench.workloads.base import Prompt
+from hotspan.bench.workloads.texts import fitted_prose
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, plan_modes, usable_threads

@@ -7,9 +7,9 @@ import pytest
 
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import RoundName
-from hotspan.bench.texts import fitted_prose
 from hotspan.bench.workloads.base import Prompt, Scale
 from hotspan.bench.workloads.long_doc_qa import QUESTIONS, LongDocQaOptions, schedule
+from hotspan.bench.workloads.texts import fitted_prose
 from hotspan.core.errors import ConfigError
 
 

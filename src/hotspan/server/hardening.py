@@ -17,8 +17,8 @@ from hotspan.formatters.formatters import DECLARED, SCRIPT
 from hotspan.formatters.script import check_script
 from hotspan.http.options import check_tls
 from hotspan.keyring.keyring import open_keyring
-from hotspan.server.models.source import PICKLED
 from hotspan.server.options import ServeOptions, check_admin_port, check_host
+from hotspan.server.source import PICKLED
 
 MEDIA_DOMAINS = "allowed_media_domains"
 NO_MEDIA_DOMAIN = "(none: the server was started without --allowed-media-domains)"

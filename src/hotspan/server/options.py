@@ -18,7 +18,7 @@ from hotspan.http.serving import bind
 from hotspan.keyring.keyring import open_keyring
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import is_remote
-from hotspan.server.models.source import fetch_model, model_cache
+from hotspan.server.source import fetch_model, model_cache
 from hotspan.tiers.directory import check_directory
 from hotspan.tiers.room import RESERVE_BYTES
 

@@ -42,9 +42,9 @@ from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_engine_adapters, check_engine_keys, check_files, hardened
+from hotspan.server.link import Link
 from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
-from hotspan.server.models.link import Link
 from hotspan.server.options import (
     ServeOptions,
     bind_admin,

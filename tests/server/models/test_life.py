@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.errors import EngineError
-from hotspan.server.models.link import Link
+from hotspan.server.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, Pauses, ServedModel
 from tests.server.lmi.serving import until
 

@@ -23,9 +23,9 @@ from obstore.store import S3Store
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
 from hotspan.plan.weights import is_remote
-from hotspan.server.models import source as model_source
-from hotspan.server.models.source import RemoteFile, fetch_model, model_cache
+from hotspan.server import source as model_source
 from hotspan.server.options import ServeOptions, fetched
+from hotspan.server.source import RemoteFile, fetch_model, model_cache
 from tests.l2.s3_server import S3Server
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
@@ -138,7 +138,7 @@ def test_what_was_taken_out_comes_back(bucket: Bucket, tmp_path: Path) -> None:
 FETCH = """
 import itertools, sys, threading
 from pathlib import Path
-from hotspan.server.models import source as model_source
+from hotspan.server import source as model_source
 model_source._PART_BYTES, model_source._CONNECTIONS = 100_001, 2
 copy, numbers = model_source._copy, itertools.count(1)
 def halting(*given):

@@ -10,8 +10,8 @@ from random import Random
 from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import RoundName
-from hotspan.bench.texts import fitted_prose, pre_warm_up
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, WorkloadOptions
+from hotspan.bench.workloads.texts import fitted_prose, pre_warm_up
 from hotspan.config.kinds import COUNT, NATURAL
 from hotspan.config.options import option
 

@@ -13,9 +13,9 @@ from math import ceil
 from typing import ClassVar, Final, Literal
 
 from hotspan.bench.records import Loop, RoundName
-from hotspan.bench.texts import fitted_prose, pre_warm_up
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Message, Prompt, Round, Scale, WorkloadOptions
 from hotspan.bench.workloads.sessions import ChatRound, due_times
+from hotspan.bench.workloads.texts import fitted_prose, pre_warm_up
 from hotspan.config.kinds import COUNT, NATURAL, POSITIVE
 from hotspan.config.options import option
 

@@ -16,7 +16,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.private import private_directory
 from hotspan.core.types import GIB, MIB
 from hotspan.plan.weights import is_model
-from hotspan.server.models.source import OTHER_CACHE
+from hotspan.server.source import OTHER_CACHE
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from hotspan.http.exchange import ClientGone, Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, UpstreamResponse, sendable
 from hotspan.http.upstream import relay as relayed
 from hotspan.server.exchange import ended
-from hotspan.server.models.link import CREDENTIALS, PRINCIPAL
+from hotspan.server.link import CREDENTIALS, PRINCIPAL
 from hotspan.server.models.served import ServedModel
 from hotspan.server.principal import current_principal
 

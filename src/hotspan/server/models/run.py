@@ -21,18 +21,18 @@ from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
+from hotspan.server.link import Link
 from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
 from hotspan.server.models.assignment import NO_ACCESS_LOG, Assignment
 from hotspan.server.models.front import StoreFront
-from hotspan.server.models.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.models.shares import DEVICES, Share, shares, visible_devices
-from hotspan.server.models.source import model_cache
 from hotspan.server.models.store import ModelStore
 from hotspan.server.options import ServeOptions
 from hotspan.server.run import Entrance, open_entrance, raise_file_limit, show_log
+from hotspan.server.source import model_cache
 
 _WATCH_S = 0.1
 _STARTUP_SLACK_S = 60.0
