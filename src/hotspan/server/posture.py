@@ -359,7 +359,8 @@ def _media(options: ServeOptions, facts: Facts) -> Findings:
 
 def _code(options: ServeOptions, facts: Facts) -> Findings:
     if options.server.secure:
-        return  # _secure says it
+        yield _ok("secure mode", "on: no code of the model's, only safetensors")
+        return
     names = [f"--{name.replace('_', '-')}" for name in code_options(options)]
     script = _script(options)
     if script in facts.files:
@@ -368,13 +369,7 @@ def _code(options: ServeOptions, facts: Facts) -> Findings:
         yield _warning("custom code", f"executed: {', '.join(names)}", "read it, or serve with --secure")
     else:
         yield _ok("custom code", "none")
-
-
-def _secure(options: ServeOptions, facts: Facts) -> Findings:
-    if options.server.secure:
-        yield _ok("secure mode", "on: no code of the model's, only safetensors")
-    else:
-        yield _ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")
+    yield _ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")
 
 
 def _start(options: ServeOptions, facts: Facts) -> Findings:
@@ -383,23 +378,8 @@ def _start(options: ServeOptions, facts: Facts) -> Findings:
 
 
 _CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
-    *(
-        _exposure,
-        _tls,
-        _keys,
-        _admin,
-        _metrics,
-        _events,
-        _adapters,
-        _isolation,
-        _encryption,
-        _disk,
-        _l2,
-        _daemon,
-        _memory,
-        _media,
-    ),
-    *(_code, _secure, _start),
+    *(_exposure, _tls, _keys, _admin, _metrics, _events, _adapters, _isolation, _encryption, _disk, _l2, _daemon),
+    *(_memory, _media, _code, _start),
 )
 
 
