@@ -42,7 +42,6 @@ from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.front import Front
 from hotspan.server.hardening import REDIRECTS, check_engine_adapters, check_engine_keys, check_files, hardened
-from hotspan.server.link import Link
 from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.options import (
@@ -53,7 +52,7 @@ from hotspan.server.options import (
     fetched,
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
-from hotspan.server.principal import Credentials, current_owner, current_tenant
+from hotspan.server.principal import Credentials, Link, current_owner, current_tenant
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine

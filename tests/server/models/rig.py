@@ -14,12 +14,11 @@ from typing import Any
 import httpx
 
 from hotspan.config.tenants import Tenants
-from hotspan.server.link import Link
 from hotspan.server.models.assignment import Assignment
 from hotspan.server.models.front import StoreFront
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.policy import Gate, access_table
-from hotspan.server.principal import Credentials
+from hotspan.server.principal import Credentials, Link
 from tests.server.lmi.serving import serving, split, until
 from tests.server.test_principal import known
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.errors import EngineError
-from hotspan.server.link import Link
 from hotspan.server.models.served import ChildCommand, ModelState, Pauses, ServedModel
+from hotspan.server.principal import Link
 from tests.server.lmi.serving import until
 
 from .rig import Store, served_by, store

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from hotspan.server.link import PRINCIPAL
+from hotspan.server.principal import PRINCIPAL
 
 from .rig import ADMIN_TOKEN, KEYS, Store, bearer, served_by, store
 

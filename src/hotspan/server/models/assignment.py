@@ -14,8 +14,8 @@ from hotspan.config.configuration import Configuration, Places, load_configurati
 from hotspan.config.engine_options import split_words
 from hotspan.config.own import CommandLine
 from hotspan.config.settings import CacheSettings
-from hotspan.server.link import Link
 from hotspan.server.options import ServeOptions
+from hotspan.server.principal import Link
 
 NO_ACCESS_LOG = "disable_uvicorn_access_log"
 FRONT_OPTIONS = (

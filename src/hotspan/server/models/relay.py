@@ -11,9 +11,8 @@ from hotspan.http.exchange import ClientGone, Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, UpstreamResponse, sendable
 from hotspan.http.upstream import relay as relayed
 from hotspan.server.exchange import ended
-from hotspan.server.link import CREDENTIALS, PRINCIPAL
 from hotspan.server.models.served import ServedModel
-from hotspan.server.principal import current_principal
+from hotspan.server.principal import CREDENTIALS, PRINCIPAL, current_principal
 
 MODEL_NAME = "model_name"
 """In a query: the model that is meant. The model's server does not see it."""

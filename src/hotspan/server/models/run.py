@@ -21,7 +21,6 @@ from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
 from hotspan.plan.host import Host
 from hotspan.plan.table import print_plan
-from hotspan.server.link import Link
 from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
@@ -31,6 +30,7 @@ from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.models.shares import DEVICES, Share, shares, visible_devices
 from hotspan.server.models.store import ModelStore
 from hotspan.server.options import ServeOptions
+from hotspan.server.principal import Link
 from hotspan.server.run import Entrance, open_entrance, raise_file_limit, show_log
 from hotspan.server.source import model_cache
 

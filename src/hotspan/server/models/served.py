@@ -16,7 +16,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
 from hotspan.http.errors import HttpError
 from hotspan.http.upstream import UnreachedError, Upstream, UpstreamResponse
-from hotspan.server.link import Link
+from hotspan.server.principal import Link
 
 logger = logging.getLogger(__name__)
 
