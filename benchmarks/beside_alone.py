@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from proofs.proof import quantile
 from tests.engine.rig import prepare_environment
 
 prepare_environment()
@@ -45,11 +46,6 @@ def serve_alone(model: str, pipe: Any) -> None:
             pipe.send(ask(engine, text))
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which that share lies, by rank."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def ask(engine: Any, text: list[int]) -> float:
     """Seconds to the first token, the engine's own prefix cache empty."""
     engine.forget_gpu()
@@ -69,12 +65,12 @@ def compare(engine: Rig, alone: Alone, texts: list[list[int]], requests: int) ->
             into.append(seconds())
     return {
         "requests": requests,
-        "p50_s": percentile(ours, 0.5),
-        "p99_s": percentile(ours, 0.99),
-        "no_cache_p50_s": percentile(theirs, 0.5),
-        "no_cache_p99_s": percentile(theirs, 0.99),
-        "bound_s": 1.05 * percentile(theirs, 0.99) + BOUND_S,
-        "is_met": all(percentile(ours, q) <= 1.05 * percentile(theirs, q) + BOUND_S for q in (0.5, 0.99)),
+        "p50_s": quantile(ours, 0.5),
+        "p99_s": quantile(ours, 0.99),
+        "no_cache_p50_s": quantile(theirs, 0.5),
+        "no_cache_p99_s": quantile(theirs, 0.99),
+        "bound_s": 1.05 * quantile(theirs, 0.99) + BOUND_S,
+        "is_met": all(quantile(ours, q) <= 1.05 * quantile(theirs, q) + BOUND_S for q in (0.5, 0.99)),
         "trips": engine.cache._lower.tiers[0].trips,
     }
 

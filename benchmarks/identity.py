@@ -8,7 +8,6 @@ inside the engine are digested too. Beyond what the engine computes in reasonabl
 way through the cache and the disk tier, plain and encrypted.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 import xxhash
 
+from benchmarks.harness import arguments
 from tests.engine.rig import prepare_environment
 
 prepare_environment()
@@ -173,11 +173,7 @@ def fabricated(scratch: Path, tokens: int, *, sealed: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16_000)
-    parser.add_argument("--fabricated", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, tokens=16_000, fabricated=1_000_000)
     started = time.monotonic()
     engines: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []

@@ -10,7 +10,6 @@ figure is the p99 of the time between tokens beside a tier over that beside the 
 each byte it moves, to verify it; what that alone costs others is told by a third process, which copies and hashes.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from benchmarks.harness import arguments
 from tests.engine.rig import prepare_environment
 
 prepare_environment()
@@ -274,12 +274,7 @@ def report(times: dict[str, list[list[float]]], rates: dict[str, list[float]]) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--model-size", choices=("demo", "tiny"), default="demo")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=8, seconds=6.0, model_size=("demo", "tiny"))
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".")))
         model = make_demo_model(scratch / "model", options.model_size).path

@@ -10,7 +10,6 @@ new version is stored. No model runs: one thread plays the eight schedulers, and
 receipt is complete when it is durable on every replica's disk and in the L2's log, and all replicas have read it.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
@@ -44,6 +44,7 @@ from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
+from proofs.proof import quantile
 from tests.l2.servers import redis_server
 
 NAMESPACE = bytes(range(32))
@@ -339,11 +340,6 @@ class Fleet:
             time.sleep(0.0005)
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which that part of them lies; 0 for none."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
-
-
 @contextmanager
 def syncs(directory: Path) -> Iterator[list[float]]:
     """How long the disk takes meanwhile to sync a small new file and its name, ten times a second: is it healthy?"""
@@ -392,9 +388,9 @@ def measure(name: str, directory: Path, connect: Connect, settings: Settings) ->
         "receipts_unfinished": sum(receipt.waits_for > 0 for receipt in storm.receipts),
         "receipts_missing_a_replica": sum(bool(receipt.missing) for receipt in storm.receipts),
         "receipt_p50_s": round(statistics.median(seconds), 4) if seconds else None,
-        "receipt_p99_s": round(percentile(seconds, 0.99), 4) if seconds else None,
-        "sync_p50_s": round(percentile(synced, 0.5), 4),
-        "sync_p99_s": round(percentile(synced, 0.99), 4),
+        "receipt_p99_s": round(quantile(seconds, 0.99), 4) if seconds else None,
+        "sync_p50_s": round(quantile(synced, 0.5), 4),
+        "sync_p99_s": round(quantile(synced, 0.99), 4),
         "load_average": round(os.getloadavg()[0], 1),
         "others_chunks_asked": [calm.asked, storm.asked],
         "others_hit_rate": [round(rate, 5) for rate in rates],
@@ -406,7 +402,7 @@ def measure(name: str, directory: Path, connect: Connect, settings: Settings) ->
     }
     result["is_met"] = bool(
         seconds
-        and percentile(seconds, 0.99) < P99_S
+        and quantile(seconds, 0.99) < P99_S
         and rates[1] >= rates[0] - HIT_RATE_LOSS
         and not (lost or lost_l2 or calm.wrong or storm.wrong)
         and not (result["receipts_failed"] or result["receipts_unfinished"])
@@ -426,12 +422,7 @@ def stores(directory: Path) -> Iterator[list[tuple[str, Connect]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--updates-per-minute", type=int, default=1000)
-    parser.add_argument("--directory", type=Path, help="on a real disk; a temporary one by default")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, seconds=60.0, updates_per_minute=1000, directory=Path)
     settings = Settings(seconds=options.seconds, updates_per_minute=options.updates_per_minute)
     results = []
     with tempfile.TemporaryDirectory(prefix="storm-", dir=options.directory) as scratch, stores(Path(scratch)) as all_:

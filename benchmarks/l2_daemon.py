@@ -13,7 +13,6 @@ are on disk only, through DaemonStore, and four threads read as many bytes of th
 of 4 MiB, in turns; the figure is the ratio of the medians.
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -32,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.shared_memory import populate
@@ -213,14 +213,7 @@ def from_disk(directory: Path, repetitions: int) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--size-gib", type=float, default=1.5, help="of the daemon's memory; more than the CPU's caches"
-    )
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--disk", type=Path, help="an empty directory with 2 GiB free")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, size_gib=1.5, repetitions=9, disk=Path)
     chunks = int(options.size_gib * GIB - MIB) // (CHUNK_BYTES + HEADER_BYTES + PREAMBLE_BYTES)
     with daemon(options.size_gib) as running:
         rates = copies(running, chunks, options.repetitions)

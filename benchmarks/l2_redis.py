@@ -8,7 +8,6 @@ ahead as the store does, and receives them all into one buffer of 1 MiB; the sto
 its own, as a cache does. What the loop makes of that, and redis-py of a chunk in one value, is shown beside them.
 """
 
-import argparse
 import os
 import socket
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import redis
 
+from benchmarks.harness import arguments
 from benchmarks.l2_rates import GOAL, Settings, finish, print_rates
 from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.terms import Terms
@@ -120,12 +120,7 @@ def measure(server: RedisServer, settings: Settings, connections: int, is_local:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=16)
-    parser.add_argument("--chunk-mib", type=float, default=14.0)
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, chunks=16, chunk_mib=14.0, repetitions=9)
     settings = Settings(options.chunks, options.chunk_mib, options.repetitions)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as scratch, redis_server(Path(scratch)) as server:

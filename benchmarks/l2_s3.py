@@ -9,7 +9,6 @@ the store copies them into memory that is there already, as a cache does. The li
 segment; the store asks beforehand whether they are there.
 """
 
-import argparse
 import itertools
 import sys
 import uuid
@@ -18,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import obstore
 from obstore.store import S3Store as ObstoreS3
 
+from benchmarks.harness import arguments
 from benchmarks.l2_rates import GOAL, Settings, finish, print_rates
 from hotspan.bench.storage import Figure, in_turns, page_buffers
 from hotspan.core.frame import HEADER_BYTES
@@ -117,12 +116,7 @@ def measure(server: S3Server, settings: Settings) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=8)
-    parser.add_argument("--chunk-mib", type=float, default=14.0)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, chunks=8, chunk_mib=14.0, repetitions=5)
     ways = [Settings(options.chunks, options.chunk_mib, options.repetitions, connections) for connections in (1, 2)]
     figures: list[Figure] = []
     for settings in ways:

@@ -10,14 +10,12 @@ on the machine don't change. Bounds, in MiB: the p99 of the stream is at most a 
 bursts at most half of first in, first out; and the longest wait of either at most 1.1 of first in, first out.
 """
 
-import argparse
 import json
 import random
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +24,7 @@ import torch
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.engine.copies import Copy, CopyQueue, Place
@@ -126,11 +125,7 @@ def loads(kind: str, count: int, seed: int) -> list[int]:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load_wait")
-    parser.add_argument("--loads", type=int, default=640)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args(words)
+    options = arguments(__doc__, words, loads=640, rounds=3)
     result: dict[str, Any] = {}
     for kind in ("stream", "burst"):
         found: dict[str, tuple[list[float], list[float], list[float]]] = {name: ([], [], []) for name in ORDERS}

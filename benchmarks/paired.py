@@ -1,6 +1,6 @@
 """What hotspan costs in CPU-seconds, told apart from a noisy machine: side by side, request by request.
 
-usage: python benchmarks/paired.py [--documents 12] [--document-tokens 8192] [--output benchmarks/results/paired.json]
+usage: python -m benchmarks.paired [--documents 12] [--document-tokens 8192] [--output benchmarks/results/paired.json]
 
 Four servers run at once over the demo's model: the engine alone, hotspan with RAM, hotspan with disk, and the engine
 alone with a pool for everything ("bound"). One request runs at a time; a server's CPU-seconds are read before and after
@@ -13,7 +13,6 @@ it, once the server has come to rest. Ratios are taken between requests seconds 
              disk / bound in CPU-seconds; none / ram and none / disk in TTFT
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.harness import arguments
 from hotspan.bench.client import OpenAIClient
 from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import write_results
@@ -134,11 +134,7 @@ def summarize(rounds: Rounds) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=12)
-    parser.add_argument("--document-tokens", type=int, default=8192)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, documents=12, document_tokens=8192)
     sizes = DemoSizes(
         documents=options.documents, document_tokens=options.document_tokens, queries_per_document=1, in_flight=1
     )
@@ -160,7 +156,7 @@ def main() -> None:
     for title, figures in summary.items():
         print(f"{title:70} {figures['median']:.3f}  [{figures['quartile_1']:.3f}, {figures['quartile_3']:.3f}]")
     if options.output:
-        command = f"python benchmarks/paired.py --documents {sizes.documents} --document-tokens {sizes.document_tokens}"
+        command = f"python -m benchmarks.paired --documents {sizes.documents} --document-tokens {sizes.document_tokens}"
         write_results(options.output, "paired", command=command, summary=summary, rounds=rounds)
 
 

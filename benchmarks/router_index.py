@@ -8,7 +8,6 @@ process, in a process of its own for each size. The choice is one `choose` with 
 prompt of one piece (600 B) and of one of 430.
 """
 
-import argparse
 import gc
 import random
 import statistics
@@ -18,10 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 import psutil
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.router.fleet import Fleet
@@ -125,11 +124,7 @@ def measure(entries: int, repetitions: int) -> tuple[Memory, list[Figure]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, entries=[10_000, 100_000, 1_000_000], repetitions=7)
     memories: list[Memory] = []
     figures: list[Figure] = []
     for entries in options.entries:

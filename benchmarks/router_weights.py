@@ -7,14 +7,13 @@ random, and no router knows of the others' requests; events reach all of them. T
 request alone on an idle replica that has all that was ever computed anywhere.
 """
 
-import argparse
 import random
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.router.fleet import Fleet
 from hotspan.router.policy import Weights
@@ -26,6 +25,7 @@ from hotspan.simulate.routers import FleetRouter, told_speeds
 from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Setup, Simulation
 from hotspan.simulate.trace import BLOCK_TOKENS, Trace
+from proofs.proof import quantile
 
 TRACES = ("conversation", "synthetic")
 AFFINITIES = (0.0, 0.1, 0.2, 0.4, 0.8)
@@ -85,10 +85,6 @@ class Weighed(Simulation):
         self._router = Routers(made, seed, events)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
-
-
 def replay(setup: Setup, work: Sequence[Trace], weights: Weights, routers: int, events: bool) -> Figure:
     """The same over every seed."""
     outcomes = [Weighed(setup, weights, routers, n, events).run(each) for n, each in enumerate(work)]
@@ -100,8 +96,8 @@ def replay(setup: Setup, work: Sequence[Trace], weights: Weights, routers: int, 
         others=weights.others,
         hit_rate=statistics.mean(outcome.hit_rate for outcome in outcomes),
         mean_s=statistics.mean(statistics.mean(outcome.ttft_s) for outcome in outcomes),
-        p50_s=statistics.mean(percentile(outcome.ttft_s, 0.5) for outcome in outcomes),
-        p99_s=statistics.mean(percentile(outcome.ttft_s, 0.99) for outcome in outcomes),
+        p50_s=statistics.mean(quantile(outcome.ttft_s, 0.5) for outcome in outcomes),
+        p99_s=statistics.mean(quantile(outcome.ttft_s, 0.99) for outcome in outcomes),
     )
 
 
@@ -117,16 +113,12 @@ def bound(setup: Setup, work: Sequence[Trace]) -> dict[str, float]:
             taken.append(setup.costs.prefill_s(held * BLOCK_TOKENS, request.tokens))
             seen.update(request.keys)
         means.append(statistics.mean(taken))
-        p99s.append(percentile(taken, 0.99))
+        p99s.append(quantile(taken, 0.99))
     return {"mean_s": statistics.mean(means), "p99_s": statistics.mean(p99s)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
-    parser.add_argument("--gpu-tokens", type=int, default=400_000)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, seeds=[3, 4, 5], gpu_tokens=400_000)
     setup = Setup(sizes=Sizes(gpu_tokens=options.gpu_tokens))
     usual = Weights()
     cases = [

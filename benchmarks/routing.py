@@ -9,15 +9,14 @@ Then `auto` over replicas with a small GPU pool and tiers of several sizes below
 These figures follow from the seeds. Last, the CPU time of 10^5 requests behind `auto`.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.router.types import Strategy
 from hotspan.simulate.compare import Comparison, Line
@@ -73,11 +72,7 @@ def speed() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--tier-seeds", type=int, default=2, help="for the tiers below the GPU's pool")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, seeds=5, tier_seeds=2)
     console = Console()
     policies = Comparison(sources(TRACES), sizes=(Sizes(),), seeds=options.seeds)
     tiers = Comparison(sources(TRACES), policies=(Strategy.AUTO.value,), sizes=TIERS, seeds=options.tier_seeds)

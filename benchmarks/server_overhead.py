@@ -13,7 +13,6 @@ Before that the CPU-microseconds of gate and front alone, a request and a token,
 vLLM's says.
 """
 
-import argparse
 import asyncio
 import contextlib
 import copy
@@ -36,6 +35,7 @@ import numpy as np
 import uvicorn
 from starlette.routing import Route
 
+from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheOptions
@@ -296,11 +296,7 @@ async def layers() -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--model-size", choices=("demo", "tiny"), default="demo")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=150, model_size=("demo", "tiny"))
     alone = asyncio.run(layers())
     with tempfile.TemporaryDirectory() as scratch:
         model = make_demo_model(Path(scratch) / "model", options.model_size).path

@@ -9,7 +9,6 @@ long, or never ends, or fails; then the disk is well again, until the tier is ba
 Bound: p99 at most 1.05 x that without a cache + 50 ms.
 """
 
-import argparse
 import contextlib
 import errno
 import json
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, compare, fill, recovery
+from benchmarks.harness import arguments
 from hotspan.demo.model import make_demo_model
 from hotspan.tiers.files import Files
 from proofs.proof import Proof, write_proof
@@ -64,10 +64,7 @@ def fail() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, requests=100)
     sickness, released = Sickness(), threading.Event()
     sicknesses: dict[str, Callable[[], None]] = {
         "healthy": lambda: None,

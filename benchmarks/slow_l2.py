@@ -9,7 +9,6 @@ filled, the link has its trouble; then it is well again, until the tier is back.
 Bound: p50 and p99 at most 1.05 x those without a cache + 50 ms.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, compare, fill, recovery
+from benchmarks.harness import arguments
 from benchmarks.link import Trouble, TroubledLink
 from hotspan.config.settings import L2Settings
 from hotspan.demo.model import make_demo_model
@@ -38,10 +38,7 @@ TROUBLES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, requests=100)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=".") as scratch, contextlib.ExitStack() as stack:
         server = RedisServer(Path(scratch).resolve())

@@ -12,7 +12,6 @@ turnover:  besides, one request per step ends, and one arrives whose text is hal
 scheduler's thread. Each point runs in a process of its own. Bound: the mean of hotspan in "decode" is at most 0.3 ms.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -31,6 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.harness import arguments
 from tests.engine.rig import prepare_environment
 
 prepare_environment()
@@ -283,11 +283,7 @@ def measure(point: Point, steps: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--point", type=int, help="measure one point here, and print it as JSON")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, steps=600, point=int)
     if options.point is not None:
         print(json.dumps(measure(POINTS[options.point], options.steps)))
         return 0

@@ -7,7 +7,6 @@ classifier is B's time to first token itself: the area under its ROC curve is 0.
 says all. Once with tenants isolated (the default), once with sharing on.
 """
 
-import argparse
 import hashlib
 import random
 import sys
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import arguments
 from tests.engine.rig import Rig, prepare_environment
 
 prepare_environment()
@@ -89,10 +89,7 @@ def measure(model: Path, probes: int, *, is_isolated: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--probes", type=int, default=10_000)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, probes=10_000)
     with tempfile.TemporaryDirectory() as scratch:
         model = make_demo_model(Path(scratch) / "tiny", "tiny").path
         found = {

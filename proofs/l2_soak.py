@@ -8,6 +8,7 @@ from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import GIB, Tier
 from hotspan.l2.base import PREAMBLE_BYTES
+from proofs import replicas
 from proofs.engine import Broken
 from proofs.l2_files import Said, SharedDirectory
 from proofs.places import in_memory
@@ -17,17 +18,11 @@ from proofs.replicas import World
 from proofs.soak import Samples, drift
 
 WEIGHTS = {
-    "arrive": 20,
-    "ask": 16,
-    "end_store": 10,
-    "turn": 30,
-    "step": 12,
-    "poll": 8,
-    "time": 6,
-    "invalidate": 3,
-    "evict": 3,
-    "crash": 0.5,
+    name: replicas.WEIGHTS[name]
+    for name in ("arrive", "ask", "end_store", "turn", "step", "poll", "time", "invalidate", "evict", "crash")
 }
+"""Those of R11 without faults."""
+
 _OBJECTS = 8
 _OBJECT_BYTES = PREAMBLE_BYTES + HEADER_BYTES + SIZE
 _WARM_UP = 0.1

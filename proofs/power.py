@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
-from hotspan.testing.chunks import aligned
 from proofs.places import in_memory
-from proofs.power_run import CHUNKS, READER, SIZE, RecordedRun, Stored, open_tier
+from proofs.power_run import READER, RecordedRun, Stored, loaded, open_tier
 from proofs.proof import Findings, Progress, Proof, rng_of
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
@@ -93,18 +92,13 @@ def _look(path: Path, image: PowerLoss, recorded: RecordedRun, case: int, number
     queues = InlineQueues()
     tier = open_tier(path, queues, FixedKeys(READER) if recorded.is_sealed else None)
     try:
-        into = aligned(SIZE)
-        for chunk in CHUNKS:
-            if not tier.submit_load(chunk.key, into):
-                continue
-            queues.run()
-            (transfer,) = tier.finished()
-            if transfer.fault is not None:
+        for key, data in loaded(tier, queues):
+            if data is None:
                 tally.faulty += 1
                 continue
             tally.whole += 1
-            stored = recorded.contents.get(bytes(into))
-            if stored is None or stored[0] != chunk.key:
+            stored = recorded.contents.get(data)
+            if stored is None or stored[0] != key:
                 tally.wrong += 1
                 tally.findings.add(case, f"image {number}, cut {image.cut}: wrong bytes")
             elif stored in dead:

@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
-from hotspan.core.types import ChunkKey
+from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
@@ -47,25 +48,30 @@ class RecordedRun:
     acknowledged: int = 0
     evictions: int = 0
     reopened: int = 0
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
     files: RecordingFiles = field(init=False)
     queues: InlineQueues = field(init=False)
     tier: DiskTier = field(init=False)
 
     def __post_init__(self) -> None:
-        self.files = RecordingFiles(self.path)
-        self._open(0)
+        self.files = self.recorder()
+        self.open(0)
+
+    def recorder(self) -> RecordingFiles:
+        """What records the calls."""
+        return RecordingFiles(self.path)
 
     def run(self, steps: int) -> Recording:
         """Random steps; the recording of all that reached the files."""
         actions = (
-            (0.40, self._store),
-            (0.10, self._join),
-            (0.05, self._discard),
-            (0.07, self._invalidate),
-            (0.02, self._reopen),
-            (0.08, self._sync_slab),
+            (0.40, self.store),
+            (0.10, self.join),
+            (0.05, self.discard),
+            (0.07, self.invalidate),
+            (0.02, self.reopen),
+            (0.08, self.sync_slab),
             (0.02, lambda: self.tier.directory.table.sync()),
-            (0.26, self._turn),
+            (0.26, self.turn),
         )
         weights = [weight for weight, _ in actions]
         for _ in range(steps):
@@ -77,25 +83,26 @@ class RecordedRun:
         """Let go of the directory."""
         self.tier.close(5.0)
 
-    def _open(self, writer: int) -> None:
+    def open(self, writer: int) -> None:
         self.queues = InlineQueues(self.rng.randrange(1 << 32))
-        self.tier = open_tier(self.path, self.queues, FixedKeys(writer) if self.is_sealed else None, self.files)
+        keys = FixedKeys(writer) if self.is_sealed else None
+        self.tier = open_tier(self.path, self.queues, keys, self.files, self.clock)
 
-    def _store(self) -> None:
-        chunk = self.rng.choice(CHUNKS)
+    def store(self, chunk: Chunk | None = None) -> None:
+        chunk = chunk or self.rng.choice(CHUNKS)
         terms = Terms(labels=self.rng.choice(TAGS) if self.rng.random() < 0.7 else frozenset())
         version = self.versions[chunk.key] + 1
         data = content(chunk.key, SIZE, version)
-        before = self._held()
+        before = self.held()
         for _ in range(2):  # a full tier takes what is offered a second time
             if self.tier.submit_store(chunk, terms, aligned(SIZE, data)):
                 self.versions[chunk.key] = version
                 self.known[chunk.key, version] = terms
                 self.contents[data] = (chunk.key, version)
-                self.evictions += len(before - self._held())
+                self.evictions += len(before - self.held())
                 break
 
-    def _join(self) -> None:
+    def join(self) -> None:
         key = self.rng.choice(CHUNKS).key
         if self.tier.lookup(key):
             terms = Terms(labels=self.rng.choice(TAGS))
@@ -103,12 +110,12 @@ class RecordedRun:
             stored = (key, self.versions[key])
             self.known[stored] = self.known[stored].joined(terms)
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         self.tier.discard(self.rng.choice(CHUNKS).key)
 
-    def _invalidate(self) -> None:
+    def invalidate(self, scope: Scope | None = None) -> None:
         scopes = [Scope(labels=self.rng.choice(TAGS)), Scope(keys=frozenset([self.rng.choice(CHUNKS).key])), Scope()]
-        (scope,) = self.rng.choices(scopes, (5, 5, 1))
+        scope = scope or self.rng.choices(scopes, (5, 5, 1))[0]
         dead: set[Stored] = set()
 
         def durable(done: bool) -> None:
@@ -117,33 +124,47 @@ class RecordedRun:
             self.acknowledged += 1
             self.files.mark(dead)
 
-        before = self._held()
+        before = self.held()
         self.tier.invalidate([scope], durable)
-        taken = {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
-        dead |= taken | {(key, self.versions[key]) for key in before - self._held()}
+        dead |= self.matched(scope, before)
         for stored in dead:
             self.known.pop(stored, None)
 
-    def _reopen(self) -> None:
+    def matched(self, scope: Scope, before: set[ChunkKey]) -> set[Stored]:
+        """What an invalidation that is done has deleted. before: the chunks that were there."""
+        matched = {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
+        return matched | {(key, self.versions[key]) for key in before - self.held()}
+
+    def reopen(self) -> None:
         """End well and begin anew, which compacts the log."""
         self.tier.close(5.0)
         self.reopened += 1
-        self._open(self.rng.randrange(1 << 40))
+        self.open(self.rng.randrange(1 << 40))
 
-    def _sync_slab(self) -> None:
+    def sync_slab(self) -> None:
         self.files.sync(self.tier.directory.slab_fd)  # as the kernel does now and then
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         self.queues.run(self.rng.randrange(1, 4))
         self.tier.finished()
 
-    def _held(self) -> set[ChunkKey]:
+    def held(self) -> set[ChunkKey]:
         table = self.tier.directory.table
         return {table.key(slot) for slot in table.slots()}
 
 
+STEP_BYTES = 2 * (SIZE + HEADER_BYTES)
+
+
 def open_tier(
-    path: Path, queues: InlineQueues, keys: FixedKeys | None, files: RecordingFiles | None = None
+    path: Path,
+    queues: InlineQueues,
+    keys: FixedKeys | None,
+    files: Files | None = None,
+    clock: SimulatedClock | None = None,
+    *,
+    step_bytes: int | None = STEP_BYTES,
+    reserve_bytes: int = 0,
 ) -> DiskTier:
     """The disk tier of such a run. Raises: DirectoryError."""
     options = DiskOptions(
@@ -152,6 +173,17 @@ def open_tier(
         keys=keys,
         files=files or Files(),
         queue=queues.queue,
-        step_bytes=2 * (SIZE + HEADER_BYTES),
+        step_bytes=step_bytes,
+        reserve_bytes=reserve_bytes,
     )
-    return DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
+    return DiskTier(options, NAMESPACE, SIZE, clock or SimulatedClock())
+
+
+def loaded(tier: DiskTier, queues: InlineQueues) -> Iterator[tuple[ChunkKey, bytes | None]]:
+    """Each chunk that a tier finds, with its bytes; None if reading it was a fault."""
+    into = aligned(SIZE)
+    for chunk in CHUNKS:
+        if tier.submit_load(chunk.key, into):
+            queues.run()
+            (transfer,) = tier.finished()
+            yield chunk.key, None if transfer.fault is not None else bytes(into)

@@ -8,25 +8,80 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.tiers.io import Dropped, Job
 
 
-class InlineQueue:
-    """Plays the threads of one IoQueue: up to `threads` jobs have begun, and any of them may be the next to end.
+class SimulatedQueue:
+    """Plays the threads of one IoQueue: up to `threads` jobs have begun, the others wait, urgent ones first.
+
+    A subclass notes what has begun (`begin`), and ends it.
+    """
+
+    def __init__(self, threads: int, scratch_bytes: int = HEADER_BYTES) -> None:
+        self._threads = threads
+        self._scratch = memoryview(mmap.mmap(-1, scratch_bytes))
+        self._urgent: deque[tuple[Job, Dropped]] = deque()
+        self._background: deque[tuple[Job, Dropped]] = deque()
+        self._closing = False
+
+    @property
+    def begun(self) -> int:
+        """How many jobs have begun and not ended."""
+        raise NotImplementedError
+
+    def begin(self, job: Job) -> None:
+        """A job begins."""
+        raise NotImplementedError
+
+    def drain(self, timeout_s: float) -> bool:
+        """End all that ends within that time; whether nothing is left."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._background) + self.begun
+
+    def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
+        if self._closing:
+            dropped()
+            return
+        (self._urgent if urgent else self._background).append((job, dropped))
+        self.begin_more()
+
+    def drop(self) -> None:
+        jobs = [*self._urgent, *self._background]
+        self._urgent.clear()
+        self._background.clear()
+        for _, dropped in jobs:
+            dropped()
+
+    def close(self, timeout_s: float) -> bool:
+        self.drain(timeout_s)
+        self._closing = True
+        self.drop()
+        return not len(self)
+
+    def begin_more(self) -> None:
+        """As many as there are threads for."""
+        while self.begun < self._threads and (self._urgent or self._background):
+            self.begin((self._urgent or self._background).popleft()[0])
+
+
+class InlineQueue(SimulatedQueue):
+    """Any of the jobs that have begun may be the next to end, when a test turns the crank.
 
     A job runs as a whole when it ends. What has begun can't be dropped, and while the queue is `hung` it does not end.
     """
 
     def __init__(self, rng: random.Random, name: str, threads: int, scratch_bytes: int = HEADER_BYTES) -> None:
+        super().__init__(threads, scratch_bytes)
         self.name = name
         self.hung = False
         self._rng = rng
-        self._threads = threads
-        self._scratch = memoryview(mmap.mmap(-1, scratch_bytes))
-        self._urgent: deque[tuple[Job, Dropped]] = deque()
-        self._background: deque[tuple[Job, Dropped]] = deque()
-        self._begun: list[tuple[Job, Dropped]] = []
-        self._closing = False
+        self._begun: list[Job] = []
 
-    def __len__(self) -> int:
-        return len(self._urgent) + len(self._background) + len(self._begun)
+    @property
+    def begun(self) -> int:
+        return len(self._begun)
+
+    def begin(self, job: Job) -> None:
+        self._begun.append(job)
 
     @property
     def can_turn(self) -> bool:
@@ -37,39 +92,15 @@ class InlineQueue:
         """End one of the jobs that have begun; False if there is none, or the queue hangs."""
         if not self.can_turn:
             return False
-        job, _ = self._begun.pop(self._rng.randrange(len(self._begun)))
-        self._begin()
+        job = self._begun.pop(self._rng.randrange(len(self._begun)))
+        self.begin_more()
         job(self._scratch)
         return True
-
-    def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
-        if self._closing:
-            dropped()
-            return
-        (self._urgent if urgent else self._background).append((job, dropped))
-        self._begin()
-
-    def drop(self) -> None:
-        jobs = [*self._urgent, *self._background]
-        self._urgent.clear()
-        self._background.clear()
-        for _, dropped in jobs:
-            dropped()
 
     def drain(self, timeout_s: float) -> bool:
         while self.turn():
             pass
         return not len(self)
-
-    def close(self, timeout_s: float) -> bool:
-        self.drain(timeout_s)
-        self._closing = True
-        self.drop()
-        return not len(self)
-
-    def _begin(self) -> None:
-        while len(self._begun) < self._threads and (self._urgent or self._background):
-            self._begun.append((self._urgent or self._background).popleft())
 
 
 class InlineQueues:

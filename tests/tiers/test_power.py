@@ -10,23 +10,27 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from hotspan.core.terms import Scope, Terms, tag_labels
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.chunks import aligned, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from proofs.power_run import (
+    CHUNKS,
+    NAMESPACE,
+    READER,
+    SIZE,
+    SLOTS,
+    STEP_BYTES,
+    TAGS,
+    RecordedRun,
+    Stored,
+    loaded,
+    open_tier,
+)
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
-from proofs.simulated.power import PowerLoss, Recording, RecordingFiles, power_loss, power_loss_images
-
-SIZE, SLOTS = 3 * 4096, 8
-NAMESPACE = bytes(range(32))
-CHUNKS = [chunk for name in "abcd" for chunk in chain(name, 3)]
-TAGS = [tag_labels([name]) for name in ("x", "y", "z")]
-
-
-Stored = tuple[ChunkKey, int]
-"""One store of a chunk: each has a version, and bytes, of its own."""
+from proofs.simulated.power import PowerLoss, RecordingFiles, power_loss, power_loss_images
 
 
 class TightFiles(RecordingFiles):
@@ -42,117 +46,52 @@ class TightFiles(RecordingFiles):
 
 
 @dataclass
-class Scenario:
-    """A run of a disk tier that is recorded, with a model of what was stored on which terms.
+class Scenario(RecordedRun):
+    """A recorded run in which nothing is stored behind a gap.
 
-    known:    the terms of every store that was not invalidated since, also of what was discarded or evicted since: who
-              says durable says it of their bytes too.
     stood_on: the store of its parent that each store stands on: what takes the one takes the other, whatever became of
               those in between meanwhile.
-    A mark is the set of stores whose invalidation was acknowledged: they must not come back.
     """
 
-    path: Path
-    seed: int
-    sealed: bool
-    growing: bool = False
-    versions: Counter[ChunkKey] = field(default_factory=Counter)
-    known: dict[Stored, Terms] = field(default_factory=dict)
+    is_growing: bool = False
     stood_on: dict[Stored, Stored] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-        self.files = TightFiles(self.path, self.rng) if self.growing else RecordingFiles(self.path)
-        self.clock = SimulatedClock()
-        self.acknowledged = 0
-        self.open(0)
+    @classmethod
+    def of(cls, path: Path, seed: int, *, is_sealed: bool = False, is_growing: bool = False) -> "Scenario":
+        return cls(path, random.Random(seed), is_sealed, is_growing=is_growing)
+
+    def recorder(self) -> RecordingFiles:
+        return TightFiles(self.path, self.rng) if self.is_growing else RecordingFiles(self.path)
 
     def open(self, writer: int) -> None:
         self.queues = InlineQueues(self.rng.randrange(1 << 32))
-        keys = FixedKeys(writer) if self.sealed else None
-        options = DiskOptions(
-            *(self.path, SLOTS * (SIZE + 4096), 2),
-            allow_direct=False,
-            keys=keys,
-            files=self.files,
-            queue=self.queues.queue,
-            step_bytes=2 * (SIZE + 4096) if self.growing else None,
-            reserve_bytes=SIZE,
+        keys = FixedKeys(writer) if self.is_sealed else None
+        step_bytes = STEP_BYTES if self.is_growing else None
+        self.tier = open_tier(
+            *(self.path, self.queues, keys, self.files, self.clock), step_bytes=step_bytes, reserve_bytes=SIZE
         )
-        self.tier = DiskTier(options, NAMESPACE, SIZE, self.clock)
 
-    def run(self, steps: int) -> Recording:
-        """Random steps; the recording."""
-        for _ in range(steps):
-            draw = self.rng.random()
-            chunk = self.rng.choice(CHUNKS)
-            if draw < 0.40:
-                for each in CHUNKS[CHUNKS.index(chunk) - chunk.index : CHUNKS.index(chunk) + 1]:
-                    if each.key not in self.held():  # nothing is stored behind a gap
-                        self.store(each)
-            elif draw < 0.50:
-                self.join(chunk.key)
-            elif draw < 0.55:
-                self.tier.discard(chunk.key)
-            elif draw < 0.62:
-                self.invalidate()
-            elif draw < 0.64:
-                self.reopen()
-            elif draw < 0.72:  # as the kernel does now and then
-                self.files.sync(self.tier.directory.slab_fd)
-            elif draw < 0.74:
-                self.tier.directory.table.sync()
-            else:
-                self.queues.run(self.rng.randrange(1, 4))
-                self.clock.advance(0.4 if self.growing else 0.0)
-                self.tier.finished()
-        self.queues.run()
-        return self.files.recording
+    def store(self, chunk: Chunk | None = None) -> None:
+        last = chunk or self.rng.choice(CHUNKS)
+        at = CHUNKS.index(last)
+        for each in CHUNKS[at - last.index : at + 1]:
+            if each is last if chunk else each.key not in self.held():
+                before = self.versions[each.key]
+                super().store(each)
+                if each.parent is not None and self.versions[each.key] > before:
+                    self.stood_on[each.key, before + 1] = each.parent, self.versions[each.parent]
 
-    def store(self, chunk: Chunk) -> None:
-        terms = Terms(labels=self.rng.choice(TAGS) if self.rng.random() < 0.7 else frozenset())
-        version = self.versions[chunk.key] + 1
-        for _ in range(2):  # the second touch
-            if self.tier.submit_store(chunk, terms, aligned(SIZE, content(chunk.key, SIZE, version))):
-                self.versions[chunk.key] = version
-                self.known[chunk.key, version] = terms
-                if chunk.parent is not None:
-                    self.stood_on[chunk.key, version] = chunk.parent, self.versions[chunk.parent]
-                break
+    def matched(self, scope: Scope, before: set[ChunkKey]) -> set[Stored]:
+        dead = {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
+        while descendants := {stored for stored in self.known if self.stood_on.get(stored) in dead} - dead:
+            dead |= descendants
+        assert not {(key, self.versions[key]) for key in self.held()} & dead, "it was deleted and is here"
+        return dead
 
-    def join(self, key: ChunkKey) -> None:
-        if self.tier.lookup(key):
-            terms = Terms(labels=self.rng.choice(TAGS))
-            self.tier.join(key, terms)
-            stored = (key, self.versions[key])
-            self.known[stored] = self.known[stored].joined(terms)
-
-    def invalidate(self, scope: Scope | None = None) -> None:
-        chunk = self.rng.choice(CHUNKS)
-        scopes = [Scope(labels=self.rng.choice(TAGS)), Scope(keys=frozenset([chunk.key])), Scope()]
-        scope = scope or self.rng.choices(scopes, (5, 5, 1))[0]
-        dead: set[Stored] = set()
-
-        def durable(done: bool) -> None:
-            assert done, "the invalidation failed on a disk that does not"
-            self.acknowledged += 1
-            self.files.mark(dead)
-
-        self.tier.invalidate([scope], durable)
-        dead |= {stored for stored, terms in self.known.items() if scope.takes(stored[0], NAMESPACE, terms)}
-        while fallen := {stored for stored in self.known if self.stood_on.get(stored) in dead} - dead:
-            dead |= fallen
-        assert not {(key, self.versions[key]) for key in self.held()} & dead, "it was taken and is here"
-        for stored in dead:
-            self.known.pop(stored, None)
-
-    def held(self) -> set[ChunkKey]:
-        return {chunk.key for chunk in CHUNKS if chunk.key in self.tier._entries}
-
-    def reopen(self) -> None:
-        """End well and begin anew, which compacts the log."""
-        self.tier.close(5.0)
-        self.open(self.rng.randrange(1 << 40))
+    def turn(self) -> None:
+        self.queues.run(self.rng.randrange(1, 4))
+        self.clock.advance(0.4 if self.is_growing else 0.0)
+        self.tier.finished()
 
 
 @dataclass
@@ -163,21 +102,12 @@ class Finding:
     faulty: int = 0
 
 
-def look(
-    directory: Path, image: PowerLoss, versions: Counter[ChunkKey], sealed: bool, step_bytes: int | None = None
-) -> Finding:
+def look(directory: Path, image: PowerLoss, scenario: Scenario) -> Finding:
     """Open an image and load all it has. Raises: AssertionError for a wrong byte, or a resurrected chunk."""
     image.restore(directory)
     dead: set[Stored] = set().union(*image.marks)
-    queues = InlineQueues()
-    options = DiskOptions(
-        *(directory, SLOTS * (SIZE + 4096)),
-        allow_direct=False,
-        keys=FixedKeys(1 << 41) if sealed else None,
-        queue=queues.queue,
-        step_bytes=step_bytes,
-    )
-    tier = DiskTier(options, NAMESPACE, SIZE, SimulatedClock())
+    queues, keys = InlineQueues(), FixedKeys(READER) if scenario.is_sealed else None
+    tier = open_tier(directory, queues, keys, step_bytes=STEP_BYTES if scenario.is_growing else None)
     finding = Finding()
     try:
         for chunk in CHUNKS:
@@ -185,19 +115,14 @@ def look(
                 assert tier.lookup(chunk.parent), (
                     f"cut {image.cut}: a chunk behind a gap, which no invalidation reaches"
                 )
-        into = aligned(SIZE)
-        for chunk in CHUNKS:
-            if not tier.submit_load(chunk.key, into):
-                continue
-            queues.run()
-            (transfer,) = tier.finished()
-            if transfer.fault is not None:
+        for key, data in loaded(tier, queues):
+            if data is None:
                 finding.faulty += 1
                 continue
             finding.whole += 1
-            found = [n for n in range(1, versions[chunk.key] + 1) if into == content(chunk.key, SIZE, n)]
-            assert found, f"cut {image.cut}: wrong bytes"
-            assert (chunk.key, found[0]) not in dead, f"cut {image.cut}: what was invalidated is back"
+            stored = scenario.contents.get(data)
+            assert stored is not None and stored[0] == key, f"cut {image.cut}: wrong bytes"
+            assert stored not in dead, f"cut {image.cut}: what was invalidated is back"
         tier.check()
     finally:
         tier.close(5.0)
@@ -216,11 +141,11 @@ def fast() -> Iterator[Path]:
 @pytest.mark.parametrize("seed", range(8))
 def test_power_losses(fast: Path, seed: int, sealed: bool) -> None:
     """R2, small: of power losses at random moments of a random run, none has a wrong byte or a chunk that came back."""
-    scenario = Scenario(fast / "run", seed, sealed)
+    scenario = Scenario.of(fast / "run", seed, is_sealed=sealed)
     recording = scenario.run(150)
     total = Finding()
     for image in power_loss_images(recording, seed, 60):
-        finding = look(fast / "image", image, scenario.versions, sealed)
+        finding = look(fast / "image", image, scenario)
         total.whole += finding.whole
         total.faulty += finding.faulty
     assert scenario.acknowledged > 3 and total.whole > 40, "the run was too tame to find anything"
@@ -230,11 +155,11 @@ def test_power_losses(fast: Path, seed: int, sealed: bool) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_power_losses_of_a_slab_that_grows_and_shrinks(fast: Path, seed: int) -> None:
     """The same where slots get space and lose it: a chunk whose space went is a miss, whatever of that was written."""
-    scenario = Scenario(fast / "run", seed, False, growing=True)
+    scenario = Scenario.of(fast / "run", seed, is_growing=True)
     recording = scenario.run(600)
     total = Finding()
     for image in power_loss_images(recording, seed, 120):
-        finding = look(fast / "image", image, scenario.versions, False, 2 * (SIZE + 4096))
+        finding = look(fast / "image", image, scenario)
         total.whole += finding.whole
         total.faulty += finding.faulty
     assert scenario.acknowledged > 3 and total.whole > 40, "the run was too tame to find anything"
@@ -244,10 +169,10 @@ def test_power_losses_of_a_slab_that_grows_and_shrinks(fast: Path, seed: int) ->
 @pytest.mark.parametrize("seed", range(3))
 def test_a_log_that_is_shortened_holds_to_what_it_said(fast: Path, seed: int) -> None:
     """Power lost at any moment around the log's new beginning brings nothing back, and everything is still opened."""
-    scenario = Scenario(fast / "run", seed, False)
+    scenario = Scenario.of(fast / "run", seed)
     roots = [chunk for chunk in CHUNKS if chunk.parent is None]
     for n in range(70):
-        if n == 60:
+        if n == 56:
             began = scenario.files.recording.moments
         scenario.store(roots[n % 2])
         scenario.store(roots[2])
@@ -259,7 +184,7 @@ def test_a_log_that_is_shortened_holds_to_what_it_said(fast: Path, seed: int) ->
     assert scenario.acknowledged == 70 and scenario.tier.directory.log.scopes == 6
     recording, rng, total = scenario.files.recording, random.Random(seed), Finding()
     for cut in range(began, recording.moments):
-        finding = look(fast / "image", power_loss(recording, cut, rng), scenario.versions, False)
+        finding = look(fast / "image", power_loss(recording, cut, rng), scenario)
         total.whole += finding.whole
     assert recording.moments - began > 60 and total.whole > 20
     scenario.tier.close(5.0)
@@ -307,7 +232,7 @@ def test_a_joined_label_outlives_a_power_loss_a_second_later(fast: Path) -> None
 
 def test_nothing_unsynced_survives_or_all_does(fast: Path) -> None:
     """A run that was synced at its end is in the last image whole, and the image before all of it is empty."""
-    scenario = Scenario(fast / "run", 4, False)
+    scenario = Scenario.of(fast / "run", 4)
     recording = scenario.run(60)
     scenario.tier.close(5.0)
     assert power_loss(recording, 0, random.Random(0)).files == {}
@@ -319,7 +244,7 @@ def test_nothing_unsynced_survives_or_all_does(fast: Path) -> None:
 
 def test_images_follow_from_the_seed(fast: Path) -> None:
     """The same recording and seed give the same images; an image is cut where it says, and torn at sectors."""
-    scenario = Scenario(fast / "run", 5, False)
+    scenario = Scenario.of(fast / "run", 5)
     recording = scenario.run(60)
     one, other = (list(power_loss_images(recording, 7, 20)) for _ in range(2))
     assert one == other

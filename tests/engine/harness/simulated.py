@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import mmap
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -35,7 +33,8 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers import lower
 from hotspan.tiers.disk import DiskOptions
 from hotspan.tiers.files import Files
-from hotspan.tiers.io import Dropped, Job
+from hotspan.tiers.io import Job
+from proofs.simulated.inline import SimulatedQueue
 from proofs.simulated.memory_store import MemoryServer
 from tests.cache.cost_rig import CPU, attended
 
@@ -117,49 +116,32 @@ class Medium:
         self._until_s = 0.0
 
 
-class TimedQueue:
-    """Plays the threads of one IoQueue: each takes a job and ends it when the job's time is over."""
+class TimedQueue(SimulatedQueue):
+    """Each thread takes a job and ends it when the job's time is over."""
 
     def __init__(self, medium: Medium, threads: int, scratch_bytes: int = HEADER_BYTES) -> None:
+        super().__init__(threads, scratch_bytes)
         self._medium = medium
-        self._threads = threads
-        self._scratch = memoryview(mmap.mmap(-1, scratch_bytes))
-        self._urgent: deque[tuple[Job, Dropped]] = deque()
-        self._background: deque[tuple[Job, Dropped]] = deque()
         self._begun: list[tuple[float, float, Job]] = []
-        self._closing = False
+        self._ended_s: float | None = None  # of the job whose thread takes the next one
 
-    def __len__(self) -> int:
-        return len(self._urgent) + len(self._background) + len(self._begun)
+    @property
+    def begun(self) -> int:
+        return len(self._begun)
+
+    def begin(self, job: Job) -> None:
+        begun_s = self._medium.clock.monotonic() if self._ended_s is None else self._ended_s
+        self._begun.append((begun_s, begun_s + self._medium.seconds, job))
+        self._medium.jobs += 1
 
     @property
     def next_s(self) -> float:
         """When the next job ends."""
         return min((ended_s for _, ended_s, _ in self._begun), default=NEVER)
 
-    def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
-        if self._closing:
-            dropped()
-            return
-        (self._urgent if urgent else self._background).append((job, dropped))
-        self._begin(self._medium.clock.monotonic())
-
-    def drop(self) -> None:
-        jobs = [*self._urgent, *self._background]
-        self._urgent.clear()
-        self._background.clear()
-        for _, dropped in jobs:
-            dropped()
-
     def drain(self, timeout_s: float) -> bool:
         """As if the time had passed, for whoever asked: the clock stands still."""
         self.run(self._medium.clock.monotonic() + timeout_s)
-        return not len(self)
-
-    def close(self, timeout_s: float) -> bool:
-        self.drain(timeout_s)
-        self._closing = True
-        self.drop()
         return not len(self)
 
     def run(self, until_s: float) -> None:
@@ -168,18 +150,14 @@ class TimedQueue:
             begun = min(self._begun, key=lambda each: each[1])
             self._begun.remove(begun)
             self._medium.run(begun[2], self._scratch, begun[0], ended_s)
-            self._begin(ended_s)
+            self._ended_s = ended_s
+            self.begin_more()
+            self._ended_s = None
 
     def release(self) -> None:
         """What hangs ends now."""
         now_s = self._medium.clock.monotonic()
         self._begun = [(begun_s, min(ended_s, now_s), job) for begun_s, ended_s, job in self._begun]
-
-    def _begin(self, now_s: float) -> None:
-        while len(self._begun) < self._threads and (self._urgent or self._background):
-            job, _ = (self._urgent or self._background).popleft()
-            self._begun.append((now_s, now_s + self._medium.seconds, job))
-            self._medium.jobs += 1
 
 
 class SlowFiles(Files):
