@@ -1,7 +1,6 @@
 """The store in a directory: the kit on real file systems, and what only a directory can do to it."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -20,22 +19,18 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import GIB, MIB, Chunk
 from hotspan.l2 import tree
-from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, StoreUsage, marks_of
+from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage, marks_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
-from hotspan.l2.log import checked
 from hotspan.l2.metadata import pack_marks
 from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.races import StoreRaceTests
+from hotspan.testing.races import SharedStoreTests
 from hotspan.testing.stores import (
     TERMS,
     MakeStore,
-    ObjectStoreTests,
-    SharedLogTests,
-    TrimmedLogTests,
     found,
     frame_of,
     put,
@@ -72,7 +67,7 @@ def store(root: Path) -> Iterator[FileStore]:
     store.close()
 
 
-class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+class TestFileStore(SharedStoreTests):
     """On a disk."""
 
     @pytest.fixture
@@ -80,7 +75,7 @@ class TestFileStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRace
         return lambda entries: FileStore(root, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
-class TestFileStoreWithoutLinks(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+class TestFileStoreWithoutLinks(SharedStoreTests):
     """On tmpfs, as if it had no links."""
 
     @pytest.fixture
@@ -152,42 +147,6 @@ def test_names_that_are_no_marks_are_passed_over(root: Path, store: FileStore) -
     assert one is not None and one.terms == TERMS
     store.delete([A.key])
     assert objects_in(root) == [] and os.listdir(root / "tmp") == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"x" * 100, bytes(STORED)])
-def test_what_is_no_object_is_not_found(root: Path, store: FileStore, damage: bytes) -> None:
-    """A file that holds no record is no object."""
-    put(store, A, SIZE)
-    objects_in(root)[0].write_bytes(damage)
-    assert found(store, A) is None
-
-
-def test_a_record_under_another_name_is_not_found(root: Path, store: FileStore) -> None:
-    """An object that was renamed is not mistaken for the one whose name it has."""
-    put(store, A, SIZE)
-    put(store, B, SIZE)
-    one = found(store, A)
-    paths = {path.parent.name: path for path in objects_in(root)}
-    os.replace(paths[B.key.hex()], paths[A.key.hex()])
-    assert found(store, A) is None and read(store, one) is None
-
-
-@pytest.mark.parametrize("size", [STORED - 1, STORED + 1, PREAMBLE_BYTES])
-def test_an_object_that_was_cut_is_a_miss(root: Path, store: FileStore, size: int) -> None:
-    """An object that is not of the size that is asked for is not read."""
-    put(store, A, SIZE)
-    one = found(store, A)
-    os.truncate(objects_in(root)[0], size)
-    assert read(store, one) is None
-
-
-def test_what_was_put_anew_is_not_what_was_found(root: Path, store: FileStore) -> None:
-    """An object that was deleted and put anew since it was found is gone for who found it."""
-    put(store, A, SIZE)
-    one = found(store, A)
-    store.delete([A.key])
-    put(store, A, SIZE, version=1)
-    assert read(store, one) is None
 
 
 # -- a place that fails --------------------------------------------------------------------------------------------
@@ -314,52 +273,6 @@ def test_a_writer_that_is_killed_leaves_no_half_object(root: Path, store: FileSt
 # -- the log -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("which", "damage"),
-    [(2, None), *((which, data) for which in (1, 2) for data in (b"", b"E{}", b"E", b"junk", b"E" + checked(b"{}")))],
-)
-def test_a_lost_entry_ends_the_epoch(root: Path, store: FileStore, damage: bytes | None, which: int) -> None:
-    """Nobody knows what an entry invalidated that is gone from the middle, or damaged: the log begins anew, once."""
-    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
-    before = store.log.read(generations[0])
-    put(store, A, SIZE)
-    (path,) = root.glob(f"log/*/*{generations[which]:x}")
-    reader = FileStore(root)
-    if damage is None:  # only who had read it can tell
-        path.unlink()
-        readers, afters = [store], generations[which:]
-    else:
-        path.write_bytes(damage)
-        readers, afters = [store, reader], [generations[0], 0]
-    pages = [each.log.read(after) for each in readers for after in afters]
-    assert all(page.epoch == pages[0].epoch != before.epoch and page.floor > generations[2] for page in pages)
-    reader.log.read(0)
-    assert found(reader, A) is None
-    reader.close()
-
-
-@pytest.mark.parametrize("scope", [{"tenant": 7}, {"tenant": 7, "labels": "x"}, [{"tenant": 7, "also": []}]])
-def test_an_entry_of_another_form_takes_its_tenant(root: Path, store: FileStore, scope: object) -> None:
-    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
-    put(store, A, SIZE)
-    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(3)]
-    (path,) = root.glob(f"log/*/*{generations[1]:x}")
-    path.write_bytes(b"E" + checked(json.dumps({"by": "me", "scope": scope}).encode()))
-    page = store.log.read(generations[0])
-    assert page.entries[0] == SharedInvalidation(generations[1], (Scope(tenant=7),), "me", is_whole=False)
-    assert page.entries[1].is_whole and page.generation == generations[2] and found(store, A) is not None
-
-
-def test_a_damaged_epoch_is_over(root: Path, store: FileStore) -> None:
-    """An epoch whose file can't be read is followed by another."""
-    put(store, A, SIZE)
-    before = store.log.read(0)
-    (path,) = root.glob("epochs/*")
-    path.write_bytes(b"{")
-    page = store.log.read(0)
-    assert page.epoch != before.epoch and store.log.read(0).epoch == page.epoch and found(store, A) is None
-
-
 def test_an_entry_goes_to_the_epoch_that_holds(root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that is written while a new epoch begins is in the new one when the append returns."""
     other, link = FileStore(root), os.link
@@ -392,40 +305,6 @@ def test_an_acknowledged_entry_was_synced(root: Path, store: FileStore, monkeypa
     monkeypatch.setattr(os, "fsync", spy)
     store.log.append([Scope()], "me")
     assert synced == [False, True]
-
-
-@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, "NaN", '"x"', "null", "[]"])
-def test_numbers_that_nobody_can_read_are_nobodys(root: Path, number: str) -> None:
-    """What another writes of a replica or an epoch with a number beyond all bounds is as if it was not there."""
-    store = FileStore(root)
-    store.log.read(0)
-    store.log.report("me", 5, 5.0)
-    for name, body in (
-        ("generation", f'{{"generation": {number}, "until_s": 9e12}}'),
-        ("until", f'{{"generation": 1, "until_s": {number}}}'),
-    ):
-        (root / "replicas" / name).write_text(f"{name}\0{body}")
-    assert store.log.replicas()["me"] == 5
-    (root / "epochs" / f"{9:016x}").write_text(number)
-    assert isinstance(FileStore(root).log.read(0).epoch, bytes)
-
-
-def test_to_say_the_same_again_costs_nothing(root: Path) -> None:
-    """A report that says what the last one said is written only when that would soon be over."""
-    clock = SimulatedClock()
-    store, other = FileStore(root, clock=clock), FileStore(root, clock=clock)
-    written: set[bytes] = set()
-    for _ in range(100):
-        store.log.report("me", 5, 5.0)
-        clock.advance(0.1)
-        assert other.log.replicas() == {"me": 5}
-        (path,) = root.glob("replicas/*")
-        written.add(path.read_bytes())
-    assert 5 < len(written) < 15
-    store.log.report("me", 6, 5.0)
-    assert other.log.replicas() == {"me": 6}
-    store.close()
-    other.close()
 
 
 # -- room ----------------------------------------------------------------------------------------------------------

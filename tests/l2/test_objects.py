@@ -1,5 +1,6 @@
 """The one store and the one log over blobs in memory: calls that fail, replies that are lost, copies that are old."""
 
+import json
 from collections.abc import Callable
 from itertools import count
 
@@ -7,21 +8,18 @@ import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import ChunkKey
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, marks_of
 from hotspan.l2.follower import LogFollower
-from hotspan.l2.log import MAX_ENTRY_BYTES, SharedInvalidationLog
+from hotspan.l2.log import MAX_ENTRY_BYTES, SharedInvalidationLog, checked
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_MARKS, new_life, pack_marks, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.races import StoreRaceTests
+from hotspan.testing.races import SharedStoreTests
 from hotspan.testing.stores import (
     TENANT,
     TERMS,
     MakeStore,
-    ObjectStoreTests,
-    SharedLogTests,
-    TrimmedLogTests,
     found,
     frame_of,
     put,
@@ -35,7 +33,7 @@ TAG = Terms(labels=tag_labels(["z"]))
 (A,) = chain("a", 1)
 
 
-class TestMemory(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+class TestMemory(SharedStoreTests):
     """The kit."""
 
     EVICTS = True
@@ -186,6 +184,110 @@ def test_a_copy_of_an_epoch_before_is_no_log(blobs: MemoryBlobs, clock: Simulate
     blobs.data = copy
     page = log_of(store).read(0)
     assert page.epoch != later.epoch and page.floor > generation and not page.entries
+
+
+def log_blob(blobs: MemoryBlobs, generation: int) -> str:
+    """The name of the blob of an entry."""
+    (name,) = (name for name in blobs.data if name.startswith("log/") and name.endswith(f"{generation:016x}"))
+    return name
+
+
+DAMAGES = [b"", b"E", b"?", b"junk", b"E{}", b"Ejunk", *(b"E" + checked(d) for d in (b"junk", b"{}", b"[" * 100_000))]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_ends_the_epoch(blobs: MemoryBlobs, clock: SimulatedClock, damage: bytes, at: int) -> None:
+    """Nobody knows what it invalidated: the log begins anew, once, for who knew it and who did not."""
+    store, fresh = blobs.store(clock), blobs.store(clock)
+    generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(3)]
+    before = log_of(store).read(generations[0])
+    put(store, A, SIZE)
+    blobs.data[log_blob(blobs, generations[at])] = damage
+    pages = [log_of(each).read(after) for each in (store, fresh) for after in (generations[0], 0)]
+    assert all(page.epoch == pages[0].epoch != before.epoch and page.floor > generations[2] for page in pages)
+    assert not any(page.entries for page in pages) and found(fresh, A) is None
+
+
+def test_a_lost_entry_is_noticed_by_who_had_read_it(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """The newest one ends the epoch for its readers; before one that is gone from the middle all counts as trimmed."""
+    store = blobs.store(clock)
+    generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(4)]
+    epoch = log_of(store).read(0).epoch
+    del blobs.data[log_blob(blobs, generations[1])]
+    page = log_of(blobs.store(clock)).read(0)
+    assert page.floor == generations[1] and [entry.generation for entry in page.entries] == generations[2:]
+    del blobs.data[log_blob(blobs, generations[3])]
+    page = log_of(store).read(generations[3])
+    assert page.epoch != epoch and page.floor > generations[3]
+
+
+@pytest.mark.parametrize("scope", [{"tenant": 7}, {"tenant": 7, "labels": "x"}, [{"tenant": 7, "also": []}]])
+def test_an_entry_of_another_form_takes_its_tenant(blobs: MemoryBlobs, clock: SimulatedClock, scope: object) -> None:
+    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
+    store = blobs.store(clock)
+    put(store, A, SIZE)
+    generations = [log_of(store).append([Scope(tenant=n)], "me") for n in range(3)]
+    blobs.data[log_blob(blobs, generations[1])] = b"E" + checked(json.dumps({"by": "me", "scope": scope}).encode())
+    page = log_of(store).read(generations[0])
+    assert page.entries[0] == SharedInvalidation(generations[1], (Scope(tenant=7),), "me", is_whole=False)
+    assert page.entries[1].is_whole and page.generation == generations[2] and found(store, A) is not None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"1e999", bytes(17)])
+def test_a_damaged_epoch_is_over(blobs: MemoryBlobs, clock: SimulatedClock, damage: bytes) -> None:
+    """An epoch whose blob can't be read is followed by another."""
+    store = blobs.store(clock)
+    put(store, A, SIZE)
+    before = log_of(store).read(0)
+    (name,) = (name for name in blobs.data if name.startswith("epochs/"))
+    blobs.data[name] = damage
+    clock.advance(1.1)
+    page = log_of(store).read(0)
+    assert page.epoch != before.epoch and log_of(store).read(0).epoch == page.epoch and found(store, A) is None
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, "NaN", '"x"', "null", "[]"])
+def test_reports_that_nobody_can_read_are_nobodys(blobs: MemoryBlobs, clock: SimulatedClock, number: str) -> None:
+    """What another writes of a replica with a number beyond all bounds is as if it was not there."""
+    log = log_of(blobs.store(clock))
+    log.report("me", 5, 5.0)
+    blobs.data["replicas/generation"] = f'generation\0{{"generation": {number}, "until_s": 9e12}}'.encode()
+    blobs.data["replicas/until"] = f'until\0{{"generation": 1, "until_s": {number}}}'.encode()
+    assert log.replicas()["me"] == 5
+
+
+def test_to_report_the_same_again_costs_nothing(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """A report that says what the last one said is written only when that would soon be over."""
+    log, other = log_of(blobs.store(clock)), log_of(blobs.store(clock))
+    written: list[str] = []
+    blobs.before = lambda method: written.append(method) if method == "overwrite" else None
+    for _ in range(100):
+        log.report("me", 5, 5.0)
+        clock.advance(0.1)
+        assert other.replicas() == {"me": 5}
+    assert 5 < len(written) < 15
+    log.report("me", 6, 5.0)
+    assert other.replicas() == {"me": 6}
+
+
+def test_what_is_not_the_chunks_object_is_a_miss(blobs: MemoryBlobs, clock: SimulatedClock) -> None:
+    """Another chunk's object, a damaged or cut one, and what was put anew since it was found are no hit."""
+    store, (other,) = blobs.store(clock), chain("b", 1)
+    put(store, other, SIZE, version=5)
+    put(store, A, SIZE)
+    name, other_name = (next(n for n in blobs.data if "objects" in n and c.key.hex() in n) for c in (A, other))
+    whole = blobs.data[name]
+    one = found(store, A)
+    for data in (b"", b"x" * 100, bytes(len(whole)), whole[:100] + b"?" + whole[101:], blobs.data[other_name]):
+        blobs.data[name] = data
+        assert found(store, A) is None and read(store, one) is None
+    for data in (whole[:-1], whole + b"x", whole[:PREAMBLE_BYTES]):
+        blobs.data[name] = data
+        assert read(store, found(store, A)) is None
+    store.delete([A.key], TENANT)
+    assert put(store, A, SIZE, version=1) and read(store, one) is None
+    assert read(blobs.store(clock), found(store, A)) == frame_of(A.key, SIZE, version=1)
 
 
 def test_two_groups_that_wrote_apart_end_in_one_epoch(blobs: MemoryBlobs, clock: SimulatedClock) -> None:

@@ -13,21 +13,19 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
 from hotspan.l2 import redis_servers
-from hotspan.l2.base import Found, SharedInvalidation, marks_of
+from hotspan.l2.base import marks_of
 from hotspan.l2.blobs import Entry
 from hotspan.l2.log import checked
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisLog, RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
-from hotspan.testing.races import StoreRaceTests
+from hotspan.testing.races import SharedStoreTests
 from hotspan.testing.stores import (
     TERMS,
     MakeStore,
     ObjectStoreTests,
-    SharedLogTests,
     StoreOutageTests,
-    TrimmedLogTests,
     found,
     frame_of,
     put,
@@ -69,7 +67,7 @@ def relay(server: RedisServer) -> Iterator[Relay]:
     relay.close()
 
 
-class TestRedisStore(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+class TestRedisStore(SharedStoreTests):
     """One server."""
 
     @pytest.fixture
@@ -302,14 +300,6 @@ def test_an_object_without_its_half_is_gone(server: RedisServer, store: RedisSto
     assert read(store, found(store, A)) == frame_of(A.key, SIZE, version=1)
 
 
-def test_a_record_under_another_name_is_not_found(server: RedisServer, store: RedisStore) -> None:
-    """An object that was copied to another's name, with its metadata, is not mistaken for it."""
-    put(store, A, SIZE)
-    for name in keys_of(server, f"*{A.key.hex()}}}"):
-        assert server.ask("COPY", name, name.replace(A.key.hex(), B.key.hex())) == b":1\r\n"
-    assert found(store, B) is None and found(store, A) is not None
-
-
 @pytest.mark.parametrize("size", [SIZE // 2, SIZE + 1])
 def test_an_object_of_another_size_is_a_miss(server: RedisServer, store: RedisStore, size: int) -> None:
     """An object that somebody cut or made longer is no hit."""
@@ -322,19 +312,6 @@ def test_an_object_of_another_size_is_a_miss(server: RedisServer, store: RedisSt
     else:
         server.ask("APPEND", name, "x")
     assert read(store, found(store, A)) is None
-
-
-def test_what_was_found_can_be_read_by_another_store(server: RedisServer, store: RedisStore) -> None:
-    """A Found that another store gave, or with the record alone, is read, too; that of another put is not."""
-    put(store, A, SIZE)
-    one = found(store, A)
-    assert one is not None
-    bare = Found(one.record, one.terms)
-    assert read(store, bare) == frame_of(A.key, SIZE)
-    assert read(store, Found(one.record._replace(stamp=99), one.terms)) is None
-    fresh = RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S))
-    assert read(fresh, one) == frame_of(A.key, SIZE)
-    fresh.close()
 
 
 @pytest.mark.parametrize(("policy", "ttl_s", "least"), [("allkeys-lru", None, 0), ("volatile-lru", 600, 3)])
@@ -402,7 +379,7 @@ def test_an_emptied_server_is_a_new_epoch(server: RedisServer, store: RedisStore
     other.close()
 
 
-@pytest.mark.parametrize("entries_since", [0, 1, 5])
+@pytest.mark.parametrize("entries_since", [0, 5])
 def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int) -> None:
     """After a restart from an older copy who had read what was lost begins a new epoch, even after others wrote."""
     with redis_server(tmp_path) as server:
@@ -471,7 +448,7 @@ def test_metadata_does_not_grow_for_ever(server: RedisServer, store: RedisStore)
     assert put(store, A, 4096) and found(store, A) is not None
 
 
-@pytest.mark.parametrize("body", [b"junk", b"{}", checked(b"junk"), checked(b"{}"), checked(b"[" * 100_000)])
+@pytest.mark.parametrize("body", [b"junk", checked(b"{}")])
 def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store: RedisStore, body: bytes) -> None:
     """Nobody knows what a damaged entry invalidated: the log begins anew, once."""
     before = store.log.append([Scope()], "me")
@@ -480,19 +457,6 @@ def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store
     page = store.log.read(0)
     assert page.epoch != epoch and page.floor > before and not page.entries
     assert store.log.read(page.generation).epoch == page.epoch
-
-
-@pytest.mark.parametrize("scope", ['{"tenant": 7}', '{"tenant": 7, "labels": {}}', '[{"tenant": 7, "also": []}]'])
-def test_an_entry_of_another_form_takes_its_tenant(server: RedisServer, store: RedisStore, scope: str) -> None:
-    """Of an entry that can't be understood and whose tenant can, all of the tenant goes; the log goes on behind it."""
-    before = store.log.append([Scope()], "me")
-    epoch = store.log.read(0).epoch
-    number = add_entry(server, store, checked(f'{{"by": "x", "scope": {scope}}}'.encode()))
-    page = store.log.read(before)
-    assert page.entries == [SharedInvalidation(number, (Scope(tenant=7),), "x", is_whole=False)]
-    assert page.epoch == epoch and page.generation == number
-    assert store.log.append([Scope(tenant=1), Scope(tenant=2)], "me") > number
-    assert store.log.read(number).entries[0].scopes == (Scope(tenant=1), Scope(tenant=2))
 
 
 def test_an_evicted_log_is_a_new_epoch(server: RedisServer, store: RedisStore) -> None:

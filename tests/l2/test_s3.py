@@ -12,8 +12,8 @@ from hotspan.l2.blobs import Part
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
-from hotspan.testing.races import StoreRaceTests
-from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, StoreOutageTests, TrimmedLogTests
+from hotspan.testing.races import SharedStoreTests
+from hotspan.testing.stores import MakeStore, StoreOutageTests
 from tests.l2.s3_rig import BUCKET, Place
 from tests.l2.s3_server import S3Server
 
@@ -33,7 +33,7 @@ class _Fixtures:
     TIMEOUT_S = 60.0
 
 
-class TestS3Store(_Fixtures, ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+class TestS3Store(_Fixtures, SharedStoreTests):
     """One server for all: each test has a prefix of its own."""
 
     def test_metadata_does_not_grow_for_ever(self, make_store: MakeStore) -> None:

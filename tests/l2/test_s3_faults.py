@@ -12,11 +12,10 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.l2.base import marks_of
-from hotspan.l2.log import checked
 from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
 from hotspan.l2.s3_bucket import Bucket
-from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
 from tests.l2.s3_rig import (
     BUCKET,
@@ -27,7 +26,6 @@ from tests.l2.s3_rig import (
     find,
     places,
     put_all,
-    read,
 )
 from tests.l2.s3_server import CLIENT, S3Server
 
@@ -103,45 +101,6 @@ def test_a_mark_during_a_delete_is_not_lost(replica: Replicas, monkeypatch: pyte
     assert found is not None and not found.terms.labels
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty", "cut", "longer", "record", "other"])
-def test_an_object_that_is_not_what_was_put_is_a_miss(replica: Replicas, place: Place, damage: str) -> None:
-    """Bytes that somebody wrote over an object are no hit; once deleted, it can be put again."""
-    (chunk,), (other,) = chain("a", 1), chain("b", 1)
-    put_all(replica(), [chunk, other])
-    path, other_path = (next(p for p in place.paths("objects") if one.key.hex() in p) for one in (chunk, other))
-    whole = place.read(path)
-    changed = {
-        "garbage": b"something else" * 1000,
-        "empty": b"",
-        "cut": whole[:-1],
-        "longer": whole + b"x",
-        "record": whole[:100] + b"?" + whole[101:],
-        "other": place.read(other_path),
-    }
-    place.write(path, changed[damage])
-    reader = replica()
-    (found,) = find(reader, [chunk])
-    assert found is None or read(reader, found) is None
-    reader.delete([chunk.key], TENANT)
-    assert put_all(reader, [chunk], stamp=2) == [True]
-    (found,) = find(replica(), [chunk])
-    assert read(reader, found) == content(chunk.key, FRAME_BYTES, 2)
-
-
-@pytest.mark.parametrize("data", [b"", b"short", b"something else" * 5])
-def test_metadata_that_can_not_be_read_makes_its_object_a_miss(replica: Replicas, place: Place, data: bytes) -> None:
-    """A chunk whose metadata somebody overwrote is a miss until it is put again."""
-    store = replica()
-    text = chain("a", 2)
-    put_all(store, text)
-    store.mark({text[1].key: marks_of(TAG, 9)})
-    (path,) = place.paths("metadata")
-    place.write(path, data)
-    assert places(find(store, text)) == [0]
-    assert put_all(store, text, stamp=2) == [False, True]
-    assert places(find(replica(), text)) == [0, 1]
-
-
 @pytest.mark.parametrize("lost", ["log", "epochs", ""])
 def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost: str) -> None:
     """Once the log began anew nothing of before is found by who has read it; the text can be stored again."""
@@ -159,30 +118,6 @@ def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost
         assert places(find(each, text)) == []
     assert put_all(store, text, stamp=2) == [True] * 3
     assert places(find(other, text)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("data", [b"", b"E", b"?", b"Ejunk", b"E" + checked(b"{}")])
-def test_a_damaged_entry_ends_the_epoch(replica: Replicas, place: Place, data: bytes) -> None:
-    """Nobody knows what it invalidated: the log begins anew for who reads it, in the middle or at its end."""
-    for at in (0, 1):
-        store, fresh = replica(), replica()
-        generations = [store.log.append([Scope(tenant=n)], "me") for n in range(2)]
-        epoch = store.log.read(0).epoch
-        (path,) = [path for path in place.paths(f"log/{epoch.hex()}") if path.endswith(f"{generations[at]:016x}")]
-        place.write(path, data)
-        page = fresh.log.read(0)
-        assert page.epoch != epoch and page.floor > max(generations) and not page.entries
-        assert store.log.read(generations[-1]).epoch == page.epoch
-
-
-def test_entries_before_a_gap_count_as_trimmed(replica: Replicas, place: Place) -> None:
-    """Who begins knows nothing of what was invalidated before an entry that is gone."""
-    store = replica()
-    generations = [store.log.append([Scope(tenant=n)], "me") for n in range(4)]
-    epoch = store.log.read(0).epoch
-    place.delete(f"log/{epoch.hex()}/{generations[1]:016x}")
-    page = replica().log.read(0)
-    assert page.floor == generations[1] and [entry.generation for entry in page.entries] == generations[2:]
 
 
 def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The races of a store that replicas share: what must not be a hit, whatever comes first. Part of the kit in stores.py.
 
-    class TestMyStoreRaces(StoreRaceTests):
+    class TestMyStore(SharedStoreTests):
         @pytest.fixture
         def make_store(self, tmp_path):
             return lambda entries: MyStore(tmp_path, log_entries=entries)
@@ -26,7 +26,10 @@ from hotspan.testing.stores import (
     TENANT,
     TERMS,
     MakeStore,
+    ObjectStoreTests,
+    SharedLogTests,
     StoreFixtures,
+    TrimmedLogTests,
     found,
     frame_of,
     log_of,
@@ -314,6 +317,10 @@ class StoreRaceTests(StoreFixtures):
         else:
             one = found(store, chunk)
             assert one is None or one.terms.is_wild or one.terms.labels >= frozenset().union(*labels)
+
+
+class SharedStoreTests(ObjectStoreTests, SharedLogTests, TrimmedLogTests, StoreRaceTests):
+    """All of the kit but outages: of a store whose log's length can be set."""
 
 
 def page_before(generations: Sequence[int]) -> int:
