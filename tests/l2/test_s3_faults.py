@@ -13,8 +13,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.l2.base import marks_of
 from hotspan.l2.options import S3Options
-from hotspan.l2.s3 import S3Store
-from hotspan.l2.s3_bucket import Bucket
+from hotspan.l2.s3 import S3Blobs, S3Store
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
 from tests.l2.s3_rig import (
@@ -81,17 +80,17 @@ def test_a_chunk_is_one_object_until_it_is_marked(
 
 def test_a_mark_during_a_delete_is_not_lost(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk that is put anew and hit while somebody still deletes the former one keeps the tag of that hit."""
-    store, other, (chunk,), delete = replica(), replica(), chain("a", 1), Bucket.delete
+    store, other, (chunk,), delete = replica(), replica(), chain("a", 1), S3Blobs.remove
     put_all(store, [chunk])
     store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"])), 9)})
 
-    def overtaken(bucket: Bucket, paths: Sequence[str]) -> None:
+    def overtaken(bucket: S3Blobs, paths: Sequence[str]) -> None:
         delete(bucket, paths)
-        monkeypatch.setattr(Bucket, "delete", delete)
+        monkeypatch.setattr(S3Blobs, "remove", delete)
         put_all(other, [chunk], stamp=2)
         other.mark({chunk.key: marks_of(TAG, 9)})
 
-    monkeypatch.setattr(Bucket, "delete", overtaken)
+    monkeypatch.setattr(S3Blobs, "remove", overtaken)
     store.delete([chunk.key], TENANT)
     (found,) = find(store, [chunk])
     assert found is not None and TAG.labels <= found.terms.labels
@@ -125,16 +124,16 @@ def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pyt
     store = replica()
     (chunk,) = chain("a", 1)
     store.mark({chunk.key: marks_of(TAG, 9)})
-    write = Bucket.write
+    write = S3Blobs.put
     for fails_at in ("metadata", "objects"):
 
-        def failing(bucket: Bucket, path: str, *args: object, fails_at: str = fails_at, **more: object) -> object:
+        def failing(bucket: S3Blobs, path: str, *args: object, fails_at: str = fails_at, **more: object) -> object:
             if path.startswith(fails_at):
                 raise ConnectionError("the line was cut")
             return write(bucket, path, *args, **more)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:
-            patch.setattr(Bucket, "write", failing)
+            patch.setattr(S3Blobs, "put", failing)
             with pytest.raises(ConnectionError):
                 put_all(store, [chunk])
         assert find(store, [chunk]) == [None]
@@ -143,7 +142,7 @@ def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pyt
 
 def test_what_is_late_is_not_begun(server: S3Server) -> None:
     """At the deadline a call raises, and those of its requests that have not begun never do."""
-    bucket = Bucket(f"s3://{BUCKET}", CLIENT | {"endpoint": server.url}, 60.0, connections=1)
+    bucket = S3Blobs(f"s3://{BUCKET}", S3Options(client=CLIENT | {"endpoint": server.url}, connections=1))
     goes_on, begun = threading.Event(), list[int]()
 
     def job(number: int) -> None:
@@ -156,7 +155,7 @@ def test_what_is_late_is_not_begun(server: S3Server) -> None:
         if begun:  # a machine that stands still does not even begin the first one in time
             break
     goes_on.set()
-    bucket.call(lambda: None, bucket.until())
+    bucket.each(lambda _: None, [0])
     assert begun == [0]
     bucket.close()
 

@@ -6,10 +6,27 @@ S3 has no eviction: give the bucket a lifecycle rule for `objects/`, and one for
 Its LIST and its conditional writes must be strongly consistent, as AWS's are.
 """
 
-from collections.abc import Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import S3Store as ObstoreS3
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.errors import ConfigError
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
@@ -17,60 +34,97 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import S3Options
-from hotspan.l2.s3_bucket import Bucket
 from hotspan.tiers.io import copy
 
+if TYPE_CHECKING:
+    from obstore import GetOptions, PutMode
+
+T = TypeVar("T")
+R = TypeVar("R")
+
 _MAX_TRIES = 32
+_MAX_RETRIES = 2
+_FIRST_PAUSE = timedelta(milliseconds=50)
+_CONNECT_S = 1.0
+
+
+class _Object(NamedTuple):
+    """What a read found. size: of the whole object, of which `data` may be a part. e_tag: of this version of it."""
+
+    data: obstore.Bytes | bytes
+    e_tag: str
+    size: int
 
 
 class S3Blobs:
-    """Blobs in a bucket; every method takes the bucket's timeout at most."""
+    """Blobs under one prefix of a bucket. Every method takes the timeout at most, and raises only OSErrors."""
 
     batch = 4
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+    def __init__(self, url: str, options: S3Options) -> None:
+        self.url = url
+        self._timeout_s = options.timeout_s
+        self._store = _opened(url, options.client, options.timeout_s)
+        self._pool = ThreadPoolExecutor(options.connections, "hotspan-s3")  # threads begin as they are needed
+
+    def each(self, job: Callable[[T], R], items: Iterable[T], until_s: float | None = None) -> list[R]:
+        """`job` of each item, side by side on threads of the store, in the items' order. The first error is raised.
+
+        Raises: TimeoutError at the deadline; a job that has begun then goes on to the end of its request.
+        """
+        until_s = time.monotonic() + self._timeout_s if until_s is None else until_s
+        try:
+            futures = [self._pool.submit(job, item) for item in items]
+        except RuntimeError:
+            raise ConnectionError(f"{self.url} was closed") from None
+        done, late = wait(futures, max(0.0, until_s - time.monotonic()), FIRST_EXCEPTION)
+        for future in late:
+            future.cancel()
+        if any(future.cancelled() for future in done):
+            raise ConnectionError(f"{self.url} was closed")
+        for future in done:
+            future.result()
+        if late:
+            raise TimeoutError(f"{self.url} did not answer within {self._timeout_s:g} s")
+        return [future.result() for future in futures]
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        return self._bucket.each(self._begin_of, parts, self._bucket.until())
+        found = self.each(lambda part: self.get(part.name, part.limit), parts)
+        return [None if one is None else bytes(one.data) for one in found]
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
         size = sum(map(len, into))
-        blob = self._bucket.call(partial(self._bucket.read, name, 0, size), self._bucket.until())
-        if blob is None or blob.size != size or len(blob.data) != size:
+        (found,) = self.each(lambda name: self.get(name, size), [name])
+        if found is None or found.size != size or len(found.data) != size:
             return False
-        copy(memoryview(blob.data), into)
+        copy(memoryview(found.data), into)
         return True
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
-        return self._bucket.call(partial(self._bucket.write, name, data), self._bucket.until()) is not None
+        return self.each(lambda name: self.put(name, data), [name])[0]
 
     def create_durable(self, name: str, data: bytes) -> bool:
         return self.create(name, [data])  # S3 acknowledges nothing else
 
     def append(self, additions: Sequence[Addition]) -> None:
-        self._bucket.each(self._append, additions, self._bucket.until())
+        self.each(self._append, additions)
 
     def delete(self, names: Sequence[str]) -> None:
         """Objects first. Metadata is emptied, unless it changes meanwhile: the chunk may have been put anew and hit."""
-        until = self._bucket.until()
+        until_s = time.monotonic() + self._timeout_s
         beside = [name for name in names if name.startswith("metadata/")]
-        former = self._bucket.each(lambda name: self._bucket.read(name, 0, LIFE_BYTES + 1), beside, until)
-        others = [name for name in names if not name.startswith("metadata/")]
-        self._bucket.call(partial(self._bucket.delete, others), until)
-        emptied = [
-            partial(self._bucket.write, name, NO_LIFE, over=blob.e_tag)
-            for name, blob in zip(beside, former, strict=True)
-            if blob is not None and bytes(blob.data) != NO_LIFE
+        former = self.each(lambda name: self.get(name, LIFE_BYTES + 1), beside, until_s)
+        self.each(self.remove, [[name for name in names if not name.startswith("metadata/")]], until_s)
+        marked = [
+            (name, found.e_tag)
+            for name, found in zip(beside, former, strict=True)
+            if found is not None and bytes(found.data) != NO_LIFE
         ]
-        self._bucket.each(lambda empty: empty(), emptied, until)
+        self.each(lambda one: self.put(one[0], [NO_LIFE], over=one[1]), marked, until_s)
 
     def overwrite(self, name: str, data: bytes) -> None:
-        self._bucket.call(partial(self._bucket.overwrite, name, data), self._bucket.until())
-
-    def list(self, directory: str) -> list[str]:
-        paths = self._bucket.call(partial(self._bucket.list, directory), self._bucket.until())
-        return [path.rpartition("/")[2] for path in paths]
+        with _os_errors():
+            self.each(lambda name: obstore.put(self._store, name, data, use_multipart=False), [name])
 
     def usage(self) -> StoreUsage:
         """Nothing, for a bucket does not say; but that it can be reached."""
@@ -78,37 +132,120 @@ class S3Blobs:
         return StoreUsage()
 
     def close(self) -> None:
-        """Let go of connections. Blocks: for requests under way."""
-        self._bucket.close()
+        """Begin no more requests, and wait for those under way, each for its timeout at most."""
+        self._pool.shutdown(cancel_futures=True)
 
-    # -- inside: each call here blocks for a request or two, on one of the bucket's threads --------------------------
+    def list(self, directory: str) -> list[str]:
+        with _os_errors():
+            (found,) = self.each(lambda path: obstore.list(self._store, path).collect(), [directory])
+        return sorted(meta["path"].rpartition("/")[2] for meta in found)
 
-    def _begin_of(self, part: Part) -> bytes | None:
-        blob = self._bucket.read(part.name, 0, part.limit)
-        return None if blob is None else bytes(blob.data)
+    # -- one request each, on a thread of the store ------------------------------------------------------------------
+
+    def get(self, name: str, limit: int | None = None) -> _Object | None:
+        """An object, or the first `limit` bytes of it; None if it is not there."""
+        options: GetOptions = {} if limit is None else {"range": (0, limit)}
+        try:
+            with _os_errors():
+                got = obstore.get(self._store, name, options=options)
+                return _Object(got.bytes(), got.meta["e_tag"] or "", got.meta["size"])
+        except FileNotFoundError:
+            return None
+        except ConnectionError:
+            if limit is None:
+                raise
+            with _os_errors():
+                meta = obstore.head(self._store, name)
+            if meta["size"]:
+                raise
+            return _Object(b"", meta["e_tag"] or "", 0)  # of an empty object S3 sends no range
+
+    def put(self, name: str, data: Sequence[memoryview | bytes], *, over: str | None = None) -> bool:
+        """Write an object where none is, or `over` that version of it; False if that is not so."""
+        mode: PutMode = "create" if over is None else {"e_tag": over}
+        with _os_errors():
+            try:
+                obstore.put(self._store, name, data, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            except FileNotFoundError as error:
+                raise ConnectionError(f"{self.url}: the bucket is not there") from error
+        return True
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete objects, a thousand a request; those that are not there are no error."""
+        if names:
+            with _os_errors():
+                obstore.delete(self._store, names)
 
     def _append(self, addition: Addition) -> None:
-        """S3 can't append: the blob is replaced on condition that it is still the one that was read."""
+        """S3 can't append: the object is replaced on condition that it is still the one that was read."""
         for _ in range(_MAX_TRIES):
-            blob = self._bucket.read(addition.name)
-            if blob is not None and blob.size > MAX_BYTES:
+            found = self.get(addition.name)
+            if found is not None and found.size > MAX_BYTES:
                 return  # it counts as gone, and grows no more
-            before, over = (addition.first, None) if blob is None else (bytes(blob.data), blob.e_tag)
-            if self._bucket.write(addition.name, before + addition.data, over=over) is not None:
+            before, over = (addition.first, None) if found is None else (bytes(found.data), found.e_tag)
+            if self.put(addition.name, [before + addition.data], over=over):
                 return
-        raise OSError(f"{self._bucket.url}: others changed {addition.name} each time that it was appended to")
+        raise OSError(f"{self.url}: others changed {addition.name} each time that it was appended to")
 
 
 class S3Store(BlobStore):
     """An ObjectStore with a log at s3://BUCKET/PREFIX; it connects when it is first used.
 
-    Raises: ConfigError from the constructor for settings that can't work.
+    Raises: ConfigError from the constructor for options that can't work.
     """
 
+    blobs: S3Blobs
     log: SharedInvalidationLog
 
     def __init__(self, url: str, options: S3Options = S3Options(), clock: Clock | None = None) -> None:  # noqa: B008
         clock = clock or SystemClock()
-        blobs = S3Blobs(Bucket(url, options.client, options.timeout_s, options.connections))
+        blobs = S3Blobs(url, options)
         log = SharedInvalidationLog(BlobLog(blobs, clock), options.log_entries, clock)
         super().__init__(blobs, log, is_per_tenant=options.is_per_tenant)
+
+
+def _opened(url: str, client: Mapping[str, Any], timeout_s: float) -> ObstoreS3:
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise ConfigError(f"{url!r} is no bucket: write s3://BUCKET/PREFIX")
+    try:
+        return ObstoreS3(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            config=dict(client),  # type: ignore[arg-type]
+            # The scheme of the endpoint decides, and AWS's own is https.
+            client_options={
+                "allow_http": True,
+                "timeout": timedelta(seconds=timeout_s),
+                "connect_timeout": timedelta(seconds=min(_CONNECT_S, timeout_s)),
+            },
+            retry_config={
+                "max_retries": _MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=timeout_s),
+                "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": 4 * _FIRST_PAUSE, "base": 2},
+            },
+        )
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"{url} can't be used as it is configured: {_line(error)}") from error
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """What obstore raises, as an OSError; the answers to conditions are for who set them."""
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError):
+        raise
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise PermissionError(_line(error)) from error
+    except GenericError as error:
+        raise ConnectionError(_line(error)) from error
+    except BaseError as error:
+        raise OSError(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    """What happened, without obstore's pages of detail."""
+    return str(error).partition("\n")[0]
