@@ -1,6 +1,5 @@
 """A running server's administration, as the command line calls it."""
 
-import ipaddress
 import json
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from hotspan.config.admin_token import VARIABLE, find_token
 from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.config.secrets import is_token
+from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError
 
 _EXAMPLE = "http://127.0.0.1:8080"
@@ -41,7 +41,7 @@ class Admin:
     def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
         url = _url(self.server)
         shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-        is_local = _is_local(url.hostname or "")
+        is_local = is_loopback(url.hostname or "")
         token = self._token(url, is_local)
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         data = None if body is None else json.dumps(body).encode()
@@ -98,10 +98,3 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> None:
         return None
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -71,7 +71,7 @@ def _with_secrets(settings: RouterSettings) -> RouterSettings:
 
 
 def _check_exposure(settings: RouterSettings) -> None:
-    from hotspan.server.options import is_loopback
+    from hotspan.core.addresses import is_loopback
 
     if settings.keys or settings.insecure or is_loopback(settings.host):
         return

@@ -3,7 +3,6 @@
 Events hold the tokens of every tenant's texts and the salts that keep tenants apart. They are for routers only.
 """
 
-import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hotspan.config.secrets import is_token, read_private
+from hotspan.core.addresses import is_loopback
 from hotspan.core.curve import LEAST_SECRET, CurveKeys
 from hotspan.core.errors import ConfigError
 
@@ -65,11 +65,7 @@ def is_local(endpoint: str) -> bool:
     parts = urlsplit(endpoint)
     if parts.scheme in ("ipc", "inproc"):
         return True
-    host = endpoint.partition("://")[2].rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(endpoint.partition("://")[2].rpartition(":")[0])
 
 
 def read_key(file: Path) -> CurveKeys:

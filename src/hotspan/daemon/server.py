@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import secrets
@@ -16,6 +15,7 @@ from functools import partial
 
 from uvicorn.server import ServerState
 
+from hotspan.core.addresses import is_loopback
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
@@ -264,7 +264,7 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 
 def _is_exposed(listener: socket.socket) -> bool:
     """Whether other machines can reach it."""
-    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    return not is_loopback(listener.getsockname()[0])
 
 
 def _raise_file_limit() -> None:

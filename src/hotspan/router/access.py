@@ -1,10 +1,10 @@
 """Who may ask what of a router, and whose share and whose caches a request uses."""
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 
+from hotspan.core.addresses import is_loopback
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
@@ -92,7 +92,4 @@ def _is_local(exchange: Exchange) -> bool:
     client = exchange.scope.get("client")
     if client is None or any(name in exchange.headers for name in _PROXIES):
         return False
-    try:
-        return ipaddress.ip_address(client[0].partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(client[0])

@@ -1,6 +1,5 @@
 """What `hotspan serve` was asked for, and the checks that need no engine."""
 
-import ipaddress
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from hotspan.config.engine_options import split_words
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
+from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import check_room
 from hotspan.http.connections import HttpLimits
@@ -112,13 +112,3 @@ def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None
         open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment).close()
     if settings.disk is not None:
         check_directory(Path(settings.disk.directory), settings.disk.bytes, RESERVE_BYTES)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; of names, localhost alone does."""
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return host == "localhost"
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from hotspan.config.admin_token import VARIABLE
 from hotspan.config.kv_events import FLAG, published
 from hotspan.config.settings import L2Settings
+from hotspan.core.addresses import is_loopback
 from hotspan.server.facts import DOOR, SEGMENT, Facts
 from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options, secrets_of
-from hotspan.server.options import ServeOptions, is_loopback
+from hotspan.server.options import ServeOptions
 
 
 class Severity(Enum):
