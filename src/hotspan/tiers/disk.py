@@ -76,12 +76,14 @@ class DiskTier(DiskSlab):
             raise ValueError(f"the payload has {len(payload)} bytes, not {self._payload_bytes}")
         if chunk.key in self or not self.can_store() or self._commits.takes(chunk.key, self._own, terms):
             return False
-        terms = replace(terms, generation=self._generation)
-        stamp = secrets.randbits(64)
-        record = Record(chunk.key, chunk.parent, self._own, self._payload_bytes, terms, stamp, chunk.index)
-        if self.store(record, [payload], may_evict=chunk.key in self._refused):
-            self._refused.pop(chunk.key, None)
-            return True
+        may_evict = chunk.key in self._refused
+        if may_evict or self._room.has_free:
+            terms = replace(terms, generation=self._generation)
+            stamp = secrets.randbits(64)
+            record = Record(chunk.key, chunk.parent, self._own, self._payload_bytes, terms, stamp, chunk.index)
+            if self.store(record, [payload], may_evict=may_evict):
+                self._refused.pop(chunk.key, None)
+                return True
         self._refused[chunk.key] = None
         if len(self._refused) > self.directory.geometry.slots + 1024:
             self._refused.popitem(last=False)

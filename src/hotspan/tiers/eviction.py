@@ -300,11 +300,11 @@ class LeafArc:
 
     def _place(self, held: Held) -> tuple[int, int]:
         """Its rank, 0 if the first leaf is of a `once` that is too long, else 1; when that was used, 0 if none is."""
-        first = held.first()
-        if first is None:
-            return 1, 0
-        leaves, leaf = first
-        return (0 if leaves is held.once and held.is_once_long else 1), leaf[0]
+        is_long = held.is_once_long
+        for leaves in (held.once, held.often) if is_long else (held.often, held.once):
+            if (leaf := leaves.first()) is not None:
+                return (0 if is_long and leaves is held.once else 1), leaf[0]
+        return 1, 0
 
     def _arrive(self, tenant: int) -> Held:
         """A tenant comes, which may lower the floors of others: these may have to pay again."""

@@ -184,6 +184,11 @@ class SlotRoom:
         """Whether there is no free slot now, and there will be some."""
         return not self._free and bool(self._bare or self._moving) and not self._is_full
 
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a free slot now."""
+        return bool(self._free)
+
     def take(self) -> int | None:
         """A free slot, if there is one."""
         slot = self._free.pop() if self._free else None
