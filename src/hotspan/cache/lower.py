@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock
+from hotspan.core.deadline import Deadline
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import AllDurable, Durable, TierUsage, Transfer
@@ -151,10 +152,10 @@ class LowerTiers:
         if len(busy) == 1:
             busy[0].wait(timeout_s)
             return
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = Deadline(timeout_s, self._clock.monotonic)
         for tier in itertools.cycle(busy):  # nobody tells which of them will be first
-            left = deadline - self._clock.monotonic()
-            if left <= 0 or tier.wait(min(left, _SLICE_S)):
+            left_s = deadline.rest_s()
+            if not left_s or tier.wait(min(left_s, _SLICE_S)):
                 return
 
     def in_flight(self) -> list[Entry]:
@@ -163,9 +164,9 @@ class LowerTiers:
 
     def close(self, timeout_s: float) -> None:
         """Let go of all tiers, within `timeout_s`."""
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = Deadline(timeout_s, self._clock.monotonic)
         for tier in self.tiers:
-            tier.close(max(0.0, deadline - self._clock.monotonic()))
+            tier.close(deadline.rest_s())
 
 
 class StoreQueue:

@@ -20,6 +20,7 @@ from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.waits import Waits
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.deadline import Deadline
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
@@ -319,14 +320,11 @@ class TieredCache:
 
     def close(self, timeout_s: float) -> None:
         """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
-        deadline = self._clock.monotonic() + timeout_s
-        while self.is_persisting:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
-                break
-            self.wait(min(left, 0.05))
+        deadline = Deadline(timeout_s, self._clock.monotonic)
+        while self.is_persisting and (left_s := deadline.rest_s()):
+            self.wait(min(left_s, 0.05))
             self.step()
-        self._lower.close(max(0.0, deadline - self._clock.monotonic()))
+        self._lower.close(deadline.rest_s())
         self.ram.slab.close()
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
 
 SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
@@ -66,13 +67,13 @@ def lock(fd: int, kind: int = EXCLUSIVE, timeout_s: float | None = 0.0) -> bool:
     if timeout_s is None:
         fcntl.flock(fd, kind)
         return True
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if not deadline.rest_s():
                 return False
             time.sleep(_POLL_S)
 

@@ -1,11 +1,11 @@
 """Fetches tenants' keys in the background: few at a time, each tried again only some seconds after it failed."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hotspan.core.clock import Clock
+from hotspan.core.deadline import Deadline
 
 RETRY_S = 5.0
 _THREADS = 4
@@ -59,7 +59,7 @@ class Fetcher:
 
     def fetch_now(self, tenants: Iterable[str], timeout_s: float) -> None:
         """Have all `tenants` tried now; returns when each was, or after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         with self._changed:
             before = {}
             for tenant in tenants:
@@ -68,8 +68,8 @@ class Fetcher:
                     ticket.due_s = self._clock.monotonic()
                     before[tenant] = ticket.failures
             while not all(self._tried(tenant, failures) for tenant, failures in before.items()):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or self._closed:
+                left_s = deadline.rest_s()
+                if not left_s or self._closed:
                     return
                 self._changed.wait(left_s)
 
@@ -81,9 +81,9 @@ class Fetcher:
                 ticket.cancelled = True
             self._waiting.clear()
             self._changed.notify_all()
-        deadline = time.monotonic() + _CLOSE_S
+        deadline = Deadline(_CLOSE_S)
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(deadline.rest_s())
 
     def _add(self, tenant: str) -> Ticket | None:
         ticket = self._waiting.get(tenant)

@@ -10,7 +10,6 @@ import errno
 import logging
 import secrets
 import threading
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from functools import partial
 from itertools import islice
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.deadline import Deadline
 from hotspan.core.frame import (
     HEADER_BYTES,
     FrameFault,
@@ -241,10 +241,10 @@ class RemoteTier:
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         self._submit_marks(at_most=None)
         for queue in (self._queue, self._log_queue):
-            queue.close(max(0.0, deadline - time.monotonic()))
+            queue.close(deadline.rest_s())
         self._store.close()
 
     def check(self) -> None:

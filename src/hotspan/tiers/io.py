@@ -2,13 +2,13 @@
 
 import mmap
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.frame import (
     HEADER_BYTES,
     TAG_BYTES,
@@ -270,13 +270,12 @@ class IoThreads:
             dropped()
 
     def drain(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         with self._wake:
             while self._urgent or self._background or self._busy:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not (left_s := deadline.rest_s()):
                     return False
-                self._idle.wait(left)
+                self._idle.wait(left_s)
         return True
 
     def close(self, timeout_s: float) -> bool:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
 from hotspan.core.private import SHARED, lock
 from hotspan.core.shared_memory import SHARED_MEMORY, Mapping, check_room
@@ -100,11 +101,11 @@ class SharedSlab:
 
     def _await_size(self, fd: int, timeout_s: float = 30.0) -> bool:
         """Wait until its maker gave the file its size; False if the file was taken away before."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while (stat := os.fstat(fd)).st_size < self.bytes:
             if stat.st_nlink == 0:
                 return False
-            if time.monotonic() > deadline:
+            if not deadline.rest_s():
                 raise ConfigError(f"the process that makes {self.path} died or is stuck: see its log, then start again")
             time.sleep(0.005)
         return True
