@@ -1,4 +1,4 @@
-"""Routes for those who own what is cached: look at it, verify it, forget it, destroy its keys."""
+"""Routes that administer the cache: statistics, verification, invalidation, keys."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
 
 DURABLE_S = 10.0
-"""How long an invalidation may take to be durable before its caller is told that it is not yet."""
+"""How long a request waits for its invalidation to be durable."""
 
 _SHRED_S = 40.0
 _MAX_ID = 2**31
@@ -31,60 +31,59 @@ _MAX_NAMES = 4096
 """Tags and sessions in all of a batch."""
 
 _MAX_TOKENS = 1 << 22
-"""Beyond any model's context: what is longer is refused while it is read."""
+"""Above any model's context. Longer lists are refused while the body is parsed."""
 
 _TEXTS_AT_ONCE = 4
-"""Invalidations by text that the engine is asked for at a time; the others wait here."""
+"""Invalidations by text that the engine carries out at a time; others wait."""
 
-Answer = dict[str, Any]
+Json = dict[str, Any]
 TokenId = Annotated[int, Field(ge=0, lt=_MAX_ID)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schema=False)]
-"""Where another replica wrote the same to the log of an L2 that both use; the router says so (router/fan_out.py)."""
+"""The place of the same invalidation in the log of a shared L2, which another replica wrote (router/fan_out.py)."""
 
 _LOGGED = re.compile(r"(?P<epoch>[0-9a-f]{2,64}):(?P<generation>[0-9]{1,19}):(?P<namespace>[0-9a-f]{64})")
 
 
 class Invalidation(BaseModel):
-    """What to forget: what matches all that is given, and whatever was computed on top of it."""
+    """What to invalidate: all that matches every given field, and all that was computed on top of it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    tenant: Name | None = Field(None, description="Whose; a client's own if it shows an API key.")
-    tags: list[str] = Field([], max_length=64, description="Documents; what was made of all of them goes.")
-    session: str | None = Field(None, description="A conversation.")
-    adapter: Name | None = Field(None, description="An adapter, by its name.")
+    tenant: Name | None = Field(None, description="The tenant; for a client with an API key, its own.")
+    tags: list[str] = Field([], max_length=64, description="Tags; chunks that carry all of them are removed.")
+    session: str | None = Field(None, description="The id of a session.")
+    adapter: Name | None = Field(None, description="The name of an adapter.")
     model: bool = Field(False, description="Only what belongs to the model that is served.")
     tokens: list[TokenId] | None = Field(
-        None, max_length=_MAX_TOKENS, description="A text, by its tokens: no more than the model's context takes."
+        None, max_length=_MAX_TOKENS, description="A text as token ids, at most as long as the model's context."
     )
     prompt: str | None = Field(None, description="A text, tokenised as /v1/completions does.")
     tokens_from: TokenId | None = Field(
-        None, description="The first token of the text to forget; what is before stays."
+        None, description="The first token to invalidate; the text before it stays cached."
     )
-    cache_salt: str | None = Field(None, max_length=4096, description="The salt that the text's requests gave.")
+    cache_salt: str | None = Field(None, max_length=4096, description="The cache_salt of the requests with this text.")
 
     @property
     def names_text(self) -> bool:
-        """Whether it is about a text."""
+        """Whether it names a text."""
         return self.tokens is not None or self.prompt is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing narrows it."""
+        """Whether no field is given."""
         return not (self.tenant or self.tags or self.session or self.adapter or self.model or self.names_text)
 
 
 class Invalidations(Invalidation):
-    """What to forget: one thing, or a batch of them, which is one invalidation with one receipt."""
+    """What to invalidate: one scope, or a batch of scopes with one receipt."""
 
     batch: list[Invalidation] = Field(
         [],
         max_length=_MAX_IN_BATCH,
-        description="Invalidations that are carried out together. Beside it only `tenant` may be given, for those that "
-        "name none.",
+        description="Invalidations to carry out together. Besides, only `tenant` may be given, for those without one.",
     )
 
     @property
@@ -104,7 +103,7 @@ class WhichTenant(BaseModel):
 
 
 class CacheAdmin:
-    """What the routes do, on a server with `cache` (None: the engine's own prefix cache only)."""
+    """The handlers. cache: settings of the tiers; None if the server has only the engine's own prefix cache."""
 
     def __init__(
         self,
@@ -121,26 +120,26 @@ class CacheAdmin:
         self._texts = asyncio.Semaphore(_TEXTS_AT_ONCE)
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
-    async def stats(self) -> Answer:
-        """What each tier holds, and whose it is."""
+    async def stats(self) -> Json:
+        """The contents of each tier, by tenant."""
         self._need_cache()
         replicas = await self._ask({"do": "stats"}, DURABLE_S)
         for tier in (tier for replica in replicas for tier in replica["tiers"].values()):
             tier["tenants"] = {self._names.get(label, label): chunks for label, chunks in tier["tenants"].items()}
         return {"replicas": replicas}
 
-    async def check(self) -> Answer:
-        """Read and verify everything on disk; what is corrupt is quarantined. Takes as long as reading all of it."""
+    async def check(self) -> Json:
+        """Read and verify everything on disk; corrupt chunks are quarantined. Takes as long as reading all of it."""
         self._need_cache()
         return {"replicas": await self._ask({"do": "check"}, None)}
 
     async def clear(self, logged: Logged = None) -> JSONResponse:
-        """Forget everything, of everybody."""
+        """Invalidate everything, of all tenants."""
         self._need_cache()
         return await self._forget({"do": "invalidate"} | _logged(logged), {"everything": True})
 
     async def invalidate(self, asked: Invalidations, logged: Logged = None) -> JSONResponse:
-        """Forget what matches all that is given. An API key reaches its own tenant's only."""
+        """Invalidate what matches all given fields. An API key reaches only its own tenant."""
         self._need_cache()
         _check_batch(asked)
         do = {"do": "invalidate"} | _logged(logged)
@@ -158,12 +157,12 @@ class CacheAdmin:
             return await self._forget(do | {"batch": commands}, {"batch": scopes})
 
     async def shred(self, asked: WhichTenant) -> JSONResponse:
-        """Forget all of a tenant and destroy its keys: no copy of what is stored can ever be read again."""
+        """Invalidate all of a tenant and destroy its keys: no stored copy can be read again."""
         self._need_keys()
         return await self._forget({"do": "shred", "tenant": asked.tenant}, {"tenant": asked.tenant}, _SHRED_S)
 
-    async def rotate(self, asked: WhichTenant) -> Answer:
-        """Give a tenant a new root key; what is stored stays readable."""
+    async def rotate(self, asked: WhichTenant) -> Json:
+        """Give a tenant a new root key; stored chunks stay readable."""
         self._need_keys()
         answers = await self._ask({"do": "rotate", "tenant": asked.tenant}, _SHRED_S)
         return {"tenant": asked.tenant, "roots": [answer["root"] for answer in answers]}
@@ -201,11 +200,11 @@ class CacheAdmin:
             )
         return principal.tenant
 
-    async def _named(self, asked: Invalidation) -> tuple[Answer, Answer]:
-        """One invalidation as the engine is told it, and as its receipt shows it."""
+    async def _named(self, asked: Invalidation) -> tuple[Json, Json]:
+        """One invalidation: the engine's command, and the scope for the receipt."""
         tenant = self._reach(current_principal(), asked)
         _check(asked)
-        command: Answer = {"tenant": tenant, "session": asked.session, "tags": asked.tags}
+        command: Json = {"tenant": tenant, "session": asked.session, "tags": asked.tags}
         command |= {"adapter": asked.adapter, "model": asked.model}
         scope = {name: value for name, value in command.items() if value}
         if asked.names_text:
@@ -214,8 +213,8 @@ class CacheAdmin:
             scope |= {"tenant": text["tenant"], "tokens": len(text["tokens"]), "tokens_from": text["tokens_from"]}
         return command, scope
 
-    def _check_length(self, scopes: Sequence[Answer]) -> None:
-        """Raise HTTPException for more text than the model takes: what is longer was never computed."""
+    def _check_length(self, scopes: Sequence[Json]) -> None:
+        """Raise HTTPException for a text longer than the model's context, which was never computed."""
         tokens, most = sum(scope.get("tokens", 0) for scope in scopes), self._engine.max_tokens
         if tokens > most:
             what = "the texts of a batch are" if len(scopes) > 1 else "the text is"
@@ -229,8 +228,8 @@ class CacheAdmin:
                     f"tokens_from is {scope['tokens_from']} and the text ends at {scope['tokens']}: it names nothing",
                 )
 
-    async def _text(self, asked: Invalidation, tenant: str | None) -> Answer:
-        """What names a text to the engine."""
+    async def _text(self, asked: Invalidation, tenant: str | None) -> Json:
+        """The fields by which the engine finds a text."""
         if tenant is None and self._has_keys:
             raise HTTPException(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
@@ -263,8 +262,8 @@ class CacheAdmin:
             )
         return found
 
-    async def _forget(self, command: Answer, scope: Answer, timeout_s: float = DURABLE_S) -> JSONResponse:
-        """The receipt; with status 503 if what was asked holds in memory only."""
+    async def _forget(self, command: Json, scope: Json, timeout_s: float = DURABLE_S) -> JSONResponse:
+        """The receipt, with status 503 if the invalidation would not survive a restart."""
         try:
             receipt = merged(await self._ask(command, timeout_s)) | {"scope": scope}
         except TimeoutError:
@@ -275,7 +274,7 @@ class CacheAdmin:
             return JSONResponse(receipt)
         return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
 
-    async def _ask(self, command: Answer, timeout_s: float | None) -> list[Answer]:
+    async def _ask(self, command: Json, timeout_s: float | None) -> list[Json]:
         try:
             return await self._engine.administer(command, timeout_s)
         except EngineError as error:
@@ -294,7 +293,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     return router
 
 
-def merged(answers: Sequence[Answer]) -> Answer:
+def merged(answers: Sequence[Json]) -> Json:
     """One receipt of those of several engine cores."""
     first, *others = answers
     result = dict(first)
@@ -311,13 +310,13 @@ def merged(answers: Sequence[Answer]) -> Answer:
     return result
 
 
-def _unfinished(message: str, receipt: Answer) -> JSONResponse:
+def _unfinished(message: str, receipt: Json) -> JSONResponse:
     error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
     return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
 
 
-def _logged(header: str | None) -> Answer:
-    """What the engine is told of an entry that is in the log already; nothing for a header that says nothing."""
+def _logged(header: str | None) -> Json:
+    """The place of an entry that is in the log already, for the engine; empty for any other header."""
     found = _LOGGED.fullmatch(header or "")
     return {} if found is None else {"logged": found.groupdict()}
 

@@ -1,7 +1,6 @@
-"""Which requests may work now: bodies within a budget, so many at a time, each for so long, none once the server stops.
+"""Limits for requests: memory for bodies, places in the queue, a time limit, and none admitted once the server stops.
 
-Each principal has memory and places of its own: a tenant that sends more than the engine can take leaves those of
-others.
+Each principal has memory and places of its own, which no other principal can use.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ class _Overdue(Exception):
 
 
 class Admission:
-    """The requests in the engine. One event loop's.
+    """The requests in the engine. Belongs to one event loop.
 
-    in_flight: how many there are. is_draining: nobody is admitted any more.
+    in_flight: how many there are. is_draining: no more are admitted.
     """
 
     def __init__(self, settings: ServerSettings, limits: HttpLimits, clock: Clock | None = None) -> None:
@@ -53,7 +52,7 @@ class Admission:
     async def run(
         self, exchange: Exchange, work: Callable[[bytes], Coroutine[Any, Any, None]], *, is_counted: bool = True
     ) -> None:
-        """Read a request's body and do its work, which ends early when nobody waits for it.
+        """Read a request's body and do its work, which ends early if the client disconnects.
 
         is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
         Raises:     HttpError 408, 413, 429 or 503; ClientGone.
@@ -77,7 +76,7 @@ class Admission:
                     await ended(task, _END_S)
 
     def drain(self) -> None:
-        """Admit nobody from now on."""
+        """Admit no more requests."""
         self.is_draining = True
 
     async def drained(self, within_s: float) -> None:

@@ -1,4 +1,4 @@
-"""An exchange with an application inside: its response passes, its errors get the one shape and LMI's statuses.
+"""An exchange whose response an application sends: errors get the common shape and LMI's statuses.
 
     client --received--> the application --send--> AppExchange --> client
 
@@ -53,7 +53,7 @@ class AppExchange(Exchange):
         return {**self.headers, "x-request-id": self.request_id}
 
     def received(self, body: bytes) -> Receive:
-        """What an application receives: `body`, and a disconnect once nobody waits for it."""
+        """The application's `receive`: `body`, then a disconnect when the client is gone."""
         parts = [body]
 
         async def receive() -> Message:
@@ -65,7 +65,7 @@ class AppExchange(Exchange):
         return receive
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the application; what comes after the end is dropped."""
+        """Pass on a message of the application; messages after the end are dropped."""
         async with self._lock:
             if self.is_over:
                 return
@@ -82,7 +82,7 @@ class AppExchange(Exchange):
                 await self._pass(message)
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
-        """Begin a response, which is taken as it is, errors included."""
+        """Begin a response whose errors are not rewritten."""
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         self._failure = None
 
@@ -136,7 +136,7 @@ class AppExchange(Exchange):
         await self._send(message)
 
     async def _refuse(self, error: HttpError) -> None:
-        """Respond with an error in place of whatever was to come."""
+        """Respond with an error instead of the application's response."""
         status = self.status_of(error)
         body = error.content(status)
         theirs = [] if self._head is None or self._failure is None else _kept(self._head)
@@ -156,13 +156,13 @@ def lmi_status(status: int) -> int:
 
 
 def _kept(head: Message) -> RawHeaders:
-    """The headers of an error that still hold when its body is another one."""
+    """An error's headers, except those about its body."""
     ours = (b"content-type", b"content-length")
     return [(name, value) for name, value in head.get("headers", []) if name.lower() not in ours]
 
 
 async def ended(task: "asyncio.Task[None]", within_s: float) -> None:
-    """Return when a task that nobody waits for has ended: by itself, or cancelled after `within_s`."""
+    """Return when an abandoned task has ended: by itself, or cancelled after `within_s`."""
     try:
         await asyncio.wait({task}, timeout=within_s)
     finally:

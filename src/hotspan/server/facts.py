@@ -1,4 +1,4 @@
-"""What this machine is, as far as it matters for who gets at what: looked up once, and judged in posture.py."""
+"""Facts about this machine that matter for access: looked up once, judged in posture.py."""
 
 import errno
 import os
@@ -22,14 +22,14 @@ DOOR = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """Whose a file or directory is. permissions: its lowest nine bits."""
+    """Ownership and permissions (the lowest nine bits) of a file or directory."""
 
     is_own: bool
     permissions: int
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody else but root gets at it."""
+        """Whether only its owner and root have access."""
         return self.is_own and not self.permissions & 0o077
 
 
@@ -61,7 +61,7 @@ class Facts:
 
     @classmethod
     def probe(cls, environment: Mapping[str, str], paths: Sequence[Path] = ()) -> Self:
-        """The machine as it is now; what can't be found out is as if it were harmless. Never raises for it."""
+        """The machine as it is now. What can't be found out counts as harmless. Never raises for it."""
         return cls(
             environment,
             {path: fact for path in (*paths, SEGMENT, DOOR) if (fact := _file(path)) is not None},

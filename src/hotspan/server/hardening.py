@@ -140,7 +140,7 @@ def _check_formatters(server: ServerSettings) -> None:
 
 
 def secrets_of(options: ServeOptions) -> tuple[str, ...]:
-    """What a configuration keeps from others and KV events tell, by the options that say so."""
+    """The options of this configuration whose secrets KV events would reveal."""
     cache = options.cache
     found = {
         "--tenants": options.has_keys,
@@ -210,12 +210,12 @@ def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
 
 
 def code_options(options: ServeOptions) -> list[str]:
-    """Which of CODE the engine is given, also inside of others, as in --structured-outputs-config."""
+    """The options of CODE that the engine is given, also inside others, as in --structured-outputs-config."""
     return [name for name in CODE if any(name in words for words in _named(options))]
 
 
 def _named(options: ServeOptions) -> list[str]:
-    """What each option that is on names: itself, the part of it that a dot names, and the keys of its JSON."""
+    """For each option that is on: its name, the part after a dot, and the keys of its JSON."""
     return [
         " ".join([option.words[0].partition("=")[0], *(word for word in option.words if "{" in word)]).replace("-", "_")
         for option in split_words(options.engine)

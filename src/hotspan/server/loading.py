@@ -1,4 +1,4 @@
-"""Answers while the model loads: the port is open from the start, and says that it is too early."""
+"""Responses while the model loads: the port is open from the start and answers 503."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextlib.contextmanager
 def answering_while_loading(listener: socket.socket, tls: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Inside, whoever connects to `listener` is told to wait; who connects at the very end waits for the next server.
+    """In the block, requests to `listener` get 503. Connections at its very end wait for the next server.
 
     tls: uvicorn's options for it.
 
@@ -48,7 +48,7 @@ def answering_while_loading(listener: socket.socket, tls: Mapping[str, Any] | No
 
 @contextlib.contextmanager
 def loading_within(seconds: float, error_file: Path) -> Iterator[None]:
-    """Inside, a model that takes longer than this is given up: its processes are ended, and `error_file` says why.
+    """In the block, loading has a time limit. After it the engine's processes are ended; `error_file` has the reason.
 
     A thread of its own, since loading blocks the event loop and can't be interrupted.
     """

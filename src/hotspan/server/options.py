@@ -1,4 +1,4 @@
-"""What `hotspan serve` was asked for, and the checks that need no engine."""
+"""The options of one `hotspan serve`, and the checks that need no engine."""
 
 import socket
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class ServeOptions:
 
 
 def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptions:
-    """The same with a model that lies on this machine, and that clients know by the name that it was given.
+    """The same with a remote model replaced by its local copy; clients use the name that was given.
 
     Blocks: while it is fetched. Raises: ConfigError, as `fetch_model`.
     """
@@ -87,12 +87,12 @@ def check_admin_port(server: ServerSettings, port: int) -> None:
 
 
 def check_exposure(listener: socket.socket, options: ServeOptions) -> None:
-    """Raise ConfigError if other machines could use this server without a key, and nobody said that they may."""
+    """Raise ConfigError if other machines could use this server without a key, and --insecure is not given."""
     check_host(listener.getsockname()[0], options)
 
 
 def check_host(address: str, options: ServeOptions) -> None:
-    """The same of the address that --host is."""
+    """The same for the address of --host."""
     if options.has_keys or options.server.insecure or is_loopback(address):
         return
     raise ConfigError(
@@ -102,7 +102,7 @@ def check_host(address: str, options: ServeOptions) -> None:
 
 
 def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None:
-    """Raise ConfigError now for what would fail in the engine's process minutes later."""
+    """Raise ConfigError now for tiers that would fail in the engine's process minutes later."""
     if settings.persistence == "none" and settings.disk is not None:
         raise ConfigError(
             "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"

@@ -1,4 +1,4 @@
-"""Who may call which route: every route of the app is in one table, and what is not is the administrator's."""
+"""Access to routes: one table has every route of the app; all others are the administrator's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +152,7 @@ administrator's: counts tell one tenant what the others do."""
 
 
 def access_table(*, has_keys: bool, has_given_token: bool, has_client_adapters: bool = False) -> Mapping[str, Access]:
-    """Who may call each route, by its path in the app. What is missing is the administrator's.
+    """The access level of each route by its path in the app. Routes that are not in it are the administrator's.
 
     has_client_adapters: clients register adapters, as a platform in front does that has no token.
     """
@@ -178,7 +178,7 @@ class App(Protocol):
 
 
 class Gate:
-    """The app behind its policy. Pure ASGI, outermost: nothing of a request that is refused reaches the app.
+    """Checks credentials and access before the app. Pure ASGI, outermost: refused requests do not reach the app.
 
     The body of a request to a public route, or of a method that has none, is never read: its memory would be
     everybody's, and anybody could take it.
@@ -220,7 +220,7 @@ class Gate:
             await self._app(scope, receive, send)
 
     def _access_at(self, scope: Scope) -> Access | None:
-        """What a request needs at the port that it came in at; None for what is served at the other one."""
+        """The access level at the port of the request; None if its route is served at the other port only."""
         name, access = self._access_of(scope)
         if self._admin_port is None or access is Access.PUBLIC:
             return access
@@ -251,7 +251,7 @@ class Matched:
 
 
 def matched(scope: Scope, routes: Iterable[BaseRoute], root_path: str = "") -> Matched:
-    """The route that will answer a request: found once, and kept in its scope for those further in."""
+    """The route of a request. Matched once; the result is kept in the request's scope."""
     found: Matched | None = scope.get(_MATCHED)
     if found is None:
         found = scope[_MATCHED] = _match(routes, {**scope, "root_path": root_path or scope.get("root_path", "")})
@@ -271,7 +271,7 @@ def _match(routes: Iterable[BaseRoute], scope: Scope) -> Matched:
 
 
 class Refusal(Enum):
-    """Why a request goes no further: status, OpenAI's code, and what to do."""
+    """The reasons to refuse a request: status, OpenAI's code, message."""
 
     NO_KEY = (401, "invalid_api_key", "this server needs a valid API key: send `Authorization: Bearer KEY`")
     NO_TOKEN = (401, "invalid_api_key", "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`")
@@ -298,12 +298,12 @@ def _refusal(access: Access | None, principal: Principal | None) -> Refusal | No
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """A browser's question whether it may ask, which carries no key and which the app answers by itself."""
+    """A CORS preflight, which carries no key and is answered by the app."""
     return scope.get("method") == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
 
 def _without_body(receive: Receive) -> Receive:
-    """What an app receives of a request whose body is left unread; once it is answered, the server drops the rest."""
+    """The app's `receive` for a request whose body is not read: it is empty. The server drops the rest."""
     parts: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def received() -> Message:
@@ -350,5 +350,5 @@ def declared(paths: Iterable[str], *methods: str) -> list[BaseRoute]:
 
 
 def unlisted(routes: Iterable[BaseRoute], access: Mapping[str, Access]) -> list[str]:
-    """The paths that the table does not name: they are the administrator's, but nobody decided so."""
+    """The paths that are not in the table, and are therefore the administrator's."""
     return sorted({str(getattr(route, "path", route)) for route in routes} - access.keys())

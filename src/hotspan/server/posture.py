@@ -1,4 +1,4 @@
-"""Who gets at what on a server that would be started so: findings, each with what to do. facts.py looks."""
+"""Security findings about a server with these options on this machine, each with a remedy (`hotspan doctor`)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from hotspan.server.options import ServeOptions
 
 
 class Severity(Enum):
-    """How a finding is to be taken. BAD: somebody gets at what is not theirs, or the server would not start."""
+    """BAD: somebody has access that they should not have, or the server would not start."""
 
     OK = "ok"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is so, and what to do about it; nothing if it is well."""
+    """A subject, its state, and a remedy unless it is OK."""
 
     what: str
     severity: Severity
@@ -37,7 +37,7 @@ Findings = Iterator[Finding]
 
 
 def posture(options: ServeOptions, facts: Facts) -> list[Finding]:
-    """What there is to say of a server with these options on this machine, one line or more for each subject."""
+    """The findings, at least one per subject."""
     return [finding for check in _CHECKS for finding in check(options, facts)]
 
 
@@ -275,7 +275,7 @@ def _l2(options: ServeOptions, facts: Facts) -> Findings:
 
 
 def _l2_problem(settings: L2Settings, facts: Facts) -> tuple[str, str]:
-    """What is wrong with the way to an L2, and what to do; both empty if nothing is."""
+    """The problem of the connection to an L2, and its remedy; both empty if there is none."""
     url = urlsplit(settings.url)
     if url.scheme == "file":
         fact = facts.files.get(_directory(settings))
@@ -390,7 +390,7 @@ def _is_open(options: ServeOptions) -> bool:
 
 
 def _script(options: ServeOptions) -> Path | None:
-    """Where code of the user's for requests and answers would be."""
+    """The path of the user's formatters in Python, if they are configured."""
     return None if options.server.formatters is None else options.server.formatters / "model.py"
 
 

@@ -1,4 +1,4 @@
-"""Whose a request is: from the credential in its headers to a tenant, and from there to wherever it is asked."""
+"""The principal of a request: identified by its credentials, and known to every task that works for it."""
 
 import contextlib
 import hmac
@@ -16,7 +16,7 @@ from hotspan.core.terms import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks.
+    """A client or the administrator.
 
     tenant:   whose cache it uses.
     has_key:  it has shown that it is this tenant; without keys everybody is the default tenant, and nobody shows it.
@@ -37,7 +37,7 @@ _asking: ContextVar[Principal] = ContextVar("hotspan_principal", default=ANYBODY
 
 
 def current_principal() -> Principal:
-    """Whose request this task works for; outside of requests, the server itself as the default tenant."""
+    """The principal that this task works for; outside of requests, the server itself as the default tenant."""
     return _asking.get()
 
 
@@ -47,14 +47,14 @@ def current_tenant() -> str:
 
 
 def current_owner() -> str:
-    """Whose adapters this task's request may name besides the server's; "" where it has shown no tenant's key."""
+    """The tenant whose adapters this request may use besides the server's; "" without a tenant's key."""
     principal = _asking.get()
     return principal.tenant if principal.has_key and not principal.is_admin else SERVER
 
 
 @contextlib.contextmanager
 def asking(principal: Principal) -> Iterator[None]:
-    """What runs inside, and every task started there, works for `principal`."""
+    """The block, and every task started in it, works for `principal`."""
     token = _asking.set(principal)
     try:
         yield
@@ -63,7 +63,7 @@ def asking(principal: Principal) -> Iterator[None]:
 
 
 class Credentials:
-    """All keys of a server, as digests, and who shows which.
+    """The keys of a server, as digests, and their principals.
 
     Raises: ConfigError if the admin token is some tenant's key.
     """
@@ -80,7 +80,7 @@ class Credentials:
         return f"Credentials(keys={len(self._holders)})"
 
     def identify(self, headers: Mapping[str, str]) -> Principal | None:
-        """Who shows these credentials (`Authorization: Bearer`, `X-Api-Key`); None if a key is needed and this is none.
+        """The principal of `Authorization: Bearer` or `X-Api-Key`; None without a valid key where one is needed.
 
         Takes as long for a wrong key as for a right one: all digests are compared, to their end.
         """
@@ -106,13 +106,13 @@ CREDENTIALS = ("authorization", "x-api-key")
 
 
 class LinkCredentials(Credentials):
-    """Those of a server that nobody but the front may use."""
+    """Credentials of a server that only its store's front may use."""
 
     def __init__(self, secret: str) -> None:
         super().__init__(Tenants(), secret)
 
     def identify(self, headers: Mapping[str, str]) -> Principal | None:
-        """For whom the front asks; None if it is not the front that asks."""
+        """The principal that the front asks for; None if the request is not from the front."""
         asking = super().identify(headers)
         if asking is None or not asking.is_admin or PRINCIPAL not in headers:
             return None
@@ -121,7 +121,7 @@ class LinkCredentials(Credentials):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where one model's server listens, and what it asks of who comes."""
+    """The socket of one model's server, and the secret that it requires."""
 
     path: str
     secret: str = field(repr=False)
@@ -134,9 +134,9 @@ class Link:
 
     @property
     def credentials(self) -> LinkCredentials:
-        """By which the server knows the front."""
+        """The credentials of the server."""
         return LinkCredentials(self.secret)
 
     def headers(self, principal: Principal) -> dict[str, str]:
-        """By which the front asks for somebody."""
+        """The headers of a request that the front sends for a principal."""
         return {"authorization": f"Bearer {self.secret}", PRINCIPAL: json.dumps(asdict(principal))}

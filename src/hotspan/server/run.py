@@ -225,14 +225,14 @@ def _uvicorn(app: ASGIApp, arguments: Namespace, limits: HttpLimits) -> uvicorn.
 
 
 def _formatters(server: ServerSettings, *, has_lora: bool) -> Formatters | None:
-    """The user's formatters, where there may be some: adapters bring their own. Raises: ConfigError."""
+    """The user's formatters; None if neither the model nor adapters can have some. Raises: ConfigError."""
     if server.formatters is None and not has_lora:
         return None
     return load_formatters(server.formatters, {}, is_secure=server.secure, timeout_s=server.formatter_timeout_s)
 
 
 def _forget(engine: "Engine") -> Forget:
-    """Invalidates what the cache holds of a session."""
+    """A function that invalidates the chunks of a session."""
 
     async def forget(session: str, tenant: str) -> None:
         what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
@@ -281,7 +281,7 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
 
 
 def _max_adapter_bytes(model: str) -> int:
-    """Of one adapter, which the engine reads into memory as a whole: no more than the model has, and 1 GiB for any."""
+    """The maximum size of an adapter, which the engine reads as a whole: the model's size, at least 1 GiB."""
     try:
         return max(GIB, weights_bytes(model_directory(model)))
     except (ConfigError, OSError):  # it is not here
@@ -289,13 +289,13 @@ def _max_adapter_bytes(model: str) -> int:
 
 
 def _copies(server: ServerSettings) -> Path:
-    """Where adapters' copies are. The engine reads them there, and names their KV by it."""
+    """The directory of adapters' copies. Its path is part of the names of their KV."""
     return (server.adapter_copies or Path(f"/tmp/hotspan-adapters-{os.geteuid()}")).absolute()
 
 
 @contextlib.contextmanager
 def _copies_swept(server: ServerSettings, aftermath: Aftermath) -> Iterator[None]:
-    """At the end, however it comes, no copies are left that no other server uses, nor a directory nobody asked for."""
+    """Remove unused copies at the end, also after a kill, and the directory unless the user named it."""
     root, is_whole = _copies(server), server.adapter_copies is None
     aftermath.sweep(root, is_whole=is_whole)
     try:
@@ -305,7 +305,7 @@ def _copies_swept(server: ServerSettings, aftermath: Aftermath) -> Iterator[None
 
 
 async def _watch(server: uvicorn.Server, engine: "object") -> None:
-    """Stop serving when the engine has died: whoever runs us starts us again."""
+    """Stop serving when the engine has died, so that a supervisor can restart the server."""
     while not getattr(engine, "is_dead", False):
         await asyncio.sleep(_WATCH_S)
     logger.error("engine_died: the server stops")
@@ -326,20 +326,20 @@ def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) 
 
 
 def _kept(disk: DiskSettings) -> str:
-    """The directory of a disk tier, and what to do to be rid of it."""
+    """The directory of a disk tier, and the command that removes it."""
     return f"{disk.directory}, which stays for the next start (hotspan cache remove {shlex.quote(disk.directory)})"
 
 
 @contextlib.contextmanager
 def _error_file(aftermath: Aftermath) -> Iterator[Path]:
-    """Where an engine process leaves the reason why it did not start."""
+    """The file in which an engine process leaves the reason why it did not start."""
     with tempfile.TemporaryDirectory(prefix="hotspan-") as directory:
         aftermath.remove(Path(directory))
         yield Path(directory) / "reason"
 
 
 def show_log() -> None:
-    """Write hotspan's own lines to stderr, unless somebody has seen to them (VLLM_LOGGING_CONFIG_PATH)."""
+    """Log hotspan's lines to stderr, unless logging is configured (VLLM_LOGGING_CONFIG_PATH)."""
     own = logging.getLogger("hotspan")
     if not own.hasHandlers():
         handler = logging.StreamHandler()
@@ -349,7 +349,7 @@ def show_log() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may, up to what a server has use for."""
+    """Raise this process's limit of open files to what a server can use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -357,7 +357,7 @@ def raise_file_limit() -> None:
 
 
 def _prepare_environment(temporary: Path, stack: contextlib.ExitStack) -> None:
-    """The only place that writes to the environment: what vLLM reads nowhere else.
+    """Set what vLLM reads from the environment only. No other place writes to it.
 
     temporary: where the engine's sockets go until `stack` ends, which also removes them.
     """

@@ -1,4 +1,4 @@
-"""Models in S3: fetched once into a directory of this machine, and from then on like any other.
+"""Models in S3: fetched once into a local directory.
 
     CACHE/NAME-DIGEST/         a whole model, published by one rename
     CACHE/NAME-DIGEST.part/    one on its way; its `.parts` lists what is on the disk: the next start goes on there
@@ -126,7 +126,7 @@ def _listed(url: str, store: S3Store) -> list[RemoteFile]:
 
 
 def _wanted(url: str, files: Sequence[RemoteFile], *, is_secure: bool) -> list[RemoteFile]:
-    """Those of the files to fetch. Raises: ConfigError if that is no model, or a path leads out of its directory."""
+    """The files to fetch. Raises: ConfigError if they are no model, or a path leads out of its directory."""
     for file in files:
         path = PurePosixPath(file.path)
         if path.is_absolute() or ".." in path.parts or str(path) != file.path or path.name == _JOURNAL:
@@ -216,7 +216,7 @@ def _check_room(url: str, cache: Path, needed: int) -> None:
 
 
 def _reserve(path: Path, size: int) -> None:
-    """A file of the right size, its bytes to come; what it has stays."""
+    """Make a file of the right size; bytes that it already has stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -226,7 +226,7 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def _fetch_part(url: str, store: S3Store, directory: Path, journal: int, number: int, part: _Part) -> None:
-    """Write a part of a file, and into the journal once it is on the disk."""
+    """Write a part of a file, then its number into the journal when it is on disk."""
     fd = os.open(directory / part.file.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -267,7 +267,7 @@ def _refused(url: str, error: BaseError) -> ConfigError:
 
 
 def _line(error: Exception) -> str:
-    """What happened, without obstore's pages of detail."""
+    """The first line of an error of obstore's."""
     return str(error).partition("\n")[0]
 
 

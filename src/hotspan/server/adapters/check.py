@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What the engine takes.
+    """The limits of the engine.
 
     max_rank: the largest rank of a module (--max-lora-rank).
     shapes:   the model's linear layers by module name; empty where they can't be known.
@@ -48,7 +48,7 @@ class AdapterLimits:
 
 
 def check_adapter(directory: Path, limits: AdapterLimits) -> None:
-    """Raise HttpError for what can't be loaded, or would not be this adapter's answer once it is."""
+    """Raise HttpError for an adapter that can't be loaded, or that would be applied only in part."""
     config = _config(directory / CONFIG)
     ranks = _ranks(config)
     if max(ranks) > limits.max_rank:

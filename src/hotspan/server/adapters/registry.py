@@ -1,4 +1,4 @@
-"""Which adapters there are, and under which name the engine has each.
+"""The registered adapters, and the name that the engine has for each.
 
     register ──> checked, copied ──> hosted ── first invocation ──> loading ──> loaded
                                        │             ^                 │
@@ -88,7 +88,7 @@ def _key(name: str, owner: str) -> str:
 def _alone(
     change: "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]",
 ) -> "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]":
-    """A change that is made alone and to its end, also if the caller goes away."""
+    """Make a change run alone and to its end, also if the caller is cancelled."""
 
     @wraps(change)
     async def alone(self: "AdapterRegistry", /, *given: _P.args, **named: _P.kwargs) -> _T:
@@ -256,7 +256,7 @@ class AdapterRegistry:
         pin: bool | None = None,
         owner: str = SERVER,
     ) -> Adapter:
-        """Read an adapter's files again, or others; requests in flight end with what they began with.
+        """Read an adapter's files again, or other files; requests in flight keep the old ones.
 
         What is None stays as it was. Raises: HttpError; nothing has changed then, but for a pin that got no slot again
         in time.
@@ -287,7 +287,7 @@ class AdapterRegistry:
 
     @_alone
     async def delete(self, name: str, owner: str = SERVER) -> None:
-        """Take an adapter away; its requests in flight end. Raises: HttpError."""
+        """Remove an adapter once its requests in flight have ended. Raises: HttpError."""
         adapter = self._owned(name, owner)
         del self._hosted[adapter.key]
         await self._unpin(adapter)
@@ -298,7 +298,7 @@ class AdapterRegistry:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _adjust(self, adapter: Adapter, asked: Adapter) -> Adapter:
-        """Update an adapter whose files hold what they held: what is loaded, or loading, goes on."""
+        """Update an adapter whose files are unchanged: it stays loaded, or goes on loading."""
         await asyncio.to_thread(asked.snapshot.close)
         try:
             if asked.preload:
@@ -362,7 +362,7 @@ class AdapterRegistry:
             raise HttpError(503, f"adapter {adapter.name!r} can't be pinned: {error}") from error
 
     async def _unpin(self, adapter: Adapter) -> None:
-        """Give an adapter's slot to all, now and not once its requests have ended, so that another can be pinned."""
+        """Free an adapter's slot now, not when its requests have ended, so that another adapter can be pinned."""
         if adapter.pin:
             adapter.pin = False
             await self._engine.unpin(adapter.engine_name)

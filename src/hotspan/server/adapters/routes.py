@@ -1,4 +1,4 @@
-"""The adapters' routes: LMI's with and without the model's name, SageMaker's among them.
+"""The routes of adapters: LMI's, with and without the model's name; SageMaker calls the short ones.
 
     POST   /adapters  name src [preload] [pin]           POST   /adapters/{a}/update  [src] [preload] [pin]
     GET    /adapters  [limit] [next_page_token]          GET    /adapters/{a}       DELETE /adapters/{a}
@@ -37,7 +37,7 @@ _Handler = Callable[["AdapterRoutes", Request], Awaitable[dict[str, Any]]]
 
 
 class AdapterRoutes:
-    """What the routes do, on a server that goes by the names of `models`. is_open: clients register adapters."""
+    """The handlers. models: names of the base model. is_open: clients may register adapters."""
 
     def __init__(self, registry: AdapterRegistry, models: Collection[str], *, is_open: bool = False) -> None:
         self._registry = registry
@@ -88,7 +88,7 @@ class AdapterRoutes:
         return listed | ({"nextPageToken": str(end)} if end < len(found) else {})
 
     def _described(self, adapter: Adapter) -> dict[str, Any]:
-        """What the caller may know of an adapter: where it comes from, only if it may change it."""
+        """What the caller may know of an adapter. `src` is shown only to those who may change it."""
         is_admin = current_principal().is_admin
         said: dict[str, Any] = {"name": adapter.name}
         if is_admin or (self._is_open and adapter.owner == current_owner()):
@@ -107,7 +107,7 @@ class AdapterRoutes:
 
 
 def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *, is_open: bool = False) -> APIRouter:
-    """The routes, in all their spellings; without a registry they say that LoRA is off. is_open: as AdapterRoutes."""
+    """The routes in all their spellings; without a registry they answer that LoRA is off."""
     routes = None if registry is None else AdapterRoutes(registry, models, is_open=is_open)
     router = APIRouter(tags=["adapters"])
     for prefix in ("", MODEL):
@@ -136,7 +136,7 @@ def _answering(routes: AdapterRoutes | None, handler: _Handler) -> Callable[[Req
 
 
 async def _asked(request: Request, *known: str) -> dict[str, Any]:
-    """The arguments, of the query and of a JSON body. Raises: HttpError for what is unknown or said twice."""
+    """The arguments of the query and of a JSON body. Raises: HttpError for one that is unknown or given twice."""
     asked: dict[str, Any] = dict(request.query_params)
     for name, value in (await _body(request)).items():
         if asked.get(name, value) != value:
@@ -191,7 +191,7 @@ def _count(asked: Mapping[str, Any], name: str, least: int, default: int) -> int
 
 
 def _owner(asked: Mapping[str, Any]) -> str | None:
-    """Whose adapters a request is about; None: the administrator names no tenant. Raises: HttpError."""
+    """The owner of a request's adapters; None if the administrator names no tenant. Raises: HttpError."""
     tenant = asked.get("tenant")
     if not current_principal().is_admin:
         if tenant is not None:
@@ -201,5 +201,5 @@ def _owner(asked: Mapping[str, Any]) -> str | None:
 
 
 def _shown(request: Request, name: str) -> str:
-    """What the platform calls the adapter, if it says."""
+    """The platform's name for the adapter if it sent one."""
     return request.headers.get(_ALIAS, name)

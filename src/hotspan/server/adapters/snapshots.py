@@ -1,4 +1,4 @@
-"""Private copies of adapters' files, named by what they hold.
+"""Private copies of adapters' files, named by the digest of their contents.
 
     ROOT/                     0700; a lock on it is held while names under it change
     ROOT/<sha256 in hex>/     adapter_config.json, adapter_model.safetensors; locked by each who uses it
@@ -38,7 +38,7 @@ _RESERVE_PART = 20
 
 
 class Snapshot:
-    """One adapter's files as they were, there until the last who holds them lets go."""
+    """A copy of one adapter's files; it is removed when its last holder closes it."""
 
     def __init__(self, store: "SnapshotStore", path: Path, held: int) -> None:
         self.path = path
@@ -47,11 +47,11 @@ class Snapshot:
 
     @property
     def digest(self) -> str:
-        """64 hex digits over what the files hold."""
+        """64 hex digits over the contents of the files."""
         return self.path.name
 
     def close(self) -> None:
-        """Let go; the files are removed if nobody else holds them. Blocks: for removing two files."""
+        """Release the copy; it is removed if no other holder is left. Blocks: for removing two files."""
         self._store._let_go(self.path, self._held)
 
 

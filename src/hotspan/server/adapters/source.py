@@ -1,4 +1,4 @@
-"""Where adapters may come from: directories under a few roots, and nothing outside of them.
+"""Adapters come from directories under a few roots, and from nowhere else.
 
 What is checked is what was opened, and not what a path said a moment before: `..`, links and whoever moves directories
 meanwhile get nowhere.
@@ -27,7 +27,7 @@ class Sources:
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
 
     def of(self, owner: str) -> "Sources":
-        """Where a tenant's adapters may come from: the directory of its name in each root. Raises: HttpError."""
+        """The sources of a tenant: the directory of its name in each root. Raises: HttpError."""
         if not owner:
             return self
         if owner in (".", "..") or "/" in owner:

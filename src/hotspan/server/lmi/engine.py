@@ -1,4 +1,4 @@
-"""The engine's app, asked in process: a request that our routes make, and its answer part by part."""
+"""Requests that hotspan's routes make to the engine's app in process, and its responses part by part."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _DONE_HERE = (ADAPTER_HEADER, SESSION_HEADER)
 
 
 class _Pipe:
-    """What the app says, no faster than it is taken; once it is shut, the app talks to nobody and waits for nobody."""
+    """The app's messages, one at a time; after `shut`, further messages are dropped without waiting."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -42,17 +42,17 @@ class _Pipe:
         return message
 
     def end(self) -> None:
-        """Nothing more will be said."""
+        """End the messages."""
         self._messages.put_nowait(None)
 
     def shut(self) -> None:
-        """Nobody listens any more."""
+        """Drop all further messages."""
         self._is_shut = True
         self._room.set()
 
 
 class AppResponse:
-    """What the app answers."""
+    """A response of the app."""
 
     def __init__(self, head: Message, pipe: _Pipe) -> None:
         self.status: int = head["status"]
@@ -96,7 +96,7 @@ def _headers(exchange: Exchange, dropped: tuple[str, ...], added: dict[str, str]
 
 @contextlib.asynccontextmanager
 async def asked(app: ASGIApp, exchange: Exchange, path: str, body: bytes) -> AsyncIterator[AppResponse]:
-    """The app's answer. Leaving the block ends the generation if it still runs.
+    """The app's response. Leaving the block ends the generation if it still runs.
 
     Raises: ClientGone if the app gives none, since nobody waits.
     """

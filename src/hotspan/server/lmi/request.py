@@ -15,7 +15,7 @@ ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 
 
 class Schema(Enum):
-    """What the body of an invocation is. The value is the engine's route."""
+    """The schema of an invocation's body. The value is the engine's route."""
 
     EMBEDDING = "/v1/embeddings"
     COMPLETION = "/v1/completions"
@@ -66,7 +66,7 @@ def take_adapter(payload: dict[str, Any], headers: Mapping[str, str], base_names
 
 
 def session_request(payload: Mapping[str, Any]) -> str | None:
-    """What a session request asks, NEW or one of CLOSE; None if the payload is none. Raises: HttpError 400."""
+    """The type of a session request, NEW or one of CLOSE; None for any other payload. Raises: HttpError 400."""
     if "requestType" not in payload or any(key in payload for key in _BY_KEY):
         return None
     asked = payload["requestType"]
@@ -134,7 +134,7 @@ def engine_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_name(parameter: object) -> object:
-    """LMI's name of what the engine calls `parameter`, also as a place in its body (body.stop.0), for its errors."""
+    """LMI's name for the engine's `parameter`, also for a place in its body (body.stop.0). For error messages."""
     if not isinstance(parameter, str):
         return parameter
     head, dot, rest = parameter.removeprefix("body.").partition(".")

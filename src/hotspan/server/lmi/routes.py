@@ -69,7 +69,7 @@ _MAX_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An invocation on its way: whose it is and what is asked.
+    """One invocation with its adapter and session.
 
     adapter: by the client's name. body: as it came, if the payload still says the same.
     """
@@ -82,7 +82,7 @@ class _Call:
 
 
 class Dialect:
-    """Answers requests out of the engine's app.
+    """Answers requests with the engine's app.
 
     base_names: of the base model.
     forget:     called for each session that is closed.
@@ -139,7 +139,7 @@ class Dialect:
             await self._forward(call, schema.value)
 
     def _is_plain(self, exchange: AppExchange, path: str) -> bool:
-        """Whether a POST to one of the engine's own routes is its own affair. Raises: HttpError for what can't be."""
+        """Whether a POST to one of the engine's own routes goes to the engine untouched. Raises: HttpError 400."""
         if path not in OPENAI:
             if path in WORK and exchange.headers.get(ADAPTER_HEADER):
                 message = f"{path} takes no adapter by header: leave {ADAPTER_HEADER} out"
@@ -232,7 +232,7 @@ class Dialect:
             raise error.about(own_name(error.param)) from None  # by the name that the client knows
 
     async def _embed(self, call: _Call) -> None:
-        """`inputs` of a model that makes embeddings, with bare vectors."""
+        """Answer `inputs` of an embedding model with bare vectors."""
         inputs = call.payload["inputs"]
         named = {"model": call.payload["model"]} if "model" in call.payload else {}
         body = json.dumps({**embeddings_body(call.payload), **named}).encode()
@@ -269,7 +269,7 @@ class Dialect:
         return formatters is not None and (formatters.has_input(adapter) or formatters.has_output(adapter))
 
     async def _output(self, call: _Call, said: Any) -> Any:
-        """What the formatter makes of an answer, if there is one."""
+        """The formatter's result for an answer; the answer itself without a formatter."""
         formatters = self._formatters
         if formatters is None or not formatters.has_output(call.adapter):
             return said
@@ -291,7 +291,7 @@ def _new_session(exchange: AppExchange, sessions: Sessions) -> str:
 
 
 async def _chunks(answer: AppResponse) -> AsyncIterator[Payload]:
-    """The chunks of the engine's stream. Raises: HttpError where it says that it failed."""
+    """The chunks of the engine's stream. Raises: HttpError for an error event."""
     async for chunk in events(answer.parts()):
         if "error" in chunk:
             raise HttpError.in_stream(chunk)
@@ -312,7 +312,7 @@ def _parsed(exchange: AppExchange, body: bytes) -> Payload:
 
 
 def _encoded(call: _Call, path: str) -> bytes:
-    """The body for the engine, which knows the session as one of the request's directives."""
+    """The body for the engine, with the session as one of the request's directives."""
     payload = call.payload
     if call.session is None and call.body is not None:
         return call.body
@@ -324,7 +324,7 @@ def _encoded(call: _Call, path: str) -> bytes:
 
 
 def _content(said: Any) -> tuple[bytes, str]:
-    """An answer as bytes, and what they are."""
+    """An answer as bytes, and its content type."""
     if isinstance(said, bytes):
         return said, "application/octet-stream"
     if not isinstance(said, str):
@@ -337,7 +337,7 @@ def _content(said: Any) -> tuple[bytes, str]:
 
 
 def _framed(said: Any, kind: str) -> bytes:
-    """One chunk of a stream. Bytes of a formatter's go out as they are."""
+    """One chunk of a stream. Bytes that a formatter returns are sent unchanged."""
     if isinstance(said, bytes):
         return said
     content = said.encode() if isinstance(said, str) else _json(said)
@@ -345,5 +345,5 @@ def _framed(said: Any, kind: str) -> bytes:
 
 
 def _json(said: Any) -> bytes:
-    """Text stays readable; half a character, which a client's escapes can spell and UTF-8 can't, becomes a ?."""
+    """JSON as UTF-8, unescaped. A lone surrogate, which UTF-8 can't encode, becomes a ?."""
     return json.dumps(said, ensure_ascii=False).encode(errors="replace")

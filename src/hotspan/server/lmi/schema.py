@@ -94,7 +94,7 @@ class Generation:
         return self.inputs + generated if self.has_full_text else generated
 
     def finish_reason(self, choice: Json) -> str | None:
-        """Why a generation ended, in LMI's words."""
+        """The finish reason in LMI's terms."""
         reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
         if reason != "stop":
             return None if reason is None else str(reason)
@@ -117,7 +117,7 @@ class Generation:
 
 @dataclass(slots=True)
 class _Told:
-    """What has been streamed of one sequence."""
+    """The streamed part of one sequence."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -177,7 +177,7 @@ def pieces(tokens: Sequence[str], text: str) -> list[str]:
 
 
 def embeddings_body(payload: Mapping[str, Any]) -> Json:
-    """What the engine's embeddings are asked. Raises: HttpError 400."""
+    """The body for the engine's /v1/embeddings. Raises: HttpError 400."""
     inputs = payload.get("inputs")
     texts = inputs if isinstance(inputs, list) else [inputs]
     if not texts or not all(isinstance(text, str) and text for text in texts):
@@ -199,7 +199,7 @@ def embeddings_answer(inputs: object, answered: Json) -> list[Any]:
 
 
 def _wants_prefill(given: Json) -> bool:
-    """`decoder_input_details`, or the engine's own `prompt_logprobs`: a number, of which any is a yes."""
+    """Whether `decoder_input_details` is true, or the engine's own `prompt_logprobs` is a number."""
     asked = given.get("prompt_logprobs", False)
     return True if isinstance(asked, int) and not isinstance(asked, bool) else flag(given, "prompt_logprobs")
 

@@ -1,4 +1,4 @@
-"""Sessions: a directory a tenant, a file a session, whose text is the time when it ends.
+"""Sessions: one directory per tenant, one file per session that contains its expiry time.
 
     DIR/TENANT/ID
 
@@ -41,13 +41,13 @@ class Session:
 
     @property
     def header(self) -> str:
-        """What a response says of it."""
+        """The value of the response's header."""
         ends = datetime.fromtimestamp(self.ends_s, UTC)
         return f"{self.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
 
 
 class Sessions:
-    """The sessions of all tenants; none sees another's.
+    """The sessions of all tenants, which can't see each other's.
 
     Raises: ConfigError if the directory can't be used.
     """
@@ -109,7 +109,7 @@ class Sessions:
         return self._directory / f"{tenant_label(tenant):016x}"
 
     def _sweep(self, place: Path) -> int:
-        """Remove what has expired; how many there were."""
+        """Remove expired sessions; returns how many."""
         ends, gone = self._ends.get(place), 0
         if not ends:  # reading all takes 0.1 s, in which no stream goes on: once
             found = sorted((_ends_s(place / name) or 0.0, name) for name in os.listdir(place))

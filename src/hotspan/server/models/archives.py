@@ -1,4 +1,4 @@
-"""Archives of models, unpacked where only this user can write: nothing leaves its directory, and no disk is filled."""
+"""Archives of models, unpacked into a private directory, with bounds on paths, number of files and size."""
 
 import hashlib
 import logging
@@ -79,7 +79,7 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile | zipfile.ZipFile]:
 
 
 def _extract(pack: tarfile.TarFile | zipfile.ZipFile, archive: Path, directory: Path) -> None:
-    """Write what is in it, one by one, as long as it is within bounds: what an archive says of itself may be false."""
+    """Write the files one by one within the bounds; sizes that the archive declares are not trusted."""
     room = shutil.disk_usage(directory).free - _RESERVE_BYTES
     most = min(room, MAX_RATIO * archive.stat().st_size + GIB)
     written = 0

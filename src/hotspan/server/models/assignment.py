@@ -1,4 +1,4 @@
-"""What one model's server is told by the store's, by a pipe: its model, its link and its share of the machine."""
+"""What a store tells the server of one model through a pipe: its model, its link and its share of the machine."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class Assignment:
         return load_configuration(CommandLine(model, self.flags, self.words), surroundings, places=places, gpus=gpus)
 
     def applied(self, options: ServeOptions) -> ServeOptions:
-        """What its server is started with."""
+        """The options for its server."""
         kept = (option.words for option in split_words(options.engine) if option.name not in FRONT_OPTIONS)
         engine = (*(word for words in kept for word in words), *self.engine)
         return replace(
@@ -77,7 +77,7 @@ class Assignment:
 
 
 def assigned() -> Assignment:
-    """What this process is told on its standard input; it stops once that closes, since nobody is left to ask it."""
+    """Read this process's assignment from standard input. It stops when the input closes: its store has ended."""
     assignment = Assignment.from_json(sys.stdin.readline())
 
     def wait() -> None:

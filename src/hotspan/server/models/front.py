@@ -1,4 +1,4 @@
-"""The front of a store: finds the model that a request means, hands it on, and answers itself what is about all.
+"""The front of a store: relays a request to the model that it names, and merges answers of all models.
 
 client -> Gate (policy.py) -> StoreFront: Admission -> model -> relay -> the model's own server
 """
@@ -145,7 +145,7 @@ class StoreFront:
         await exchange.respond(200, page, _METRICS_TYPE)
 
     async def _of_all(self, exchange: Exchange, path: str, body: bytes) -> None:
-        """Ask every model, or the one that the query names; a model that can't be asked makes it an error."""
+        """Ask every model, or the one that the query names. If one can't be asked, the answer is an error."""
         named = _in_query(exchange)
         if named is not None:
             await relay(self._called(named), exchange, body)
@@ -162,7 +162,7 @@ class StoreFront:
 
 
 async def _whole(asked: Awaitable[ModelAnswer], model: ServedModel) -> ModelAnswer:
-    """The answer of a model, also if it is none."""
+    """The answer of a model, also if it is an error."""
     try:
         return await asked
     except HttpError as error:
@@ -186,7 +186,7 @@ def _in_query(exchange: Exchange) -> str | None:
 
 
 def _in_body(exchange: Exchange, body: bytes) -> str | None:
-    """The name in a JSON body. What is wrong with a body is its model's server to say, if it has one."""
+    """The model named in a JSON body. Errors in the body are left to the model's server."""
     if not body or exchange.headers.get("content-type", JSON).partition(";")[0].strip().lower() != JSON:
         return None
     try:

@@ -1,4 +1,4 @@
-"""One answer of those of several models: metrics with a label more, lists, and receipts that hold only if all do."""
+"""Merges the answers of several models: metrics with a label for the model, lists, receipts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ LABEL = "model"
 
 
 class _Page:
-    """Metrics, as a registry has them."""
+    """Metrics in the form of a registry."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -74,7 +74,7 @@ def merged_lists(answers: Sequence[ModelAnswer], name: str) -> dict[str, Any]:
 
 
 def parts(answers: Sequence[ModelAnswer]) -> dict[str, dict[str, Any]]:
-    """What each model said.
+    """The answer of each model.
 
     A model that does not know what was named (404) is left out if another one does.
     Raises: HttpError with the first refusal, naming the models for which it was not done.

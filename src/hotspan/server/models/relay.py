@@ -1,4 +1,4 @@
-"""From the store's front to one model's server: the request as it came, and the response while it is made."""
+"""Relays a request from the store's front to one model's server, and streams its response."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The life of a store: unpack, share the machine out, start a server a model, serve, drain."""
+"""The life of a store: unpack, divide the machine, start one server per model, serve, drain."""
 
 import asyncio
 import secrets
@@ -47,7 +47,7 @@ _HURRY_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All models as they are about to be started.
+    """All models, ready to be started.
 
     at_once: how many of them may load at a time.
     server:  of the front: what all models may take together, since each one's server holds to its own.
@@ -153,7 +153,7 @@ def _explained(name: str, assignment: Assignment, surroundings: Mapping[str, str
 
 
 def _all_names(own: Mapping[str, Configuration]) -> dict[str, tuple[str, ...]]:
-    """By which names each model is called: its entry's, and those of its own configuration. Raises: ConfigError."""
+    """The names of each model: its entry's, and those in its own configuration. Raises: ConfigError."""
     owners = {name: name for name in own}
     names: dict[str, tuple[str, ...]] = {}
     for name, configuration in own.items():
@@ -239,7 +239,7 @@ async def _serve(prepared: Prepared, options: ServeOptions, entrance: Entrance) 
 
 
 async def _watch(server: StoreServer, address: str, began_s: float) -> None:
-    """Say when all is loaded; stop serving when a model can't be."""
+    """Print when all models are loaded; stop the server if one can't be."""
     is_said = False
     while not any(keeper.done() and not keeper.cancelled() for keeper in server.keepers):
         states = [model.state for model in server.models]

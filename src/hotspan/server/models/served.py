@@ -1,4 +1,4 @@
-"""One model of a store while it is served: its process, started again whenever it ends, and whether it can answer."""
+"""One model of a store: its process, which is restarted whenever it ends, and its state."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ _STEADY_S = 60.0
 
 
 class ModelState(Enum):
-    """What a model is doing, in the words of /ping."""
+    """The state of a model, as /ping shows it."""
 
     LOADING = "Loading"
     READY = "Healthy"
@@ -54,7 +54,7 @@ class ChildCommand:
 
 
 class Pauses:
-    """How long to wait before the next start: longer each time, until one has lived for a while."""
+    """The pause before the next start: doubles until a process has run for a while."""
 
     def __init__(self) -> None:
         self._next_s = _LEAST_PAUSE_S
@@ -130,7 +130,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Inside, a request of the model's is in work."""
+        """In the block, a request of this model is in work."""
         self._busy += 1
         self._idle.clear()
         try:
@@ -171,12 +171,12 @@ class ServedModel:
             await asyncio.sleep(pause_s)
 
     async def drain(self) -> None:
-        """Stop it as soon as nothing of it is in work; nobody may ask it any more. The task of `keep` must be gone."""
+        """Stop it when its last request has ended. No more may be sent, and the task of `keep` must have ended."""
         await self._idle.wait()
         self._terminate()
 
     async def stop(self, grace_s: float) -> None:
-        """End its process, all of it: kindly, and after `grace_s` not."""
+        """End its process group: by SIGTERM, and after `grace_s` by SIGKILL."""
         self.state = ModelState.STOPPED
         self._terminate()
         if self._upstream is not None:
@@ -206,7 +206,7 @@ class ServedModel:
         return process
 
     async def _loads(self, process: asyncio.subprocess.Process) -> bool:
-        """Whether it comes up."""
+        """Whether it becomes ready in time."""
         try:
             async with asyncio.timeout(self._startup_timeout_s):
                 while process.returncode is None:
@@ -228,7 +228,7 @@ class ServedModel:
         return response.status == 200
 
     def _terminate(self) -> None:
-        """Tell it once: the second signal cuts requests off."""
+        """Send SIGTERM once: a second one would cut requests off."""
         if self._process is not None and self._process.returncode is None and not self._is_told_to_end:
             self._is_told_to_end = True
             self._process.terminate()

@@ -1,4 +1,4 @@
-"""One machine for several models: each one's memory, disk and GPUs, worked out once, before any of them takes some.
+"""Divides one machine between several models: memory, disk and GPUs, before any of them starts.
 
 What was said for all (the command line, variables, --config) is a total that the models share equally. What a model's
 own files say is that model's. Where nobody said anything, hotspan.plan does, for as many models as there are.
@@ -99,7 +99,7 @@ def _named(name: str, own: Configuration, common: Configuration, models: int) ->
 
 
 def _is_own(key: str, own: Configuration, common: Configuration) -> bool:
-    """Whether what counts for a key stands in the model's own files."""
+    """Whether the value of a key comes from the model's own files."""
     return own.settings[key].given != common.settings[key].given
 
 
@@ -164,7 +164,7 @@ def _planned(name: str, share: Share, plan: TierPlan) -> Share:
 
 
 def _without(host: Host, taken: int) -> Host:
-    """The machine less what was promised to others."""
+    """The machine without what other models take."""
     memory, shared = host.memory, host.shared_memory
     if memory is not None:
         memory = replace(memory, bytes=max(0, memory.bytes - taken))
@@ -177,7 +177,7 @@ def _without(host: Host, taken: int) -> Host:
 
 
 def _engine_words(own: Configuration, plan: TierPlan | None, models: int, *, is_gpu_shared: bool) -> tuple[str, ...]:
-    """Its part of the memory that engines take for themselves, unless the user said how much."""
+    """Options for its part of the engines' own memory, unless the user gave some."""
     if any(name in own.settings for name in ("kv_cache_memory_bytes", "gpu_memory_utilization")):
         return ()
     if is_gpu_shared:
@@ -188,7 +188,7 @@ def _engine_words(own: Configuration, plan: TierPlan | None, models: int, *, is_
 
 
 def _wanted_devices(own: Configuration) -> int | None:
-    """How many GPUs a model was given; None for as many as it can have."""
+    """The number of GPUs that a model is configured for; None for as many as possible."""
     settings = own.settings
     if _is_max(settings):
         return None
@@ -220,7 +220,7 @@ def visible_devices(surroundings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def split_devices(devices: Sequence[str], wanted: Sequence[int | None]) -> list[tuple[str, ...]] | None:
-    """Each model's own devices; None if there are not enough for all, so that all see all of them.
+    """Each model's own devices; None if there are not enough, so that the models share all of them.
 
     wanted: how many each was told to take; None for as many as can be, the same power of two for each of these.
     """

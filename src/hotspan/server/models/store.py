@@ -81,7 +81,7 @@ def stored_models(directory: Path) -> tuple[StoredModel, ...] | None:
 
 
 def _named(command_line: CommandLine, surroundings: Mapping[str, str]) -> str | None:
-    """The model that is named, wherever that may be."""
+    """The model that the configuration names, from whichever source."""
     reader = LmiReader()
     reader.read_variables(surroundings)
     givens = [*read_command_line(command_line), *read_variables(surroundings), *reader.givens]
