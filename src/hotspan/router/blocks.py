@@ -1,19 +1,19 @@
-"""Which pieces of which texts one replica holds, told in blocks that the engine names by hashes of its own.
+"""The pieces of texts that one replica holds, computed from blocks that the engine names by its own hashes.
 
-A block stands behind its parent; its tokens' bytes put it at a place in the text:
+A block follows its parent; the bytes of its tokens give its place in the text:
 
     bytes    0         512        1024
-    blocks   |a  |b  |c  |d  |e  |f  |          512 is in the middle of c or d; nobody aligns anything
+    blocks   |a  |b  |c  |d  |e  |f  |          512 is in the middle of c or d: nothing is aligned
     pieces   |piece 0  |piece 1  |              piece 1 is held if c or d, e and f are, and the one that ends behind it
 
-A medium holds a piece if it holds all blocks that overlap it. What is not sure is not claimed:
+A medium holds a piece if it holds all blocks that overlap the piece. What is uncertain is not claimed:
 
-- A hash that is stored twice and removed once counts as removed. Engines say it of each physical copy, but also say
-  again what was there already, so counting would claim too much.
+- A hash that is stored twice and removed once counts as removed. Engines send an event for each physical copy, but
+  also repeat events of blocks that were there already, so counting would claim too much.
 - With several KV cache groups one counts: the first with full attention where events say so, else group 0. A window
   that slid on in another group can make the engine's own hit shorter.
-- Nothing is placed behind an image or an embedding, nor blocks whose parent or adapter is not known, nor a text's first
-  block of which a lower tier does not say whether it is salted.
+- No block is placed behind an image or an embedding, with an unknown parent or adapter, or at the beginning of a text
+  if a lower tier does not say whether the block is salted.
 - Texts are compared, not tokens: two ways to cut the same text into tokens count as one.
 """
 
@@ -40,25 +40,26 @@ _MASK = (1 << 64) - 1
 _STEP = 4096
 
 Join = Callable[[Sequence[int]], "bytes | None"]
-"""The bytes of tokens; None if one is not known."""
+"""The bytes of tokens; None if a token is unknown."""
 
 RootOf = Callable[[str, str], "int | None"]
-"""The key that a text's pieces are chained from, of an adapter's and a salt's name as the engine has them."""
+"""The key that a text's pieces are chained from, by the engine's names of adapter and salt."""
 
 
 def medium_of(name: str | None) -> Medium | None:
-    """The medium that an event names; an event without a name is about the GPU. None if it is not known."""
+    """The medium that an event names; without a name it is the GPU. None if it is unknown."""
     return Medium.GPU if name is None else _MEDIA.get(name.upper())
 
 
 class Blocks:
-    """What one replica holds.
+    """The blocks of one replica.
 
-    cap:     so many blocks are known at most. The oldest go first that no medium holds and no other block stands on;
-             if there are none, new blocks are not noted.
-    unknown: blocks that events named and that could not be placed. ignored: those of other groups and media.
+    cap:     maximum number of blocks. The oldest blocks that no medium holds and no other block follows are dropped
+             first; if there are none, new blocks are not taken.
+    unknown: blocks of events that could not be placed. ignored: those of other groups and media.
+    dropped: blocks that were not taken.
 
-    Costs about 5 us a new block of 16 tokens and 0.1 us one that is known; 0.25 KB a block.
+    Takes about 5 us per new block of 16 tokens, 0.1 us per known block, and 0.25 KB per block.
     """
 
     def __init__(self, join: Join, root_of: RootOf, cap: int = 1_000_000) -> None:
@@ -88,7 +89,7 @@ class Blocks:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def store(self, event: Stored) -> tuple[Medium, list[int]] | None:
-        """Note stored blocks; the medium, and the keys of the pieces that it holds since. None: nothing is said."""
+        """Apply stored blocks; the medium, and the keys of the pieces that it holds since. None if ignored."""
         medium = medium_of(event.medium)
         if medium is None or not self._counts(event.group_idx, event.kv_cache_spec_kind):
             self.ignored += len(event.block_hashes)
@@ -106,7 +107,7 @@ class Blocks:
         return medium, found
 
     def remove(self, event: Removed) -> tuple[Medium, list[int]] | None:
-        """Note removed blocks; the medium, and the keys of the pieces that it held until now."""
+        """Apply removed blocks; the medium, and the keys of the pieces that it held until now. None if ignored."""
         medium = medium_of(event.medium)
         if medium is None or event.group_idx not in (None, self._group or 0):
             self.ignored += len(event.block_hashes)
@@ -125,7 +126,7 @@ class Blocks:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def held(self) -> Iterator[tuple[Medium, list[int]]]:
-        """All pieces that are held, by medium, some at a time. Nothing may change meanwhile."""
+        """All pieces that are held, by medium, in portions. Nothing may change meanwhile."""
         found: dict[Medium, list[int]] = {medium: [] for medium in Medium}
         for turn, block in enumerate(self._numbers.values(), 1):
             media = self._media[block]
@@ -139,7 +140,7 @@ class Blocks:
         yield from found.items()
 
     def check(self) -> None:
-        """Raise AssertionError if what it knows can't be."""
+        """Raise AssertionError if its state is inconsistent."""
         if len(self._numbers) > self._cap or len(self._numbers) + len(self._free) != len(self._text):
             raise AssertionError("more blocks than may be, or lost ones")
         for name, block in self._numbers.items():
@@ -151,7 +152,7 @@ class Blocks:
             if (block in self._spare) != (not children and not self._media[block]):
                 raise AssertionError("a block is spare that is not, or the other way round")
 
-    # -- inside: where blocks stand ----------------------------------------------------------------------------------
+    # -- inside: places of blocks ------------------------------------------------------------------------------------
 
     def _counts(self, group: int | None, kind: str | None) -> bool:
         if kind is None:
@@ -163,7 +164,7 @@ class Blocks:
         return (group or 0) == self._group
 
     def _place(self, event: Stored, hashes: list[int], at: int, medium: Medium) -> list[int]:
-        """Put the blocks of an event from `at` on, which is not known yet, into their text."""
+        """Put the blocks of an event, from the unknown one at `at` on, into their text."""
         left, size, bit = len(hashes) - at, event.block_size, 1 << medium
         tokens, extra = event.token_ids, event.extra_keys
         if size <= 0 or len(tokens) != size * len(hashes) or (extra is not None and len(extra) != len(hashes)):
@@ -188,12 +189,12 @@ class Blocks:
     def _grow(
         self, event: Stored, hashes: list[int], at: int, parent: int, bit: int, tail: bytes, key: int
     ) -> list[int]:
-        """Note one block behind the other. tail: the open piece's bytes before them; key: of the piece before it."""
+        """Add blocks one after the other. tail: the open piece's bytes before them; key: of the piece before it."""
         found: list[int] = []
         size, tokens, extra, name = event.block_size, event.token_ids, event.extra_keys, event.lora_name
         for index in range(at, len(hashes)):
             block = self._numbers.get(hashes[index])
-            if block is not None:  # the engine has it from a way that is not known here: go on behind it
+            if block is not None:  # its other ancestors were not known: go on behind it
                 if not self._media[block] & bit:
                     self._hold(block, bit)
                     found += self._whole(block, bit)
@@ -217,7 +218,7 @@ class Blocks:
         return found
 
     def _root(self, event: Stored, medium: Medium) -> int | None:
-        """What the chain of a text's first block begins with; None if it is no first block, or nobody knows."""
+        """The key that a text's first block is chained from; None if it is no first block, or if that is unknown."""
         extra = event.extra_keys
         if event.parent_block_hash is not None or (event.lora_name is None and event.lora_id is not None):
             return None
@@ -328,12 +329,12 @@ class Blocks:
         self._spare.pop(block, None)
 
     def _offer(self, block: int) -> None:
-        """Let a block go when room is needed, if nothing needs it."""
+        """Mark a block for dropping if no medium holds it and no block follows it."""
         if not self._media[block] and self._child[block] == _NONE:
             self._spare[block] = None
 
     def _has_room(self, parent: int) -> bool:
-        """Whether there is room for one more block behind `parent`, made if need be."""
+        """Whether there is room for one more block behind `parent`; drops a block if need be."""
         self._spare.pop(parent, None)
         if len(self._numbers) < self._cap:
             return True
@@ -366,7 +367,7 @@ def _number(name: Hash) -> int:
 
 
 def _names(extra: Iterable[object], adapter: str | None) -> list[str] | None:
-    """The names among what a block's hash depends on, without the adapter's; None if there is more than names."""
+    """The names that a block's hash depends on, without the adapter's; None if it depends on more than names."""
     names = list(extra)
     if adapter is not None and names and names[0] == adapter:
         del names[0]

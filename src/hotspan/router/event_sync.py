@@ -1,4 +1,4 @@
-"""Follows one replica's numbered messages: what they say is in the index, or it is known that something is missing.
+"""Applies the numbered messages of one replica to the index, and notices when one is missing.
 
     live      seq == next                    apply
               seq >  next                    a gap: ask for a replay from the last one that was applied
@@ -66,7 +66,7 @@ class EventSync:
         self.is_exact, self.reason = False, "starting"
         self.messages = self.gaps = self.losses = self.restarts = self.duplicates = 0
 
-    # -- what sockets say --------------------------------------------------------------------------------------------
+    # -- from the sockets --------------------------------------------------------------------------------------------
 
     def connected(self) -> int:
         """A connection is up, or has been quiet for long: the number from which to replay."""

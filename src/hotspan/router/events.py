@@ -1,10 +1,10 @@
-"""One replica's KV events: a ZMQ subscription, and a replay of what was missed.
+"""KV events of one replica: a ZMQ subscription, and replays of missed messages.
 
     SUB     <- [topic, number, payload]                            each step of the engine that changed its cache
     DEALER  -> ["", first number]   <- ["", topic, number, payload] ...  ["", "", -1, ""]
 
-A connection is never taken up again: when it ends, the next one has a socket of its own, so that no message of a
-replica that is gone is read as one of its successor's. What the messages mean is event_sync.py's.
+When a connection ends, the next one has a new socket, so that no message of a replica that is gone is read as one of
+its successor's. event_sync.py applies the messages.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ _ADDRESS = re.compile(r"tcp://[^*/]+:\d+|(ipc|inproc)://.+")
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _REPLAY_WAIT_S = 2.0
-"""For each next message of a replay. A publisher looks for requests ten times a second, or after each message."""
+"""For each message of a replay. A publisher looks for requests ten times per second, or after each message."""
 
 _MAX_BLOCKS = 1_000_000
 _QUIET_S = 30.0
-"""After so long without a message, ask whether there was none."""
+"""After so long without a message, a replay shows whether one was lost."""
 
 _BATCH = 32
 """Messages that are applied before others of the event loop have their turn."""
@@ -49,15 +49,15 @@ _LARGEST_BYTES = 64 * MIB
 
 
 class EventFeed:
-    """Keeps the index true to what one replica's events say.
+    """Keeps the index in step with the events of one replica.
 
     replica:  its number in the index. events, replay: ZMQ addresses; without replay every gap is a loss.
     join:     the bytes of tokens (TokenTable.join). root_of: see Roots.of_engine.
-    on_state: is told, in the event loop, whether all is known, and why not.
+    on_state: called, in the event loop, with whether all is known, and why not.
     topic:    of the replica's messages.
-    keys:     None follows a publisher without keys; with some, no other than one that has them is believed.
+    keys:     None follows a publisher without keys; with some, only a publisher that has them is followed.
 
-    sync:     what is known, and counted of messages. garbled: messages that were none. failures: of connections.
+    sync:     the state, and counts of messages. garbled: malformed messages. failures: of connections.
 
     One engine, which is one data-parallel rank, has one feed.
     """

@@ -1,13 +1,13 @@
 """Which replica holds which pieces of text, and where: one table for all of them, of bounded size.
 
-    key of a piece  ->  a mask: was it asked for lately | a bit for each place that has it
+    key of a piece  ->  a mask: a bit for "asked for recently", and a bit for each place that has the piece
 
-A place is a replica's medium, or what the router assumes of a replica from its own dispatches. There are few different
-masks, and they are shared. A prompt is walked from its root, and work is done only where the mask changes. Clearing a
-place gives it a new bit; a sweep that goes along with later calls takes the old one out of the masks.
+A place is a medium of a replica, or the pieces that the router assumes a replica to have because it sent them there.
+There are few different masks, and each exists once. A look-up walks a prompt from its root and works only where the
+mask changes. Clearing a place gives it a new bit; later calls sweep the old bit out of the masks step by step.
 
-Past the cap, pieces that nobody asked for lately go first (CLOCK). A piece that is gone is not known to be held, which
-is at worst a worse choice.
+Beyond the cap, pieces that were not asked for recently are evicted first (CLOCK). The router then does not know that
+they are cached, and may choose a slower replica.
 """
 
 import sys
@@ -19,24 +19,24 @@ from hotspan.core.types import MIB
 from hotspan.router.types import Held, Medium
 
 SHARED = -1
-"""Stands, in what `match` returns, for replicas that hold nothing of their own: what L2 has."""
+"""Key, in the result of `match`, of what L2 has: it holds for each replica that has no entry of its own."""
 
 ASSUMED = 4
-"""Beside the four media: what a replica is taken to hold because the router sent it there. Counts as GPU."""
+"""A fifth medium: what a replica is assumed to hold because the router sent it there. Counts as GPU."""
 
 LEAST_BYTES = 64 * 1024
 
 _KEY_BYTES = 48
-"""An int of 64 bits, as CPython allocates it."""
+"""Memory of an int of 64 bits in CPython."""
 
 _LIST_BYTES = 9
-"""Of an entry that waits to be swept or looked at, in a list."""
+"""Memory of an entry in the list of pieces to sweep."""
 
 _SLOT_BYTES = 20
-"""Of a dict's table: 4 of index, and 24 for each of the two thirds that it fills."""
+"""Memory of a slot of a dict: 4 bytes of index, and 24 for each of the two thirds of the slots that are filled."""
 
 _MASK_BYTES = 240
-"""A shared mask with its spread, in both of their tables."""
+"""Memory of a shared mask with its spread, in both tables."""
 
 _MAX_MASKS = 8192
 _SWEPT = 64
@@ -46,10 +46,10 @@ _NOTHING = Held()
 
 
 class PrefixIndex:
-    """What is known of all replicas. One thread's; every call is bounded by its keys."""
+    """What all replicas hold. For one thread; the time of a call is bounded by its keys."""
 
     def __init__(self, cap_bytes: int = 256 * MIB) -> None:
-        """Raises: ConfigError for a cap that is too small to be of use."""
+        """Raises: ConfigError for a cap below LEAST_BYTES."""
         if cap_bytes < LEAST_BYTES:
             raise ConfigError(f"an index of {cap_bytes} bytes holds nothing; give it at least {LEAST_BYTES}")
         self.cap_bytes = cap_bytes
@@ -73,12 +73,12 @@ class PrefixIndex:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory, its keys included."""
+        """Its memory, keys included."""
         lists = sys.getsizeof(self._to_sweep) + sys.getsizeof(self._hand)
         return sys.getsizeof(self._pieces) + _KEY_BYTES * len(self._pieces) + _MASK_BYTES * len(self._masks) + lists
 
     def add(self, replica: int, medium: Medium | int, keys: Iterable[int]) -> None:
-        """These pieces are there now."""
+        """A replica has these pieces now."""
         bit, live = self._bit(replica, medium), self._live
         pieces, share = self._pieces, self._share
         before = new = -1
@@ -94,7 +94,7 @@ class PrefixIndex:
             self._sweep()
 
     def remove(self, replica: int, medium: Medium | int, keys: Iterable[int]) -> None:
-        """These pieces are there no more."""
+        """A replica does not have these pieces any more."""
         place = self._places.get(_place(replica, medium))
         if place is None:
             return
@@ -111,7 +111,7 @@ class PrefixIndex:
             self._sweep()
 
     def clear(self, replica: int, medium: Medium | int | None = None) -> None:
-        """Nothing is there any more: in one medium, or in all of the replica's own and assumed ones (L2 stays)."""
+        """A replica has nothing any more: in one medium, or in all but L2."""
         kinds = (Medium.GPU, Medium.RAM, Medium.DISK, ASSUMED) if medium is None else (medium,)
         for kind in kinds:
             bit = self._places.pop(_place(replica, kind), None)
@@ -124,9 +124,9 @@ class PrefixIndex:
             self._sweep()
 
     def match(self, keys: Sequence[int], *, assumed_only: bool = False) -> dict[int, Held]:
-        """What each replica has of a prompt: those with a piece of its beginning, and SHARED if L2 has one.
+        """How much each replica has of a prompt's beginning, for those that have any, and SHARED if L2 has any.
 
-        assumed_only: as far as the router's own dispatches tell.
+        assumed_only: only what the router sent there.
         """
         pieces, spreads = self._pieces, self._spreads[assumed_only]
         alive, before = -1, -1
@@ -156,7 +156,7 @@ class PrefixIndex:
         return _held(ends)
 
     def check(self) -> None:
-        """Raise AssertionError if what it holds can't be."""
+        """Raise AssertionError if its state is inconsistent."""
         if len(self._pieces) > self.most or self.bytes > self.cap_bytes:
             raise AssertionError(f"{len(self._pieces)} pieces, {self.bytes} bytes: over the cap of {self.cap_bytes}")
         live = _ASKED
@@ -188,7 +188,7 @@ class PrefixIndex:
         return bit
 
     def _share(self, mask: int) -> int:
-        """The one object for this mask."""
+        """The one object that stands for this mask."""
         found = self._masks.get(mask)
         if found is None:
             if len(self._masks) >= self._max_masks:
@@ -199,7 +199,7 @@ class PrefixIndex:
         return found
 
     def _spread(self, mask: int, assumed_only: bool) -> int:
-        """Four bits a replica, SHARED first: whether it has the piece in this medium or a faster one."""
+        """Four bits per replica, SHARED first: whether it has the piece in this medium or a faster one."""
         spread = every = 0
         for (replica, kind), bit in self._places.items():
             if not mask & bit or (assumed_only and kind != ASSUMED):
@@ -217,7 +217,7 @@ class PrefixIndex:
         return spread
 
     def _evict(self) -> None:
-        """Take one out: the oldest that nobody asked for since it was looked at last."""
+        """Remove the oldest piece that was not asked for since the last look at it."""
         pieces, live = self._pieces, self._live
         while True:
             if not self._hand:
@@ -232,7 +232,7 @@ class PrefixIndex:
                 return
 
     def _sweep(self) -> None:
-        """Go on taking dead bits out of the masks; with those that died meanwhile in the next round."""
+        """Remove dead bits from some more masks; bits that die meanwhile are removed in the next round."""
         pieces, live = self._pieces, self._live
         batch = self._to_sweep[-_SWEPT:]
         del self._to_sweep[-_SWEPT:]
@@ -255,7 +255,7 @@ def _place(replica: int, medium: int) -> tuple[int, int]:
 
 
 def _held(ends: Sequence[tuple[int, int]]) -> dict[int, Held]:
-    """From where which bits ended; those of a replica mostly do together."""
+    """The lengths by replica. ends: at which piece which bits ended; those of a replica mostly end together."""
     found: dict[int, Held] = {}
     for at, lost in ends:
         replica = SHARED
@@ -277,9 +277,9 @@ def _held(ends: Sequence[tuple[int, int]]) -> dict[int, Held]:
 
 
 def _max_entries(cap_bytes: int) -> int:
-    """How many entries a dict may have so that it stays below a size, also while it moves to a new table.
+    """Maximum number of entries of a dict that stays below a size, also while it is copied to a new table.
 
-    A dict that is full takes the first power of two above three times its entries for its table.
+    The new table of a full dict has the first power of two above three times its entries.
     """
     most, slots = 1, 8
     while 2 * _SLOT_BYTES * slots < cap_bytes:

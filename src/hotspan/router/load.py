@@ -1,4 +1,4 @@
-"""How busy a replica is and how fast, as far as what was sent there tells.
+"""How busy a replica is and how fast, estimated from the requests that were sent there.
 
 A replica computes prompts one after another. What was sent and has not answered yet is its queue:
 
@@ -6,7 +6,7 @@ A replica computes prompts one after another. What was sent and has not answered
                          ^ since                ^ now
     queue = what is left of the first + all the next
 
-so a replica that is slower than believed keeps its queue, and one that is faster is known to be at its first byte.
+so the queue of a replica that is slower than estimated stays, and that of a faster one is corrected at first bytes.
 """
 
 import math
@@ -19,31 +19,31 @@ from hotspan.core.errors import ConfigError
 from hotspan.router.types import Medium
 
 _FORGET_TOKENS = 100_000.0
-"""The rate is that of about the last so many tokens."""
+"""The rate is the mean over about the last so many tokens."""
 
 _PRIOR_TOKENS = 4_000.0
-"""How much the prior counts for."""
+"""Weight of the prior."""
 
 _ALIKE = 4 / 3
-"""Rates that differ by no more than this factor are compared as one: so much is noise in what is learnt."""
+"""Rates that differ by no more than this factor count as equal: such differences are noise."""
 
 TOLD_EVERY_S = 15.0
-"""Replicas are asked so often what they measured."""
+"""Seconds between two readings of a replica's metrics."""
 
 _FURTHEST = 8.0
-"""A prompt that took so many times what was expected, or such a part of it, teaches no more than that."""
+"""Limit, as a factor of the expected time in either direction, of what one prompt teaches."""
 
 _LATE = 0.5
 
 _LATELY_S = 30.0
 
 _LEAST_S = 0.02
-"""What is over sooner is not told apart from the way there and back."""
+"""Shorter times are indistinguishable from those of the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """What loading from a tier takes: a latency, and then so many tokens a second."""
+    """Time to load from a tier: a latency, then a rate."""
 
     tokens_per_s: float
     latency_s: float = 0.0
@@ -63,12 +63,12 @@ def _tiers() -> Mapping[Medium, TierSpeed]:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a replica is taken to do, until it is known better.
+    """Speeds and capacity of a replica.
 
-    tokens_per_s: of prompts that it computes, alone; once something was learnt of any replica, that is taken instead.
+    tokens_per_s: of prompts, computed alone; until something was learnt of any replica.
     decode_s:     that one more running request adds to each step of all others.
     tiers:        how fast it loads what lies below the GPU.
-    cache_tokens: that it keeps, if it tells; 0: unknown.
+    cache_tokens: capacity; 0: unknown.
     """
 
     tokens_per_s: float = 8_000.0
@@ -82,7 +82,7 @@ class Speeds:
 
 
 class ReplicaLoad:
-    """One replica's. Times are the caller's, and never run backwards.
+    """Load and speed of one replica. Times are the caller's, and never run backwards.
 
     usual: tokens a second of replicas like this one, which counts until enough was learnt of this one.
     pace:  tokens a second, for comparisons: that of all about as fast. Both are set by `settle_rates`.
@@ -110,9 +110,9 @@ class ReplicaLoad:
         return (self._prior_tokens + self.learnt_tokens) / (self._prior_tokens / self.usual + self.learnt_s)
 
     def tell(self, speeds: Speeds, *, is_measured: bool = True) -> None:
-        """The replica itself says how fast it is.
+        """Take over what a replica says of its speed.
 
-        is_measured: its rate of prompts too, which then counts as much as all that was seen.
+        is_measured: its rate of prompts is among it, and counts as much as all that was observed.
         """
         self.speeds = speeds
         if is_measured:
@@ -146,7 +146,7 @@ class ReplicaLoad:
         return work_s
 
     def first_byte(self, number: int, now: float) -> None:
-        """It began to answer: its prompt is computed, and now it runs."""
+        """A request's answer began: its prompt is computed, and it runs now."""
         is_first = next(iter(self._queue), None) == number
         found = self._take(number)
         if found is None:
@@ -158,7 +158,7 @@ class ReplicaLoad:
         self._since = now if is_first else min(self._since + work_s, now)
 
     def end(self, number: int, now: float) -> None:
-        """It ended, in whatever way."""
+        """A request ended, in whatever way."""
         is_first = next(iter(self._queue), None) == number
         if self._take(number) is None:
             self.running -= 1
@@ -192,11 +192,11 @@ class ReplicaLoad:
 
 
 def settle_rates(loads: Collection[ReplicaLoad]) -> None:
-    """Say each of some replicas what was learnt of all: after anything was learnt.
+    """Apply what was learnt of some replicas to all of them. Call it after anything was learnt.
 
-    One of which little is known is taken to be as fast as all together are; else whoever was asked first would be the
-    only one that is known to be fast, and would get everything. Rates that differ by noise become one, so that it is
-    sessions and the draw that decide between equals, and routers with other samples decide alike.
+    A replica of which little is known counts as fast as all together; else the first one that was asked would be the
+    only one known to be fast, and would get everything. Rates that differ by noise become one, so that sessions and the
+    random choice decide between equals, and routers with other samples decide alike.
     """
     tokens = sum(load.learnt_tokens for load in loads)
     if tokens:
@@ -212,17 +212,17 @@ def settle_rates(loads: Collection[ReplicaLoad]) -> None:
 
 
 class Arrivals:
-    """How many requests came a second, of late."""
+    """The recent rate of requests, per second."""
 
     def __init__(self) -> None:
         self._per_s = 0.0
         self._at_s = 0.0
 
     def count(self, now: float) -> None:
-        """One came."""
+        """A request came."""
         self._per_s = self.per_s(now) + 1 / _LATELY_S
         self._at_s = now
 
     def per_s(self, now: float) -> float:
-        """As of now; grows to the truth over the first half minute."""
+        """The rate now; correct after the first half minute."""
         return self._per_s * math.exp(-max(now - self._at_s, 0.0) / _LATELY_S)

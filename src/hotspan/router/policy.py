@@ -1,13 +1,13 @@
-"""Which replica takes a request: one cost for each, in seconds; the least wins.
+"""Which replica takes a request: each has a cost in seconds; the least wins.
 
-    cost = waiting for its queue
-         + getting what it holds below the GPU, where that is faster than computing it
-         + computing the rest
-         + what the requests there add to each step of its answer
-         + what this work makes others wait
-         - what the session saves later where it lives
+    cost = queue         until the replica begins with the prompt
+         + load          of what it holds below the GPU, where that is faster than computing it
+         + prefill       of the rest
+         + decode        what the requests there add to each step of the answer
+         + others        what this work makes later requests wait
+         - affinity      what the session saves later where it lives
 
-The strategies that platforms have names for are written in the same terms, so that they can be compared.
+The strategies of other platforms have their costs in the same terms, so that they can be compared.
 """
 
 import random
@@ -20,12 +20,12 @@ from hotspan.router.load import Speeds
 from hotspan.router.types import Ask, Held, Medium, Strategy
 
 NEAR_S, NEAR_SHARE = 0.001, 0.01
-"""Costs that differ by no more than this are equal."""
+"""Costs that differ by no more than this, in seconds or as a share, count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the terms count for.
+    """Weights of the terms.
 
     affinity:  of a prompt's computing is counted as saved later where its session lives.
     others:    of what those wait who come while this request still waits: its own work, each.
@@ -141,7 +141,7 @@ def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
 
 
 def _loaded(ask: Ask, view: View) -> tuple[int, float]:
-    """How many tokens are had without computing them, and how long that takes: as far down as it pays."""
+    """How many tokens are cached or worth loading, and how long the loading takes."""
     held, size, most = view.held, ask.piece_tokens, max(ask.tokens - 1, 0)
     at = min(int(held[0] * size), most)
     best, best_s = at, 0.0
@@ -175,7 +175,7 @@ def _decision(view: View, cost: _Cost, strategy: Strategy, near: int) -> Decisio
     return Decision(view.name, view.replica, costs, cost.cached, cost.load_s, view.is_home, strategy, near)
 
 
-# -- what platforms have names for -------------------------------------------------------------------------------------
+# -- strategies of other platforms -------------------------------------------------------------------------------------
 
 
 def _roundrobin(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 _RETRIED = frozenset((502, 503, 504))
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
 _SLOW_CLIENT_S = 1.0
-"""A client that did not read for so long may be why a replica hung up: servers do not wait for ever, either."""
+"""If the client did not read for so long, that may be why a replica closed the connection."""
 
 _TAIL = 2048
-"""Bytes at the end of an answer, in which its usage is."""
+"""Bytes at the end of an answer that contain its usage."""
 
 _ANSWERED = (b'"completion_tokens":', b'"generated_tokens":')
 _PROMPT = (b'"prompt_tokens":', b'"input_length":')
@@ -41,7 +41,7 @@ _PROMPT = (b'"prompt_tokens":', b'"input_length":')
 
 @dataclass(slots=True)
 class _Request:
-    """A request on its way to a replica. where: it may go; None is anywhere. home: of its session, strictly."""
+    """A request on its way. where: replicas that may take it; None is any. home: the only one that has its session."""
 
     exchange: Exchange
     body: bytes
@@ -122,7 +122,7 @@ class Proxy:
             span.end(outcome, exchange.status)
 
     async def _attempt(self, request: _Request, ticket: Ticket) -> str | None:
-        """Answer a request from a replica; why it has to go to another one, or None: it is answered."""
+        """Answer a request from a replica. Returns why it has to go to another one; None if it is answered."""
         answer: UpstreamResponse | None = None
         name, exchange = ticket.decision.name, request.exchange
         health = self._health[name]
@@ -166,7 +166,7 @@ class Proxy:
                 answer.close()
 
     def _may_retry(self, request: _Request, name: str) -> bool:
-        """Whether a request may go to another replica now; if so, it is paid for."""
+        """Whether a request may go to another replica now; if so, the retry is counted."""
         up = self._fleet.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
         if not others and request.where is not None:  # better another group than none
@@ -180,7 +180,7 @@ class Proxy:
         return True
 
     def _widen(self, request: _Request) -> None:
-        """Nobody is up any more where a request waited: it goes anywhere."""
+        """No replica is up any more where a request may go: from now on any may take it."""
         if request.home is not None:
             self._unbind(request)
         else:
@@ -188,12 +188,12 @@ class Proxy:
             request.where = None
 
     def _unbind(self, request: _Request) -> None:
-        """A session's replica is gone: the request goes elsewhere, where the session may be taken on."""
+        """The replica of a session is gone: from now on any replica may take the request."""
         self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
         request.home = request.where = None
 
     async def _relay(self, request: _Request, ticket: Ticket, answer: UpstreamResponse, part: bytes) -> None:
-        """Hand an answer on, byte for byte; one that breaks off ends abruptly, so that nobody takes it for whole."""
+        """Pass an answer on, byte for byte. If it breaks off, so does the client's: nobody takes it for complete."""
         exchange, health = request.exchange, self._health[ticket.decision.name]
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
@@ -232,7 +232,7 @@ class Proxy:
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
 
     def _learn(self, ask: Ask, before: bytes, last: bytes) -> int | None:
-        """What the end of an answer says of its length, and of the prompt's; None if it says nothing."""
+        """The tokens of an answer, by the usage at its end; None without one."""
         tail = last[-_TAIL:] if len(last) >= _TAIL else (before + last)[-_TAIL:]
         answered = _number(tail, _ANSWERED)
         if answered is not None and ask.keys:
@@ -247,10 +247,10 @@ class Proxy:
             headers.append((b"x-hotspan-cached-tokens", b"%d" % ticket.decision.cached_tokens))
         return headers
 
-    # -- where it may go -----------------------------------------------------------------------------------------------
+    # -- which replicas ------------------------------------------------------------------------------------------------
 
     def _aim(self, request: _Request) -> None:
-        """Say where a request may go: its session's replica, or its group of the split."""
+        """Set which replicas may take a request: that of its session, or its group of the split."""
         named, sessions = request.exchange.headers.get(STATEFUL_HEADER), self._sessions
         home = sessions.home(named)
         if home is not None and named is not None:

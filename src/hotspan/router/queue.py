@@ -1,9 +1,9 @@
-"""Who is served next when every replica is full: tenants in turn, by the tokens that they have had.
+"""Which request is served next when every replica is full: tenants in turn, by the tokens that they have used.
 
     tenant a  [500][500][500] ...        start-time fair queueing: a request starts at max(now, when its tenant's last
     tenant b  [20]                       one is through), the earliest start is served, its tokens move its tenant on
 
-A tenant that asks little waits for about one request of another's, however many the other has waiting.
+A tenant with few requests waits for about one request of another tenant, however many that one has waiting.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _LEAST_TENANTS = 1024
-"""So many are remembered for what they have had, and twice as many as wait."""
+"""Tenants whose use is remembered, besides twice as many as wait."""
 
 Where = frozenset[str]
 """Replicas, by name, that a request may go to."""
@@ -43,7 +43,7 @@ class _Lane(Generic[T]):
 class FairQueue(Generic[T]):
     """A bounded queue with fair shares by tenant. Not thread-safe.
 
-    refused: how many were turned away because it was full.
+    refused: requests turned away because it was full.
     """
 
     def __init__(self, most: int) -> None:
@@ -62,7 +62,7 @@ class FairQueue(Generic[T]):
 
     @property
     def tenants(self) -> int:
-        """How many have requests here."""
+        """How many tenants have requests here."""
         return len(self._counts)
 
     def push(self, entry: Waiting[T], *, is_first: bool = False) -> Waiting[T] | None:

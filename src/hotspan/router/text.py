@@ -1,4 +1,4 @@
-"""What a request asks for, as far as routing goes: its prompt's pieces, by name, and how long it is.
+"""What routing needs to know of a request: the keys of its prompt's pieces, and its length.
 
     body -> messages -> chat template -> text -> bytes as tokens spell them -> pieces of 512 -> chained keys
 
@@ -36,13 +36,13 @@ _UNSALTED = engine_salt(DEFAULT_TENANT)
 
 _BYTES_PER_TOKEN = 4.0
 _LEAST, _MOST = 1.0, 16.0
-"""What is not in between is not text alone: images, or a batch."""
+"""Range of bytes per token; outside of it the prompt is not text alone, but images or a batch."""
 
 _WEIGHT = 0.02
-"""Of one answer in the means."""
+"""Weight of one answer in the means."""
 
 _FRAME_BYTES = 64
-"""What a template puts around a message, at most; for telling that a prompt is too short to have a piece."""
+"""Maximum bytes that a template adds to a message; to see that a prompt is shorter than a piece."""
 
 
 def piece_keys(text: bytes, root: int) -> list[int]:
@@ -133,7 +133,7 @@ class Prompts:
         return cls(model, template=template, table=table, **options)
 
     def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
-        """What a request is to routing. Never raises for what is in it. headers: with lower-case names."""
+        """What routing needs to know of a request. Never raises for what is in it. headers: with lower-case names."""
         session = b""
         try:
             prompt = prompt_of(path, body)
@@ -157,7 +157,7 @@ class Prompts:
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:
-        """What an answer's usage says: how many tokens the prompt of so many bytes had, and how many were answered.
+        """Take over the usage of an answer: the tokens of its prompt, which has so many bytes, and of the answer.
 
         prompt_bytes: of an Ask, `tokens * PIECE_BYTES / piece_tokens`.
         """
