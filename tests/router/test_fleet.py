@@ -304,7 +304,7 @@ def test_many_distinct_prompts_take_no_more_room() -> None:
 
 
 class Fleets(RuleBasedStateMachine):
-    """Anything in any order: never an error, and the account adds up."""
+    """Anything in any order: never an error, the account adds up, and no queue is shorter than nothing."""
 
     @initialize(strategy=st.sampled_from(Strategy), cap=st.sampled_from([1 << 16, MIB]))
     def begin(self, strategy: Strategy, cap: int) -> None:
@@ -342,13 +342,19 @@ class Fleets(RuleBasedStateMachine):
     )
     def send(self, keys: int, first: int, tokens: int, session: bytes, without: set[str]) -> None:
         what = ask(*range(100 * first, 100 * first + keys), session=session, tokens=tokens)
+        before_s = {name: self.queue_s(name) for name in self.names}
         try:
             ticket = send(self.fleet, what, without=without)
         except NoReplicaError:
             return
-        assert ticket.decision.name in self.names.keys() - without
+        name = ticket.decision.name
+        assert name in self.names.keys() - without
+        assert self.queue_s(name) == pytest.approx(before_s[name] + ticket.work_s)
         assert 0 <= ticket.decision.cached_tokens <= what.tokens
         self.open.append((ticket.decision.name, ticket))
+
+    def queue_s(self, name: str) -> float:
+        return self.fleet.replicas[name].load.queue_s(self.clock.monotonic())
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), ends=st.booleans(), failed=st.booleans())
@@ -388,7 +394,11 @@ class Fleets(RuleBasedStateMachine):
         if hasattr(self, "fleet"):
             self.fleet.check()
             in_flight = Counter(name for name, _ in self.open)
-            assert all(each.load.in_flight == in_flight[name] for name, each in self.fleet.replicas.items())
+            for name, replica in self.fleet.replicas.items():
+                load = replica.load
+                assert load.in_flight == in_flight[name] and 0 <= load.running <= load.in_flight
+                assert self.queue_s(name) >= -1e-6
+                assert load.running < load.in_flight or self.queue_s(name) == 0
             assert len(self.fleet.moved) <= 3
 
     def teardown(self) -> None:
@@ -397,7 +407,7 @@ class Fleets(RuleBasedStateMachine):
             for _, ticket in self.open:
                 ticket.end()
             for name, replica in self.fleet.replicas.items():
-                assert replica.load.queue_s(self.clock.monotonic()) == 0
+                assert self.queue_s(name) == 0
                 if replica.is_exact and self.fleet.strategy is not Strategy.PREFIXAWARE:
                     self.fleet.index.clear(self.names[name], Medium.GPU)
             self.fleet.check()

@@ -3,9 +3,8 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.load import ReplicaLoad, Speeds, TierSpeed, settle_rates
@@ -138,57 +137,6 @@ def test_what_the_replica_tells_is_taken() -> None:
     load.tell(Speeds(cache_tokens=7), is_measured=False)
     assert load.tokens_per_s == pytest.approx(3000, rel=0.1)
     assert load.speeds.cache_tokens == 7
-
-
-class Load(RuleBasedStateMachine):
-    """Any order of requests: what is counted adds up, and the queue is never less than nothing."""
-
-    @initialize(rate=st.floats(1, 1e6))
-    def begin(self, rate: float) -> None:
-        self.load, self.now, self.number = ReplicaLoad(Speeds(tokens_per_s=rate)), 0.0, 0
-        self.waiting: list[int] = []
-        self.running: list[int] = []
-
-    @rule(tokens=st.integers(0, 200_000), load_s=st.floats(0, 5))
-    def reserve(self, tokens: int, load_s: float) -> None:
-        self.number += 1
-        before = self.load.queue_s(self.now)
-        self.load.reserve(self.number, tokens, load_s, self.now)
-        self.waiting.append(self.number)
-        assert self.load.queue_s(self.now) == pytest.approx(before + load_s + tokens / self.load.tokens_per_s)
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def first_byte(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(number)
-        self.running.append(number)
-        self.load.first_byte(number, self.now)
-
-    @precondition(lambda self: self.waiting + self.running)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(self.waiting + self.running))
-        (self.waiting if number in self.waiting else self.running).remove(number)
-        self.load.end(number, self.now)
-
-    @rule(seconds=st.floats(0, 100))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @invariant()
-    def adds_up(self) -> None:
-        if hasattr(self, "load"):
-            self.load.check()
-            assert self.load.in_flight == len(self.waiting) + len(self.running)
-            assert self.load.running == len(self.running)
-            queue_s = self.load.queue_s(self.now)
-            assert queue_s >= -1e-6
-            assert self.waiting or queue_s == 0
-
-
-TestLoad = Load.TestCase
-TestLoad.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @given(rate=st.sampled_from([0.0, -1.0, float("inf"), float("nan")]))

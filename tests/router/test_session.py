@@ -96,35 +96,6 @@ def test_completions_have_sessions_too() -> None:
     assert key_of({}, parts) != b""
 
 
-json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(
-    body=st.dictionaries(st.sampled_from(["messages", "prompt", "session_id", "prompt_cache_key", "inputs"]), json),
-    headers=st.dictionaries(st.sampled_from(["x-session-id", "x-correlation-id"]), st.text()),
-)
-def test_any_body_has_a_key_or_none(body: dict[str, Any], headers: dict[str, str]) -> None:
-    """Whatever a client sends: 16 bytes or none, and always the same."""
-    key = key_of(headers, body)
-    assert len(key) in (0, 16)
-    assert key == key_of(headers, body)
-
-
-@given(
-    messages=st.lists(
-        st.one_of(json, st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": json})),
-        max_size=4,
-    )
-)
-def test_any_messages_have_a_key_or_none(messages: list[Any]) -> None:
-    """Messages of any form."""
-    assert len(key_of({}, {"messages": messages})) in (0, 16)
-
-
 def test_routers_agree_and_only_the_sessions_of_a_lost_replica_move() -> None:
     """Routers that share nothing but names send a session to the same replica; those of a lost one spread evenly."""
     moved = Counter[str | None]()

@@ -182,7 +182,19 @@ json = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = ["messages", "prompt", "inputs", "input", "system", "tools", "documents", "model", "adapters", "cache_salt"]
+FIELDS = [
+    "messages",
+    "prompt",
+    "inputs",
+    "input",
+    "system",
+    "tools",
+    "documents",
+    "model",
+    "adapters",
+    "cache_salt",
+    "session_id",
+]
 FIELDS += [
     "chat_template_kwargs",
     "max_tokens",
@@ -204,9 +216,11 @@ PATHS = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/invocations
     kind=st.sampled_from([None, "byte-level", "llama"]),
 )
 def test_no_body_is_an_error(body: dict[str, Any], path: str, source: str | None, kind: str | None) -> None:
-    """Whatever is in a body, there is an Ask with at least one token."""
-    found = prompts(source, table=made(kind)[1] if kind else None, names=()).ask(path, {}, body)
+    """Whatever is in a body, there is an Ask with at least one token, and with the same session each time, or none."""
+    reading = prompts(source, table=made(kind)[1] if kind else None, names=())
+    found = reading.ask(path, {}, body)
     assert found.tokens >= 1 and found.answer_tokens >= 0
+    assert len(found.session) in (0, 16) and found.session == reading.ask(path, {}, body).session
 
 
 def test_a_body_nested_without_end_is_no_error() -> None:
