@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -221,6 +222,18 @@ def test_no_body_is_an_error(body: dict[str, Any], path: str, source: str | None
     found = reading.ask(path, {}, body)
     assert found.tokens >= 1 and found.answer_tokens >= 0
     assert len(found.session) in (0, 16) and found.session == reading.ask(path, {}, body).session
+
+
+def test_a_body_that_is_no_object_counts_by_its_size() -> None:
+    """It has a session by its headers and is counted; an object whose path is not known is read by its fields."""
+    reading, headers = prompts(names=()), {"x-session-id": "s"}
+    for count, body in enumerate((b"", b"[1]", b"{broken", b"\xff" * 4000), 1):
+        found = reading.read("/v1/completions", headers, body)
+        assert (found.keys, found.tokens, reading.unread) == ((), len(body) // 4, count)
+        assert found.session == reading.ask("", headers, {}).session != b""
+    bodies: dict[str, dict[str, Any]] = {CHAT: {"messages": [USER]}, "/v1/completions": {"prompt": LONG}}
+    for path, fields in (bodies | {"/invocations": {"inputs": LONG}}).items():
+        assert reading.read("", {}, orjson.dumps(fields)) == reading.ask(path, {}, fields)
 
 
 def test_a_body_nested_without_end_is_no_error() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.http.bodies import Bodies, HeldBody
 from hotspan.http.connections import HttpLimits
@@ -36,7 +37,7 @@ from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
 from hotspan.router.routes import DRAIN, REPLICAS, RESUME, Route, route_of
 from hotspan.router.session import StatefulSessions
-from hotspan.router.settings import RouterSettings
+from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.text import Prompts
 from hotspan.router.tracing import Tracer, no_tracer
 from hotspan.router.types import Ask
@@ -47,7 +48,6 @@ MAX_HEAD_BYTES = 60 * 1024
 """Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
 
 _NOTHING = Ask((), 0, 1.0)
-_BYTES_PER_TOKEN = 4
 
 
 class Gateway:
@@ -93,21 +93,8 @@ class Gateway:
         }
         self._prompts = _prompts(settings, self._access)
         self.feeds: dict[str, EventFeed] = {}
-        for url, replica in self._replicas.items():
-            slot = self.fleet.add(url)
-            self.fleet.set_up(url, False)
-            if replica.events:
-                self.feeds[url] = EventFeed(
-                    slot,
-                    replica.events,
-                    replica.replay,
-                    self.fleet.index,
-                    self._prompts.join,
-                    self._prompts.roots.of_engine,
-                    functools.partial(self._events_changed, url),
-                    rng=rng,
-                    keys=settings.events_keys,
-                )
+        for replica in settings.replicas:
+            self._add(replica, rng, settings.events_keys)
         sessions = StatefulSessions(clock)
         self._metrics = metrics = Metrics()
         state = State(self.fleet, self.health, self.dispatcher, sessions, self._prompts, self.feeds)
@@ -127,6 +114,23 @@ class Gateway:
         self._idle.set()
         self.is_draining = False
         self.active = 0
+
+    def _add(self, replica: Replica, rng: random.Random, keys: CurveKeys | None) -> None:
+        """Take a replica into the fleet, not yet up."""
+        slot = self.fleet.add(replica.url)
+        self.fleet.set_up(replica.url, False)
+        if replica.events:
+            self.feeds[replica.url] = EventFeed(
+                slot,
+                replica.events,
+                replica.replay,
+                self.fleet.index,
+                self._prompts.join,
+                self._prompts.roots.of_engine,
+                functools.partial(self._events_changed, replica.url),
+                rng=rng,
+                keys=keys,
+            )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -200,7 +204,9 @@ class Gateway:
             raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
         began_s = self._clock.monotonic()
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
-            return await self._proxy.forward(exchange, body, self._ask(exchange, body), began_s)
+            tenant = self._access.tenant(exchange.headers)
+            ask = self._prompts.read(exchange.path, exchange.headers, body, tenant=tenant)
+            return await self._proxy.forward(exchange, body, ask, began_s)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica."""
@@ -246,21 +252,6 @@ class Gateway:
 
     def _body(self, exchange: Exchange) -> HeldBody:
         return self._bodies.body(exchange, self._access.owner(exchange.headers))
-
-    def _ask(self, exchange: Exchange, body: bytes) -> Ask:
-        """What the choice depends on; where it can't be told, the size alone."""
-        headers = exchange.headers
-        tenant = self._access.tenant(headers)
-        try:
-            parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
-            if isinstance(parsed, dict):
-                return self._prompts.ask(exchange.path, headers, parsed, tenant=tenant)
-        except orjson.JSONDecodeError:
-            pass  # the replica says what is wrong with it
-        except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
-            logger.warning("prompt_unread request=%s path=%s", exchange.request_id, exchange.path, exc_info=True)
-        self._metrics.unread.inc()
-        return Ask((), len(body) // _BYTES_PER_TOKEN, 1.0, tenant=tenant)
 
     def _events_changed(self, name: str, is_exact: bool, reason: str) -> None:
         level = logging.INFO if is_exact else logging.WARNING

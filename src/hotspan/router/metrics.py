@@ -44,8 +44,6 @@ class Metrics:
         self.retries_refused = self._counter("retries_refused", "Retries that the budget did not allow.")
         self.split_fallbacks = self._counter("split_fallbacks", "Requests of a group of which no replica was up.")
         self.broken = self._counter("broken_answers", "Answers that broke off after their first byte.")
-        meaning = "Requests whose prompt could not be read: routed by load alone."
-        self.unread = self._counter("unread_prompts", meaning)
         meaning = "To the answer's first byte, queue included."
         self.first_byte_s = self._histogram("first_byte_seconds", meaning, _TIME_BUCKETS)
         meaning = "Cost of the chosen replica by term, where it had any; affinity counts against it."
@@ -106,6 +104,8 @@ class State(Collector):
         yield _gauge("stateful_sessions", "Sessions bound to the replica that made them.", len(self._sessions))
         yield _counter("lost_sessions", "Such sessions whose replica was gone.", self._sessions.lost)
         yield _gauge("bytes_per_token", "Of prompts, as learnt from answers.", self._prompts.bytes_per_token)
+        meaning = "Requests whose prompt could not be read: routed by load alone."
+        yield _counter("unread_prompts", meaning, self._prompts.unread)
         yield _counter("templates_failed", "Chats that the template refused.", self._prompts.failed)
         yield _counter("cpu_seconds", "CPU time of the router's process.", time.process_time())
 

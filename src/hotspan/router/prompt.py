@@ -42,6 +42,13 @@ def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     return _chat(messages, [tool for tool in _list(body.get("tools")) if isinstance(tool, dict)], max_tokens)
 
 
+def path_of(body: Mapping[str, Any]) -> str:
+    """A path that takes such bodies."""
+    if "messages" in body:
+        return "/v1/chat/completions"
+    return "/v1/completions" if "prompt" in body else "/invocations"
+
+
 def _plain(prompt: object, max_tokens: int) -> Prompt:
     """A text, token ids, or the first of several; as long as all of them."""
     if isinstance(prompt, str):

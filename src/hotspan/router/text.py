@@ -14,12 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
 from xxhash import xxh3_64_intdigest
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
-from hotspan.router.prompt import Prompt, prompt_of
+from hotspan.router.prompt import Prompt, path_of, prompt_of
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
 from hotspan.router.tokens import TokenTable
@@ -95,7 +96,8 @@ class Prompts:
     table:           None takes text as it is: exact KV state then only fits by luck.
     session_key:     a header or field of the body that names the session, before all others.
     tenant_of:       whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
-    bytes_per_token: of prompts, as learnt so far. failed: bodies that could not be read, and chats refused.
+    bytes_per_token: of prompts, as learnt so far.
+    unread, failed:  bodies that are no JSON object; odd ones, and chats that the template refused.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Prompts:
         self._tenant_of = tenant_of
         self.bytes_per_token = _BYTES_PER_TOKEN
         self._answer_tokens = 0.0
-        self.failed = 0
+        self.unread = self.failed = 0
 
     @classmethod
     def load(cls, directory: Path, model: str = "", *, needs_tokens: bool = True, **options: Any) -> "Prompts":
@@ -131,6 +133,23 @@ class Prompts:
                 raise
             logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
         return cls(model, template=template, table=table, **options)
+
+    def read(self, path: str, headers: Mapping[str, str], body: bytes, *, tenant: str = "") -> Ask:
+        """The same as `ask` for a body as it came; of one that is no JSON object its size counts alone.
+
+        path: "" if it is not known: the fields of the body tell its schema then.
+        """
+        try:
+            parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
+            if isinstance(parsed, dict):
+                return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant)
+        except orjson.JSONDecodeError:
+            pass  # the replica says what is wrong with it
+        except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
+            logger.warning("prompt_unread path=%s", path, exc_info=True)
+        self.unread += 1
+        session = session_key(headers, {}, Prompt(), self._session_key)
+        return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant)
 
     def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
         """What routing needs to know of a request. Never raises for what is in it. headers: with lower-case names."""

@@ -112,7 +112,7 @@ class PickerReplica:
         server._init()  # type: ignore[no-untyped-call]  # it knows the replicas before it is asked
         options: dict[str, Any] = {"session_key": session_key}
         prompts = Prompts(**options) if model is None else Prompts.load(Path(model), **options)
-        self._picker = Picker(server, prompts.ask)
+        self._picker = Picker(server, prompts)
 
     def __serve_build_asgi_app__(self) -> Picker:
         return self._picker
