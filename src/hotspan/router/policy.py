@@ -11,7 +11,7 @@ The strategies of other platforms have their costs in the same terms, so that th
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,23 +110,43 @@ class _Cost(NamedTuple):
 def decide(
     ask: Ask, views: Sequence[View], strategy: Strategy, rng: random.Random, weights: Weights | None = None
 ) -> Decision:
-    """The replica for a request. Raises: ValueError without a view."""
+    """The replica for a request; one at random where several are as good. Raises: ValueError without a view."""
     if not views:
         raise ValueError("there is no replica to choose from")
     weights = weights or _DEFAULT
-    if strategy is Strategy.AUTO:
-        return _auto(ask, views, rng, weights)
-    chosen, near = _CHOICES[strategy](ask, views, rng, weights)
-    return _decision(chosen, _cost(ask, chosen, weights), strategy, near)
+    match strategy:
+        case Strategy.AUTO:
+            near = _cheapest(ask, views, weights)
+        case Strategy.PREFIXAWARE | Strategy.KVAWARE:
+            near = _longest(views, weights.threshold)
+        case Strategy.SESSION:  # where it lives, however busy it is there
+            near = [view for view in views if view.is_home] or [_next(views)]
+        case Strategy.ROUNDROBIN:
+            near = [_next(views)]
+    chosen = near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
+    return _decision(chosen, _cost(ask, chosen, weights), strategy, len(near))
 
 
-def _auto(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> Decision:
-    costs = [_cost(ask, view, weights) for view in views]
-    least = min(cost.total_s for cost in costs)
+def _cheapest(ask: Ask, views: Sequence[View], weights: Weights) -> list[View]:
+    costs_s = [_cost(ask, view, weights).total_s for view in views]
+    least = min(costs_s)
     limit = least + max(NEAR_S, NEAR_SHARE * abs(least))
-    near = [at for at, cost in enumerate(costs) if cost.total_s <= limit]
-    at = near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
-    return _decision(views[at], costs[at], Strategy.AUTO, len(near))
+    return [view for view, cost_s in zip(views, costs_s, strict=True) if cost_s <= limit]
+
+
+def _longest(views: Sequence[View], threshold: int) -> list[View]:
+    """Those with the longest beginning below the threshold; the least busy if all are at it, or none has any."""
+    free = [view for view in views if view.in_flight < threshold]
+    longest = max((max(view.held) for view in free), default=0)
+    if longest:
+        free = [view for view in free if max(view.held) == longest]
+    least = min(view.in_flight for view in free or views)
+    return [view for view in free or views if view.in_flight == least]
+
+
+def _next(views: Sequence[View]) -> View:
+    """The one whose last request is the longest ago."""
+    return min(views, key=lambda view: view.turn)
 
 
 def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
@@ -175,38 +195,4 @@ def _decision(view: View, cost: _Cost, strategy: Strategy, near: int) -> Decisio
     return Decision(view.name, view.replica, costs, cost.cached, cost.load_s, view.is_home, strategy, near)
 
 
-# -- strategies of other platforms -------------------------------------------------------------------------------------
-
-
-def _roundrobin(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
-    """The one whose last request is the longest ago."""
-    return min(views, key=lambda view: view.turn), 1
-
-
-def _session(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
-    """Where the session lives, however busy it is there."""
-    for view in views:
-        if view.is_home:
-            return view, 1
-    return _roundrobin(ask, views, rng, weights)
-
-
-def _longest(ask: Ask, views: Sequence[View], rng: random.Random, weights: Weights) -> tuple[View, int]:
-    """Who has the longest beginning, unless it is at its threshold; the least busy if all are, or nobody has any."""
-    free = [view for view in views if view.in_flight < weights.threshold]
-    longest = max((max(view.held) for view in free), default=0)
-    if longest:
-        free = [view for view in free if max(view.held) == longest]
-    least = min(view.in_flight for view in free or views)
-    near = [view for view in free or views if view.in_flight == least]
-    return near[int(rng.random() * len(near))], len(near)
-
-
-_Choice = Callable[[Ask, Sequence[View], random.Random, Weights], tuple[View, int]]
-_CHOICES: Mapping[Strategy, _Choice] = {
-    Strategy.ROUNDROBIN: _roundrobin,
-    Strategy.SESSION: _session,
-    Strategy.PREFIXAWARE: _longest,
-    Strategy.KVAWARE: _longest,
-}
 _DEFAULT = Weights()
