@@ -9,7 +9,9 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits
+from hotspan.router.settings import Replica
 from hotspan.router.types import Strategy
 
 from .rig import Held, Routed, replicas, routed, say, say_ok, until
@@ -308,3 +310,31 @@ async def test_the_threshold_is_the_one_that_was_set() -> None:
         assert sorted(fake.works for fake in fakes) == [1, 2]
         waits.go.set()
         assert await asyncio.gather(*asking) == [200] * 3
+
+
+async def test_without_events_it_is_said_so() -> None:
+    """A replica without events is not exact, for a reason that the metrics name."""
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        assert await at.metric("replica_is_exact", replica=fake.url) == 0
+        assert await at.metric("events_state", replica=fake.url, reason="no_events") == 1
+
+
+async def test_events_need_a_model() -> None:
+    """Events name tokens: without a tokenizer they are refused, and not silently useless."""
+    async with replicas(say_ok) as (fake,):
+        behind = (Replica(fake.url, events="tcp://127.0.0.1:5557"),)
+        with pytest.raises(ConfigError, match="--model"):
+            async with routed([fake], behind=behind):
+                pass
+
+
+async def test_adapters_have_texts_of_their_own() -> None:
+    """The same prompt for another adapter, by header or by `model`, is not taken to be cached."""
+    body = {"model": "m", "prompt": "a long text " * 500}
+    law = {"x-amzn-sagemaker-adapter-identifier": "law"}
+    async with replicas(say_ok) as (fake,), routed([fake], is_exposing=True) as at:
+        seen = []
+        for asked, headers in ((body, {}), (body, {}), (body | {"model": "n"}, {}), (body, law), (body, law)):
+            async with at.post(asked, headers=headers) as answer:
+                seen.append(int(answer.headers["x-hotspan-cached-tokens"]) > 0)
+        assert seen == [False, True, False, False, True]
