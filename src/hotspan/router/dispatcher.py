@@ -15,11 +15,11 @@ from hotspan.router.queue import FairQueue, Waiting, Where
 from hotspan.router.types import Ask
 
 _ANSWER_TOKENS = 256
-"""Of an answer whose length nobody knows, for the shares of the queue."""
+"""Assumed length of an answer, for the shares of the queue."""
 
 _MAX_RETRY_S = 60
 _WEIGHT = 0.1
-"""Of the last request in the mean time at a replica."""
+"""Weight of the last request in the mean time at a replica."""
 
 
 @dataclass(eq=False, slots=True)

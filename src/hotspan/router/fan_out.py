@@ -1,7 +1,7 @@
-"""What every replica is sent: invalidations, adapters, keys. The answer has each replica's own.
+"""Requests that every replica gets: invalidations, adapters, keys. The response contains those of all replicas.
 
-Replicas that share an L2 share its log, which needs one entry of an invalidation. So one replica is sent it first; the
-others are sent it with the place of that entry, and write none if they read the same log.
+Replicas that share an L2 share its log, which needs one entry per invalidation. So one replica gets it first; the
+others get it with the place of that entry, and write none if they read the same log.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ _SHOWN = 4096
 _INVALIDATIONS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear")
 _LOGGED = "x-hotspan-logged"
 _FIRST_S = 15.0
-"""How long the first replica may take, which answers within 10 s; then the others are asked without it."""
+"""Time limit of the first replica, which answers within 10 s; after it the others are asked without its entry."""
 
 
 async def fan_out(upstream: Upstream, names: Sequence[str], exchange: Exchange, body: bytes) -> bool:
-    """Send a request to all replicas, those that are down too, and answer with what each one said.
+    """Send a request to all replicas, also those that are down, and respond with the responses of each.
 
-    200 if all said 2xx; what they said if all said the same; else 502: it holds at some only, and should be repeated.
-    Returns whether all said 2xx.
+    200 if all are 2xx; their status if all have the same; else 502: it took effect at some only: repeat it.
+    Returns whether all are 2xx.
     """
     headers = [(name, value) for name, value in forwarded(exchange) if name != _LOGGED]
     answers: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ async def fan_out(upstream: Upstream, names: Sequence[str], exchange: Exchange, 
 
 
 def _entry(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """The header that says where a replica wrote an invalidation; none if it shares no log, or did not do it."""
+    """The header with the place where a replica wrote an invalidation; none if it shares no log, or failed."""
     body = answer["body"]
     log = body.get("log") if answer["status"] == 200 and isinstance(body, dict) else None
     if not isinstance(log, dict):
@@ -65,7 +65,7 @@ async def _ask(
     *,
     within_s: float | None = None,
 ) -> dict[str, Any]:
-    """What one said; status 503 if it said nothing."""
+    """The response of one replica; status 503 if it sent none."""
     try:
         status, content = await upstream.fetch(
             name, exchange.target, method=exchange.method, headers=headers, body=body, within_s=within_s

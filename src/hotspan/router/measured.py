@@ -61,10 +61,10 @@ class Told:
 
 
 def told_by(page: bytes) -> Told:
-    """What a page says; nothing, where it says nothing that can be.
+    """The figures of a page, without those that are impossible.
 
-    A tier tells bytes, and `hotspan_cache_token_bytes` how many a token has. What RAM or disk keeps, the GPU's pool had
-    before: the largest of the three is what the replica keeps.
+    Tiers report bytes, and `hotspan_cache_token_bytes` the bytes per token. What RAM or disk keeps was in the GPU's
+    pool before: the largest of the three is the capacity.
     """
     sums: dict[tuple[str, str], float] = {}
     largest: dict[tuple[str, str], float] = {}

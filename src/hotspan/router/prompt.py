@@ -11,7 +11,7 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a body asks a model: a text, token ids or messages; nothing of these if that is not known.
+    """The prompt of a body: a text, token ids or messages; none of these if it is unknown.
 
     bytes: of its text, roughly. max_tokens: of the answer; 0 if there is no limit.
     """
@@ -25,7 +25,7 @@ class Prompt:
 
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
-    """The prompt of a request; an empty one for what is no prompt or can't be known here."""
+    """The prompt of a request; an empty one if it has none, or none that can be known here."""
     max_tokens = _max_tokens(body)
     if path.endswith("/responses"):
         return _chat(_of_responses(body), [_flat_tool(tool) for tool in _list(body.get("tools"))], max_tokens)
@@ -65,7 +65,7 @@ def _plain(prompt: object, max_tokens: int) -> Prompt:
 
 
 def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) -> Prompt:
-    """Messages up to the first that is none."""
+    """A prompt of messages, up to the first item that is no message."""
     known: list[Json] = []
     for message in messages:
         if not isinstance(message, dict):
@@ -77,7 +77,7 @@ def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) ->
 
 
 def _size(message: Json) -> int:
-    """Of a message's text, and of all that a template may write of it besides."""
+    """Bytes of a message's text and of its other fields, which a template may write, too."""
     content = message.get("content")
     size = len(content) if isinstance(content, str) else 0
     if isinstance(content, list):
@@ -91,7 +91,7 @@ def _size(message: Json) -> int:
 
 
 def _of_responses(body: Mapping[str, Any]) -> list[object]:
-    """The messages of a request for a response; none if it goes on from one that only the replica knows."""
+    """The messages of a request for a response; none if it continues one that only the replica knows."""
     if body.get("previous_response_id") is not None or body.get("prompt") is not None:
         return []
     instructions, given = body.get("instructions"), body.get("input")

@@ -1,7 +1,7 @@
-"""A model's chat template: messages in, the text that the engine computes out.
+"""A model's chat template: from messages to the text that the engine computes.
 
-Rendered as `transformers` and the engine do it, so that the text is the same: content that is a list of texts stays one
-for templates that go through lists and is joined by newlines for others, and tool calls have their arguments parsed.
+It is rendered as by `transformers` and the engine: content that is a list of texts stays a list for templates that
+iterate over lists, and is joined by newlines for others; the arguments of tool calls are parsed.
 """
 
 import json
@@ -21,7 +21,7 @@ from hotspan.core.errors import ConfigError
 Json = dict[str, Any]
 
 _MARK = "\ue000hotspan\ue001"
-"""Stands where a text is to be cut; of private characters, which no template changes."""
+"""Marks where a text is cut; of private characters, which no template changes."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PROBE = "\ue000probe\ue001"
@@ -30,7 +30,7 @@ _PROBE = "\ue000probe\ue001"
 class ChatTemplate:
     """A compiled template.
 
-    specials: the tokens that it may name, such as bos_token. with_tools: is used for requests that have tools.
+    specials: tokens that it may name, such as bos_token. with_tools: the template for requests with tools.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path, clock: Clock | None = None) -> "ChatTemplate | None":
-        """Of a model's directory; None if it has none. Raises: ConfigError."""
+        """The template in a model's directory; None without one. Raises: ConfigError."""
         config = _read(directory / "tokenizer_config.json")
         found = config.get("chat_template")
         named = {each["name"]: each["template"] for each in found} if isinstance(found, list) else {"default": found}
@@ -100,11 +100,11 @@ class ChatTemplate:
     def _rendered(self, template: Any, **names: Any) -> str | None:
         try:
             return str(template.render(**{**self._specials, **names}))
-        except Exception:  # a template is a program: what it does with an odd request is not known
+        except Exception:  # a template is a program, and may do anything with an odd request
             return None
 
     def _prepared(self, messages: Sequence[Json], *, is_continued: bool) -> tuple[list[Json], bool]:
-        """The messages as templates take them, up to the first image, and whether the text ends at a mark."""
+        """The messages as templates expect them, up to the first image, and whether the text ends at a mark."""
         shown: list[Json] = []
         for message in messages:
             texts, is_whole = texts_of(message.get("content"))
@@ -145,7 +145,7 @@ def texts_of(content: object) -> tuple[list[str], bool]:
 
 
 def _tool(tool: object) -> object:
-    """A tool as the engine writes it: each field in its place, left-out ones null."""
+    """A tool as the engine writes it: its fields in order, omitted ones null."""
     if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
         return tool
     given = tool["function"]
@@ -155,7 +155,7 @@ def _tool(tool: object) -> object:
 
 
 def _call(call: object) -> object:
-    """A tool call with its arguments parsed, as templates take them."""
+    """A tool call with its arguments parsed, as templates expect them."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if (
         not isinstance(call, Mapping)

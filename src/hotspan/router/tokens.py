@@ -1,9 +1,9 @@
-"""The bytes of each token of a model, and a prompt's text as its tokens' bytes spell it.
+"""The bytes of each token of a model, and the bytes of the tokens of a text.
 
-KV events name tokens and requests bring text: both are compared as the bytes that the tokens stand for. Those differ
-from the text in a few places, which are learnt from the tokenizer itself by asking it: what it puts in front (a BOS, a
-space), white space that special tokens swallow, Unicode normal forms. A tokenizer that changes text in another way
-(lower case, unknown words) is refused.
+KV events have tokens and requests have text: both are compared as the bytes of tokens. These differ from the text in a
+few places, which are learnt from the tokenizer's output for sample texts: what it puts in front (a BOS, a space), white
+space that special tokens remove, Unicode normal forms. A tokenizer that changes text in another way (lower case,
+unknown words) is refused.
 """
 
 import json
@@ -41,23 +41,23 @@ class _Spelling:
 
 
 class AddedToken(NamedTuple):
-    """A token that is found in a text before the text is cut; it may take the white space beside it."""
+    """A token that is found in a text before the text is split; it may remove the white space beside it."""
 
     content: str
     takes_left: bool = False
     takes_right: bool = False
 
     def pattern(self, name: str) -> str:
-        """Matches it, with what it takes; `name` is the group of the token alone."""
+        """Matches it with the removed white space; `name` is the group of the token alone."""
         left, right = (r"\s*" if takes else "" for takes in (self.takes_left, self.takes_right))
         return f"{left}(?P<{name}>{re.escape(self.content)}){right}"
 
 
 class TokenTable:
-    """The bytes of tokens by id. About 60 bytes a token; made once a model, in a second or so."""
+    """The bytes of tokens by ID. About 60 bytes per token; made once per model, in about a second."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises: ConfigError if its tokens can't be turned back into the text that they were made from."""
+        """Raises: ConfigError if the text can't be recovered from its tokens."""
         described = json.loads(tokenizer.to_str())
         self._bytes = _table(tokenizer, described)
         self._added = [
@@ -72,7 +72,7 @@ class TokenTable:
 
     @classmethod
     def load(cls, directory: Path) -> "TokenTable":
-        """Of a model's directory. Raises: ConfigError."""
+        """The table of a model's directory. Raises: ConfigError."""
         path = directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -84,7 +84,7 @@ class TokenTable:
         return len(self._bytes)
 
     def join(self, ids: Sequence[int]) -> bytes | None:
-        """The bytes that tokens stand for; None if one is not known or stands for no certain bytes. Ids are >= 0."""
+        """The bytes of tokens; None if a token is unknown or has no definite bytes. IDs are >= 0."""
         table = self._bytes
         try:
             return b"".join([table[each] for each in ids])  # type: ignore[misc]
@@ -92,7 +92,7 @@ class TokenTable:
             return None
 
     def spell(self, text: str, *, is_whole: bool) -> bytes:
-        """A text as its tokens' bytes spell it. is_whole: it gets what a prompt gets in front (BOS)."""
+        """The bytes of the tokens of a text. is_whole: with what the tokenizer puts in front of a prompt (BOS)."""
         how = self._spelling
         if how.form and not text.isascii():
             text = unicodedata.normalize(how.form, text)
@@ -104,7 +104,7 @@ class TokenTable:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _stretched(self, text: str, how: _Spelling | None = None) -> str:
-        """The text with what goes in front of its stretches, and without the white space that added tokens take."""
+        """The text with what is put in front of its stretches, and without the white space that added tokens remove."""
         how, out, at = how or self._spelling, [], 0
         here = tuple(token for token in self._added if token.content in text)
         for found in _pattern(here).finditer(text) if here else ():
@@ -115,7 +115,7 @@ class TokenTable:
         return "".join(out)
 
     def _learn(self, tokenizer: Tokenizer, specials: Sequence[str]) -> _Spelling:
-        """The spelling that explains what the tokenizer does. Raises: ConfigError if none does."""
+        """The spelling that agrees with the tokenizer on all samples. Raises: ConfigError if none does."""
         samples = [*_samples(specials)]
         spelt = [(text, self.join(tokenizer.encode(text, add_special_tokens=False).ids)) for text in samples]
         known = [(text, data) for text, data in spelt if data is not None]
@@ -135,7 +135,7 @@ class TokenTable:
         return self._stretched(normal, how).encode()
 
     def _put_in_front(self, tokenizer: Tokenizer) -> bytes:
-        """The bytes of what each prompt gets in front."""
+        """The bytes that the tokenizer puts in front of each prompt."""
         bare = self.join(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
         whole = self.join(tokenizer.encode(_PROBE).ids)
         if bare is None or whole is None or bare not in whole:
@@ -144,7 +144,7 @@ class TokenTable:
 
 
 def _samples(specials: Sequence[str]) -> Iterator[str]:
-    """Texts that show what a tokenizer does besides cutting."""
+    """Texts that show how a tokenizer changes text."""
     yield from (
         _PROBE,
         f" {_PROBE}",
@@ -168,13 +168,13 @@ def _led(text: str, how: _Spelling, *, is_first: bool) -> str:
 
 @lru_cache(maxsize=64)
 def _pattern(tokens: tuple[AddedToken, ...]) -> re.Pattern[str]:
-    """Finds added tokens, longest first, with the white space that they take; the group that matched is the token."""
+    """Finds added tokens, longest first, with the white space that they remove; the matched group is the token."""
     longest = sorted(tokens, key=lambda token: len(token.content), reverse=True)
     return re.compile("|".join(token.pattern(f"t{at}") for at, token in enumerate(longest)))
 
 
 def _table(tokenizer: Tokenizer, described: Mapping[str, Any]) -> list[bytes | None]:
-    """The bytes of each token; None for one that stands for no certain bytes."""
+    """The bytes of each token; None for a token without definite bytes."""
     model = described["model"]
     kinds = set(_kinds(described.get("decoder"))) | set(_kinds(described.get("pre_tokenizer")))
     if "ByteLevel" in kinds:
@@ -198,7 +198,7 @@ def _table(tokenizer: Tokenizer, described: Mapping[str, Any]) -> list[bytes | N
 
 
 def _unknown(model: Mapping[str, Any]) -> str | None:
-    """The token that stands for text without one."""
+    """The token for unknown text."""
     if model["type"] == "Unigram":
         number = model.get("unk_id")
         return None if number is None else str(model["vocab"][number][0])
@@ -233,7 +233,7 @@ def _byte_level(token: str) -> bytes | None:
 
 
 def _printable() -> dict[str, int]:
-    """Bytes by the characters that stand for them: themselves in Latin-1 where printable, else from U+0100 on."""
+    """Bytes by the characters that GPT-2 writes them as: Latin-1 where that is printable, else from U+0100 on."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(moved)}
