@@ -25,7 +25,7 @@ import aiohttp
 
 from benchmarks.harness import arguments
 from hotspan.bench.client import OpenAIClient
-from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
+from hotspan.bench.counters import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import write_results
 from hotspan.bench.prose import prose
 from hotspan.bench.workloads.base import Prompt

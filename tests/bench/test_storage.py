@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hotspan.bench.storage import Figure, Fio, StorageBench, in_turns
+from hotspan.bench.config import StorageBench
+from hotspan.bench.storage import Figure, Fio, in_turns
 from hotspan.cli.bench import storage
 
 app = typer.Typer()
@@ -69,4 +70,4 @@ def test_without_fio_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
 
 def test_chunks_are_whole_pages() -> None:
     """An odd --chunk-mib is rounded up to pages."""
-    assert StorageBench(Path("."), chunk_mib=0.3).payload_bytes % 4096 == 0
+    assert StorageBench(chunk_mib=0.3).payload_bytes % 4096 == 0

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import multi_round_chat as benchmark
 from benchmarks.multi_round_chat import L2, MODES, ChatSizes, Setting, order_of, plan_l2, started, verdicts
-from hotspan.bench import cpu
+from hotspan.bench import counters
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.records import BenchResult, RoundName
 from hotspan.bench.summary import summarize
@@ -170,7 +170,7 @@ def test_a_whole_measurement(
         return (sys.executable, str(FAKE), "serve", str(model), *arguments)
 
     monkeypatch.setattr(benchmark, "serve_command", serve)
-    monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
+    monkeypatch.setattr(counters, "_WINDOW_S", 0.02)
     output, work = tmp_path / "deep" / "chat.json", tmp_path / "work"
     sizes = "--sessions 12 --shared-prompt-tokens 30 --history-tokens 40 --requests 24 --qps 200"
     sizes += " --pool-sessions 3 --ram-sessions 5"

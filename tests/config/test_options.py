@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 
-from hotspan.bench.config import BenchConfig
+from hotspan.bench.config import BenchConfig, StorageBench
 from hotspan.bench.workloads import WORKLOADS
+from hotspan.cli.bench import Output, ReportOptions
 from hotspan.cli.cache import CheckOptions, ClearOptions, InvalidateOptions, RemoveOptions, StatsOptions
 from hotspan.cli.keys import InitOptions, ListOptions, RotateOptions, ShredOptions
 from hotspan.cli.plan import PlanOptions
@@ -28,7 +29,9 @@ COMMANDS: Mapping[str, tuple[type, ...]] = {
     "route": (RouterSettings,),
     "daemon": (DaemonOptions,),
     "deploy ray": (Plan, Launch),
-    "bench engine": (BenchConfig,),
+    "bench engine": (Output, BenchConfig),
+    "bench report": (ReportOptions,),
+    "bench storage": (StorageBench,),
     **{f"bench engine {name}": (kind,) for name, kind in WORKLOADS.items()},
     "demo": (DemoRequest,),
     "simulate": (SimulateOptions,),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotspan.bench import cpu
+from hotspan.bench import counters
 from hotspan.demo import run as demo_run
 from hotspan.demo.fit import BUDGET_S, LEAST_COMPUTE_S, Costs, Sample, compute_s, fit
 from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes
 from hotspan.demo.run import run_demo, served_type
-from hotspan.plan.cpu import native_type
+from hotspan.plan.host import native_type
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
 FAST = Costs(start_s=15, linear=2.0e-4, quadratic=1.1e-8, token_s=0.01)
@@ -101,7 +101,7 @@ def test_the_demo_measures_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return str(arguments[arguments.index(flag) + 1])
 
     monkeypatch.setattr(demo_run, "serve_command", serve)
-    monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
+    monkeypatch.setattr(counters, "_WINDOW_S", 0.02)
     monkeypatch.setattr(
         demo_run, "fit", lambda sizes, costs, modes, repetitions: DemoSizes(documents=3, document_tokens=300)
     )

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hotspan.bench import cpu
+from hotspan.bench import counters
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
 from hotspan.cli.main import app
 from hotspan.core.aftermath import Aftermath
@@ -74,7 +74,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         return fake_serve(model, arguments)
 
     monkeypatch.setattr(demo_run, "serve_command", serve)
-    monkeypatch.setattr(cpu, "_WINDOW_S", 0.02)
+    monkeypatch.setattr(counters, "_WINDOW_S", 0.02)
     return servers
 
 

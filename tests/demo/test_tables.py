@@ -10,7 +10,7 @@ from hotspan.bench.records import BenchResult, CacheUse, RequestRecord, RoundNam
 from hotspan.bench.report import ReportContext, comparison_tables
 from hotspan.bench.summary import summarize
 from hotspan.demo.model import DemoModel
-from hotspan.demo.plan import MODE_NAMES, DemoSizes, plan_modes
+from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes, plan_modes
 from hotspan.demo.results import DemoResult
 
 CHECK_S = 55.5
@@ -47,16 +47,7 @@ def demo() -> DemoResult:
     speeds = (1.0, 1.5, 9.0, 2.0, 1.1, 1.2, 1.3, 1.6, 1.7)
     runs = [NamedRun(m.name, m.title, tuple(result(m.name, slow) for slow in speeds), note=m.note) for m in modes]
     model = DemoModel(Path("m"), "demo", 1, 10_240, 1, 1, 1)
-    return DemoResult(
-        command="hotspan demo",
-        sizes=DemoSizes(),
-        threads=2,
-        dtype="bfloat16",
-        repetitions=9,
-        model=model,
-        runs=runs,
-        serve={},
-    )
+    return DemoResult(request=DemoRequest(repetitions=9), model=model, runs=runs, serve={})
 
 
 def lines(table: Table, width: int = 80) -> list[str]:

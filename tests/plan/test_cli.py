@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from hotspan.cli.plan import plan
 from hotspan.core.types import GIB
-from hotspan.plan.daemon import Answerer, Daemon
-from hotspan.plan.host import Host, usual_directories
+from hotspan.plan.host import Answerer, Daemon, Host, usual_directories
 from hotspan.plan.tiers import choose_tiers
 
 from . import models

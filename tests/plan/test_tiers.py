@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.types import GIB, MIB
-from hotspan.plan.daemon import Answerer, Daemon
 from hotspan.plan.disk import DiskProbe
-from hotspan.plan.host import Host
+from hotspan.plan.host import Answerer, Daemon, Host
 from hotspan.plan.memory import Available, SharedMemory
 from hotspan.plan.mounts import Medium
 from hotspan.plan.shape import ModelShape

@@ -71,18 +71,20 @@ class OpenAIClient:
     async def count_tokens(self, model: str, text: str) -> int | None:
         """The text's tokens without special ones, or None if the server has no /tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
+        answer = await self._optional("POST", "/tokenize", json=body)
         try:
-            async with self._session.post(f"{self._base_url}/tokenize", json=body) as response:
-                if response.status != 200:
-                    return None
-                return int((await response.json(content_type=None))["count"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return None if answer is None else int(json.loads(answer)["count"])
+        except (ValueError, KeyError, TypeError):
             return None
 
     async def metrics(self) -> str | None:
         """The server's Prometheus page, or None if it has none."""
+        return await self._optional("GET", "/metrics")
+
+    async def _optional(self, method: str, path: str, **more: Any) -> str | None:
+        """What a path answers that not every server has."""
         try:
-            async with self._session.get(f"{self._base_url}/metrics") as response:
+            async with self._session.request(method, self._base_url + path, **more) as response:
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from hotspan.bench.records import BenchResult, RoundName
+from hotspan.bench.records import BenchResult, RoundName, RoundSummary
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 
@@ -50,30 +50,23 @@ Figure = Callable[[BenchResult], float | None]
 
 def ttft_s(name: RoundName) -> Figure:
     """Mean TTFT of a round."""
-
-    def figure(result: BenchResult) -> float | None:
-        found = result.round(name)
-        return found.summary.ttft_s.mean if found and found.summary.ttft_s else None
-
-    return figure
+    return _of_round(name, lambda summary: summary.ttft_s.mean if summary.ttft_s else None)
 
 
 def total_s(name: RoundName) -> Figure:
     """Total latency of a round: the seconds that the whole of it took."""
-
-    def figure(result: BenchResult) -> float | None:
-        found = result.round(name)
-        return found.summary.elapsed_s if found else None
-
-    return figure
+    return _of_round(name, lambda summary: summary.elapsed_s)
 
 
 def cpu_s(name: RoundName) -> Figure:
     """CPU-seconds of the server in a round."""
+    return _of_round(name, lambda summary: summary.cpu_s)
 
+
+def _of_round(name: RoundName, of: Callable[[RoundSummary], float | None]) -> Figure:
     def figure(result: BenchResult) -> float | None:
         found = result.round(name)
-        return found.summary.cpu_s if found else None
+        return of(found.summary) if found else None
 
     return figure
 

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import Scale, WorkloadOptions
-from hotspan.config.kinds import NATURAL, NOT_NEGATIVE, POSITIVE, TEXT
+from hotspan.config.kinds import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, TEXT, between
 from hotspan.config.options import build, check, option, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
+from hotspan.core.types import MIB, PAGE_BYTES, round_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,22 @@ class BenchConfig:
         kind = WORKLOADS[name]
         return build(cls, flat, options=build(kind, flat, f"{kind.PREFIX}_"), **more)
 
-    def with_resolved(self, *, model: str, tokens_per_gb_kvcache: int) -> Self:
-        return replace(self, model=model, tokens_per_gb_kvcache=tokens_per_gb_kvcache)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageBench:
+    """What of storage and memory to measure, and on how much."""
+
+    directory: Path = option(Path("."), "Directory to measure. A temporary directory is created in it.")
+    size_gib: float = option(1.0, "Size of the slab and of fio's file, in GiB.", kind=between(0.01, 1e6, float))
+    chunk_mib: float = option(14.0, "Chunk size, in MiB.", kind=between(0.02, 1e6, float))
+    threads: int = option(4, "Number of I/O threads and of fio jobs.", kind=COUNT)
+    repetitions: int = option(3, "Number of rounds. Medians are reported.", kind=COUNT)
+    output: Path | None = option(None, "Write results and machine data to this JSON file.")
+    require_fio: bool = option(False, "Fail with exit status 2 if fio is not installed. Default: measure without fio.")
+
+    @property
+    def payload_bytes(self) -> int:
+        return round_up(int(self.chunk_mib * MIB), PAGE_BYTES)
 
 
 GENERAL = options_of(BenchConfig, panel="General options")

@@ -19,7 +19,7 @@ from hotspan.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
-    """What a check of answers (check.py) found.
+    """What a check of answers (runner.py) found.
 
     asked:     questions whose three requests were all answered.
     same:      of them, those whose answer is the engine's own.

@@ -1,19 +1,18 @@
 """Plays a workload's rounds against a server and measures them."""
 
 import asyncio
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from hotspan.bench.check import check_answers, chosen
 from hotspan.bench.client import ModelCard, OpenAIClient
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.cpu import ProcessTreeCpu, settled_seconds
+from hotspan.bench.counters import CacheCounters, ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.metrics import CacheCounters
 from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.summary import summarize
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
@@ -72,10 +71,42 @@ async def _checked(
     progress.preparing("checking answers")
     (questions,) = (r for r in rounds if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
 
-    async def ask(prompt: Prompt, salt: str) -> RequestRecord:
+    async def ask(prompt: Prompt, salt: str = "") -> RequestRecord:
         return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt)
 
-    return await check_answers(chosen(questions.prompts, config.check), ask)
+    count = min(config.check, len(questions.prompts))  # spread evenly over them
+    return await _compared([questions.prompts[index * len(questions.prompts) // count] for index in range(count)], ask)
+
+
+async def _compared(prompts: Sequence[Prompt], ask: Callable[..., Awaitable[RequestRecord]]) -> AnswerCheck:
+    """Whether cached answers are the engine's own: questions asked again, one at a time, and then computed anew.
+
+        asked   the question as it stands: answered from whatever cache holds its text
+        anew    the same with a `cache_salt` that nobody has used: found in no cache, so that the engine computes it all
+        again   the same salt once more: found in the engine's own prefix cache
+
+    An answer is the engine's own if it equals one of the last two. Prompts that are computed in pieces of other sizes
+    are summed in another order, so that at a tie between two tokens `anew` alone may differ from a hit without a fault.
+    All are asked as they stand first: what is computed anew takes room in the caches that they are to come from.
+    """
+    asked = [await ask(prompt) for prompt in prompts]
+    same, hits, different, failed, not_anew = 0, 0, [], [], []
+    for prompt, found in zip(prompts, asked, strict=True):
+        salt = f"hotspan-bench-{secrets.token_hex(16)}"
+        anew, again = await ask(prompt, salt), await ask(prompt, salt)
+        if not (found.successful and anew.successful and again.successful):
+            failed.append(prompt.request_id)
+        elif anew.cached_tokens:
+            not_anew.append(prompt.request_id)
+        elif found.answer in (anew.answer, again.answer):
+            same += 1
+        else:
+            different.append(prompt.request_id)
+        hits += bool(found.cached_tokens)
+    knows_hits = all(record.cached_tokens is not None for record in asked if record.successful)
+    return AnswerCheck(
+        same + len(different), same, hits if knows_hits else None, tuple(different), tuple(failed), tuple(not_anew)
+    )
 
 
 async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
@@ -94,7 +125,7 @@ async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
     per_gib = config.tokens_per_gb_kvcache
     if needs_scale:
         per_gib = tokens_per_gib(_model_directory(config, model, cards))
-    return config.with_resolved(model=model, tokens_per_gb_kvcache=per_gib)
+    return replace(config, model=model, tokens_per_gb_kvcache=per_gib)
 
 
 def resolve_now(config: BenchConfig) -> BenchConfig:

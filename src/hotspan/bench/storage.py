@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.lib.stride_tricks import as_strided
 from rich.console import Console
-from rich.table import Table
 
+from hotspan.bench.config import StorageBench
 from hotspan.bench.machine import write_results
+from hotspan.bench.tables import Cell, Group, Table
 from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES, FrameIdentity, FrameSealing
 from hotspan.core.progress import Progress
@@ -73,41 +75,26 @@ class Figure:
         return asdict(self) | {"median": self.rate, "limit_median": self.limit, "ratio": self.ratio}
 
 
-@dataclass(frozen=True, slots=True)
-class StorageBench:
-    """What to measure, and on how much."""
-
-    directory: Path
-    size_gib: float = 1.0
-    chunk_mib: float = 14.0
-    threads: int = 4
-    repetitions: int = 3
-    require_fio: bool = False
-
-    @property
-    def payload_bytes(self) -> int:
-        return round_up(int(self.chunk_mib * MIB), PAGE_BYTES)
-
-    def run(self) -> list[Figure]:
-        """All figures. Raises: ConfigError if fio is required and missing, or the directory can't be used."""
-        if self.require_fio and shutil.which("fio") is None:
-            raise ConfigError(INSTALL_FIO)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        parts: dict[str, Callable[[Path], list[Figure]]] = {
-            "copies, against memcpy": lambda scratch: copy_figures(self),
-            "frames, hashed and encrypted": lambda scratch: seal_figures(self),
-            "the disk tier, against fio": lambda scratch: disk_figures(self, scratch),
-        }
-        figures: list[Figure] = []
-        with (
-            Progress("measuring", len(parts), "parts") as progress,
-            tempfile.TemporaryDirectory(prefix="hotspan-bench-", dir=self.directory) as scratch,
-        ):
-            for name, measured in parts.items():
-                progress.doing(f"measuring {name}")
-                figures += measured(Path(scratch))
-                progress.advance()
-        return figures
+def measure(bench: StorageBench) -> list[Figure]:
+    """All figures. Raises: ConfigError if fio is required and missing, or the directory can't be used."""
+    if bench.require_fio and shutil.which("fio") is None:
+        raise ConfigError(INSTALL_FIO)
+    bench.directory.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[Path], list[Figure]]] = {
+        "copies, against memcpy": lambda scratch: copy_figures(bench),
+        "frames, hashed and encrypted": lambda scratch: seal_figures(bench),
+        "the disk tier, against fio": lambda scratch: disk_figures(bench, scratch),
+    }
+    figures: list[Figure] = []
+    with (
+        Progress("measuring", len(parts), "parts") as progress,
+        tempfile.TemporaryDirectory(prefix="hotspan-bench-", dir=bench.directory) as scratch,
+    ):
+        for name, measured in parts.items():
+            progress.doing(f"measuring {name}")
+            figures += measured(Path(scratch))
+            progress.advance()
+    return figures
 
 
 def rate(moved: int, job: Callable[[], object]) -> float:
@@ -197,7 +184,7 @@ def disk_figures(bench: StorageBench, scratch: Path) -> list[Figure]:
     plain, sealed = (
         TierFrames(bench, scratch / name, chunks, keys) for name, keys in (("plain", None), ("sealed", BenchKeys()))
     )
-    with plain, sealed:
+    with closing(plain), closing(sealed):
         first = [rate(moved, plain.write)]
         sealed.write()
         jobs: dict[str, Callable[[], float]] = {
@@ -303,10 +290,7 @@ class TierFrames:
         self._tier = DiskTier(options, bytes(32), bench.payload_bytes)
         self._buffers = page_buffers(2 * bench.threads, bench.payload_bytes)
 
-    def __enter__(self) -> "TierFrames":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._tier.close(30.0)
 
     def write(self) -> None:
@@ -380,29 +364,19 @@ class Fio:
 
 def print_figures(bench: StorageBench, figures: Sequence[Figure]) -> None:
     """A table of rates, limits and ratios; red where a goal was missed."""
-    console = Console()
-    table = Table(title=f"storage: chunks of {bench.payload_bytes / MIB:g} MiB, {bench.threads} threads, medians")
-    table.add_column("what")
-    for column in ("GB/s", "limit GB/s", "ratio", "goal"):
-        table.add_column(column, justify="right")
-    table.add_column("limit")
+    rows = []
     for figure in figures:
-        missed = figure.goal is not None and figure.ratio is not None and figure.ratio < figure.goal
-        table.add_row(
-            figure.name,
-            f"{figure.rate:.2f}",
-            "-" if figure.limit is None else f"{figure.limit:.2f}",
-            "-" if figure.ratio is None else f"{figure.ratio:.2f}",
-            "" if figure.goal is None else f"{figure.goal:.2f}",
-            figure.against if figure.limits else "not measured",
-            style="red" if missed else None,
-        )
-    console.print(table)
+        is_missed = figure.goal is not None and figure.ratio is not None and figure.ratio < figure.goal
+        numbers = (figure.rate, figure.limit, figure.ratio, figure.goal)
+        cells = [Cell("-" if value is None else f"{value:.2f}", "bad" if is_missed else "") for value in numbers]
+        rows.append((figure.name, [*cells, Cell(figure.against if figure.limits else "not measured")]))
+    title = f"storage: chunks of {bench.payload_bytes / MIB:g} MiB, {bench.threads} threads, medians"
+    console = Console()
+    console.print(Table(title, [Group("", ("GB/s", "limit GB/s", "ratio", "goal", "limit"))], rows, "what").terminal())
     if any(not figure.limits for figure in figures):
         console.print(INSTALL_FIO, style="yellow", soft_wrap=True)
 
 
 def write_figures(path: Path, bench: StorageBench, figures: Sequence[Figure]) -> None:
     """The figures as JSON, with the machine, the command and every round."""
-    settings = asdict(bench) | {"directory": str(bench.directory)}
-    write_results(path, "storage", settings=settings, figures=[figure.to_json() for figure in figures])
+    write_results(path, "storage", settings=asdict(bench), figures=[figure.to_json() for figure in figures])

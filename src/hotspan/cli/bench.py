@@ -2,77 +2,66 @@
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hotspan.bench.config import OPTIONS, BenchConfig, read_config_file, write_config_file
+from hotspan.bench.config import OPTIONS, BenchConfig, StorageBench, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult, failures
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.cli.options import givens_of, takes
-from hotspan.cli.output import explained, stdout_console
+from hotspan.cli.options import givens_of, runs, takes
+from hotspan.cli.output import explained, print_written, stdout_console
+from hotspan.config.environment import environment
+from hotspan.config.options import build, option, options_of
 from hotspan.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Output:
-    """What a run writes, and where."""
+    """Where a run's settings come from, and what it writes where."""
 
-    directory: Path
-    csv: bool
-    json: bool
-    report: Path | None
-    quiet: bool
+    workload: str = option("", f"Workload to run. Required unless --config names one: {', '.join(WORKLOADS)}.")
+    config: Path | None = option(None, "JSON file with settings. Flags override it.")
+    export_config: Path | None = option(None, "Write the resolved settings to this JSON file and exit.")
+    output_dir: Path = option(Path("."), "Directory for result files.")
+    no_csv: bool = option(False, "Do not write a CSV file.")
+    json: bool = option(False, "Write the summary and the full result as JSON files.")
+    report: Path | None = option(None, "Write a report to this HTML file.")
+    quiet: bool = option(False, "Do not show progress.", also="-q")
+    no_interactive: bool = option(False, "Accepted for compatibility with LMCache; the command never prompts.")
+    api_key: str = option("", "API key to send as a bearer token. Default: OPENAI_API_KEY.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """How runs are compared."""
+
+    title: str = option("Benchmark", "Title of the report.")
 
 
 @app.command()
-@takes(OPTIONS)
-def engine(
-    context: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Workload to run. Required unless --config names one: {', '.join(WORKLOADS)}.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="JSON file with settings. Flags override it.")] = None,
-    export_config: Annotated[
-        Path | None, typer.Option(help="Write the resolved settings to this JSON file and exit.")
-    ] = None,
-    output_dir: Annotated[Path, typer.Option(help="Directory for result files.")] = Path("."),
-    no_csv: Annotated[bool, typer.Option("--no-csv", help="Do not write a CSV file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write the summary and the full result as JSON files.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write a report to this HTML file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
-    no_interactive: Annotated[
-        bool,
-        typer.Option("--no-interactive", help="Accepted for compatibility with LMCache; the command never prompts."),
-    ] = False,
-    api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", help="API key to send as a bearer token.", show_default=False)
-    ] = "",
-    **_flags: Any,
-) -> None:
+@takes((*options_of(Output), *OPTIONS))
+def engine(context: typer.Context, **_flags: Any) -> None:
     """Run a workload against an OpenAI-compatible server.
 
     With --check N, N requests are sent again, one at a time, and their answers are compared with answers that the
     server computes without a cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
     that a request or the check failed.
     """
-    output = Output(output_dir, not no_csv, json, report, quiet)
     with explained():
-        flat = read_config_file(config) if config else {}
-        flat |= {} if workload is None else {"workload": workload}
-        flat |= {given.key: given.value for given in givens_of(context, OPTIONS)}
-        bench = BenchConfig.from_flat(flat, api_key=api_key)
+        given = {each.key: each.value for each in givens_of(context, (*options_of(Output), *OPTIONS))}
+        output = build(Output, given)
+        flat = (read_config_file(output.config) if output.config else {}) | given
+        api_key = output.api_key or environment().get("OPENAI_API_KEY", "")
+        bench = replace(BenchConfig.from_flat(flat), api_key=api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")
-        if export_config:
-            _export(bench, export_config)
+        if output.export_config:
+            _export(bench, output.export_config)
             return
         result = _run(bench, output)
     if result.failed or not (result.check is None or result.check.is_passed):
@@ -128,13 +117,13 @@ def _write(result: BenchResult, output: Output) -> list[Path]:
     from hotspan.bench.report import ReportContext, write_report
 
     written = []
-    if output.csv:
-        written.append(output.directory / export.CSV_NAME)
+    if not output.no_csv:
+        written.append(output.output_dir / export.CSV_NAME)
         export.write_csv(written[-1], result.query)
     if output.json:
-        written.append(output.directory / export.SUMMARY_NAME)
+        written.append(output.output_dir / export.SUMMARY_NAME)
         export.write_summary(written[-1], result)
-        written.append(output.directory / export.RESULT_NAME)
+        written.append(output.output_dir / export.RESULT_NAME)
         result.save(written[-1])
     if output.report:
         written.append(output.report)
@@ -144,23 +133,23 @@ def _write(result: BenchResult, output: Output) -> list[Path]:
 
 
 @app.command()
+@runs(ReportOptions)
 def report(
+    options: ReportOptions,
     output: Annotated[Path, typer.Argument(help="HTML file to write.")],
     results: Annotated[
         list[Path], typer.Argument(help="Result files of `bench engine --json`. The first one is the baseline.")
     ],
-    title: Annotated[str, typer.Option(help="Title of the report.")] = "Benchmark",
 ) -> None:
     """Compare runs of the same workload in one HTML file."""
     from hotspan.bench.compare import NamedRun
     from hotspan.bench.report import ReportContext, write_report
 
     names = _names(results)
-    with explained():
-        loaded = [BenchResult.load(path) for path in results]
-        runs = [NamedRun(name, name, (one,), one.command) for name, one in zip(names, loaded, strict=True)]
-        write_report(output, title, runs, ReportContext(answer_reference=names[0] if len(names) > 1 else ""))
-    typer.echo(f"written: {output}")
+    loaded = [BenchResult.load(path) for path in results]
+    runs = [NamedRun(name, name, (one,), one.command) for name, one in zip(names, loaded, strict=True)]
+    write_report(output, options.title, runs, ReportContext(answer_reference=names[0] if len(names) > 1 else ""))
+    print_written(output)
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -172,29 +161,13 @@ def _names(paths: list[Path]) -> list[str]:
 
 
 @app.command()
-def storage(
-    directory: Annotated[
-        Path, typer.Option(help="Directory to measure. A temporary directory is created in it.")
-    ] = Path("."),
-    size_gib: Annotated[float, typer.Option(min=0.01, help="Size of the slab and of fio's file, in GiB.")] = 1.0,
-    chunk_mib: Annotated[float, typer.Option(min=0.02, help="Chunk size, in MiB.")] = 14.0,
-    threads: Annotated[int, typer.Option(min=1, help="Number of I/O threads and of fio jobs.")] = 4,
-    repetitions: Annotated[int, typer.Option(min=1, help="Number of rounds. Medians are reported.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Write results and machine data to this JSON file.")] = None,
-    require_fio: Annotated[
-        bool,
-        typer.Option(
-            "--require-fio", help="Fail with exit status 2 if fio is not installed. Default: measure without fio."
-        ),
-    ] = False,
-) -> None:
+@runs(StorageBench)
+def storage(bench: StorageBench) -> None:
     """Compare copies with memcpy and the disk tier with fio, in one run."""
-    from hotspan.bench.storage import StorageBench, print_figures, write_figures
+    from hotspan.bench.storage import measure, print_figures, write_figures
 
-    with explained():
-        bench = StorageBench(directory, size_gib, chunk_mib, threads, repetitions, require_fio)
-        figures = bench.run()
+    figures = measure(bench)
     print_figures(bench, figures)
-    if output is not None:
-        write_figures(output, bench, figures)
-        typer.echo(f"written: {output}")
+    if bench.output is not None:
+        write_figures(bench.output, bench, figures)
+        print_written(bench.output)

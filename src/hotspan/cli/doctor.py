@@ -120,7 +120,7 @@ def _machine(options: "ServeOptions | None", facts: "Facts") -> Iterator["Findin
 
 
 def _native_type(options: "ServeOptions | None", facts: "Facts") -> "Finding":
-    from hotspan.plan.cpu import native_type
+    from hotspan.plan.host import native_type
     from hotspan.server.posture import Finding, Severity
 
     native = native_type(facts.environment)

@@ -48,10 +48,9 @@ def plan(
     """Show the tiers that `hotspan serve` would choose on this host, and how much of a working set they hold."""
     from hotspan.config.environment import environment
     from hotspan.core.types import Tier
-    from hotspan.plan.advice import advise
+    from hotspan.plan.advice import advise, print_advice, print_plan
     from hotspan.plan.host import Host
     from hotspan.plan.shape import ModelShape
-    from hotspan.plan.table import print_advice, print_plan
     from hotspan.plan.tiers import Extent, choose_tiers
     from hotspan.plan.weights import model_directory, weights_bytes
 

@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from hotspan.bench.prose import prose
 from hotspan.core.errors import ConfigError
 from hotspan.demo.files import Tensor, publish, write_json, write_safetensors
+from hotspan.plan.shape import ModelShape
 
 # Raise it with every change of what gets written, so that an older directory is not taken for the same.
 VERSION: Final = 1
@@ -56,11 +57,6 @@ class Shape:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token leaves in all layers, in bfloat16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * _BYTES
 
 
 SIZES: Final = MappingProxyType(
@@ -114,7 +110,7 @@ def make_demo_model(directory: Path, size: str = "demo") -> DemoModel:
         path=directory,
         size=size,
         parameters=parameters,
-        kv_bytes_per_token=shape.kv_bytes_per_token,
+        kv_bytes_per_token=ModelShape.from_config(_config(shape)).kv_bytes_per_token,
         weight_bytes=_BYTES * parameters,
         vocabulary=shape.vocabulary,
         max_tokens=MAX_TOKENS,

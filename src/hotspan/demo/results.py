@@ -9,7 +9,7 @@ from typing import Any, Final
 from hotspan.bench.compare import AnswerMatch, NamedRun, answers_as, cpu_s, ratio, speed_up, spread
 from hotspan.bench.records import BenchResult, RoundName
 from hotspan.demo.model import DemoModel
-from hotspan.demo.plan import BOUND, DemoSizes
+from hotspan.demo.plan import BOUND, DemoRequest
 
 SCHEMA_VERSION = 1
 
@@ -22,16 +22,12 @@ _SPREAD: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """The runs of a demo so far, one for each mode, and what they were made with.
+    """The runs of a demo so far, one for each mode, and what was asked for.
 
     `serve` has, by mode, the server's arguments without what belongs to this machine: paths, port.
     """
 
-    command: str
-    sizes: DemoSizes
-    threads: int
-    dtype: str
-    repetitions: int
+    request: DemoRequest
     model: DemoModel
     runs: Sequence[NamedRun]
     serve: Mapping[str, Sequence[str]]
@@ -64,11 +60,11 @@ class DemoResult:
         model = {"size": self.model.size, "parameters": self.model.parameters}
         return {
             "schema": SCHEMA_VERSION,
-            "command": self.command,
-            "sizes": asdict(self.sizes),
-            "threads": self.threads,
-            "dtype": self.dtype,
-            "repetitions": self.repetitions,
+            "command": self.request.command,
+            "sizes": asdict(self.request.sizes),
+            "threads": self.request.engine_threads,
+            "dtype": self.request.dtype,
+            "repetitions": self.request.repetitions,
             "model": model | {"kv_bytes_per_token": self.model.kv_bytes_per_token},
         }
 

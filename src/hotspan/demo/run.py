@@ -4,7 +4,6 @@ import json
 import shutil
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult, failures
+from hotspan.bench.records import failures
 from hotspan.bench.report import ReportContext, comparison_tables, write_report
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import TerminalProgress
@@ -30,7 +29,8 @@ from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.server import ServerProcess, free_port, serve_command
-from hotspan.plan.cpu import NativeType, native_type
+from hotspan.plan.host import NativeType, native_type
+from hotspan.plan.shape import ModelShape
 
 REPORT_NAME: Final = "report.html"
 RESULT_NAME: Final = "demo.json"
@@ -63,9 +63,10 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
             request = replace(request, sizes=_fitted(request, model, console, aftermath))
         console.print(request.sizes.describe(), style="dim")
         demo = _Demo(request, model, console, aftermath)
+        kv_bytes = ModelShape.from_config(model.path, dtype=request.dtype).kv_bytes_per_token
         for repetition in range(1, request.repetitions + 1):
             with _emptied(request.output, aftermath) as disk:
-                modes = plan_modes(request.sizes, _kv_bytes(model, request.dtype), disk)
+                modes = plan_modes(request.sizes, kv_bytes, disk)
                 for mode in choose_modes(modes, request.mode):
                     demo.play(mode, repetition)
                     _write(request, demo.result())
@@ -112,11 +113,6 @@ def served_type(given: str, surroundings: Mapping[str, str]) -> NativeType:
     return native_type(surroundings)
 
 
-def _kv_bytes(model: DemoModel, dtype: str) -> int:
-    """Of one token, in all layers."""
-    return model.kv_bytes_per_token * (2 if dtype in ("float32", "float") else 1)
-
-
 def _wait(server: ServerProcess, request: DemoRequest, title: str, console: Console) -> None:
     with waiting(console, f"{title}: starting the server") as change:
         server.wait_until_ready(
@@ -143,10 +139,8 @@ class _Demo:
     model: DemoModel
     console: Console
     aftermath: Aftermath
-    modes: dict[str, Mode] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, NamedRun] = field(default_factory=dict)
     serve: dict[str, list[str]] = field(default_factory=dict)
-    results: defaultdict[str, list[BenchResult]] = field(default_factory=lambda: defaultdict(list))
 
     def play(self, mode: Mode, repetition: int) -> None:
         """Start the mode's server, measure it and stop it."""
@@ -170,27 +164,17 @@ class _Demo:
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
             raise EngineError(f"every request failed in mode {mode.name!r}; see {log}")
-        self.modes[mode.name] = mode
-        self.commands.setdefault(mode.name, server.command)
         self.serve.setdefault(mode.name, _portable(arguments))
-        self.results[mode.name].append(result)
+        before = self.runs.get(mode.name)
+        self.runs[mode.name] = (
+            replace(before, results=(*before.results, result))
+            if before
+            else NamedRun(mode.name, mode.title, (result,), server.command, mode.note)
+        )
 
     def result(self) -> DemoResult:
         """What is measured so far."""
-        runs = [
-            NamedRun(name, mode.title, tuple(self.results[name]), self.commands[name], mode.note)
-            for name, mode in self.modes.items()
-        ]
-        return DemoResult(
-            command=self.request.command,
-            sizes=self.request.sizes,
-            threads=self.request.engine_threads,
-            dtype=self.request.dtype,
-            repetitions=self.request.repetitions,
-            model=self.model,
-            runs=runs,
-            serve=self.serve,
-        )
+        return DemoResult(request=self.request, model=self.model, runs=list(self.runs.values()), serve=self.serve)
 
 
 def _portable(arguments: tuple[str, ...]) -> list[str]:
@@ -253,8 +237,8 @@ def _show(request: DemoRequest, demo: DemoResult, console: Console) -> None:
     )
     report = request.output / REPORT_NAME
     write_report(report, "Long texts, computed once", demo.runs, context)
-    if demo.repetitions > 1:
-        console.print(f"Medians of {demo.repetitions} repetitions.", style="dim")
+    if request.repetitions > 1:
+        console.print(f"Medians of {request.repetitions} repetitions.", style="dim")
     for table in comparison_tables(demo.runs, context):
         console.print(table.terminal())
         console.print()

@@ -1,20 +1,53 @@
-"""The machine as a plan sees it: what memory, disks and daemon there are, each probed once."""
+"""The machine as a plan sees it: what memory, disks, daemon and instructions there are, each probed once."""
 
 import contextlib
+import http.client
+import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final, Self
 
 from hotspan.core.private import is_private_directory
 from hotspan.core.shared_memory import SHARED_MEMORY
-from hotspan.plan.daemon import Answerer, Daemon, find_daemon
+from hotspan.l2.open import DAEMON_PORT
+from hotspan.l2.options import SEGMENT_NAME
 from hotspan.plan.disk import DiskProbe, probe_disk
 from hotspan.plan.memory import Available, SharedMemory, available_memory, shared_memory
 
 _DRIVES: Final = ("/opt/dlami/nvme", "/mnt/nvme", "/local_nvme", "/mnt/local-ssd", "/mnt/disks/ssd0")
 """Where machine images mount the drives of an instance."""
+
+_MAX_ANSWER = 65536
+
+_BFLOAT16: Final = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
+"""Flags of /proc/cpuinfo, on x86-64 and on aarch64."""
+
+_WITHOUT: Final = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+"""Values of ONEDNN_MAX_CPU_ISA (oneDNN, "CPU Dispatcher Control") that leave bfloat16 instructions out."""
+
+LIMIT: Final = "ONEDNN_MAX_CPU_ISA"
+
+
+class Answerer(Enum):
+    """Who answers."""
+
+    HOTSPAN = "hotspan daemon"
+    HYPERPOD = "HyperPod's daemon"
+    STRANGER = "something else"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """What was found at an address; `url` is what --l2 takes, None where there is no L2."""
+
+    who: Answerer
+    address: str
+    url: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +106,75 @@ def _daemon(environment: Mapping[str, str]) -> Daemon:
     if found.who in (Answerer.NOBODY, Answerer.STRANGER) and node:
         return find_daemon(node)
     return found
+
+
+def find_daemon(
+    host: str = "127.0.0.1",
+    port: int = DAEMON_PORT,
+    timeout_s: float = 0.5,
+    segment: Path = SHARED_MEMORY / SEGMENT_NAME,
+) -> Daemon:
+    """Who answers there. Never raises for what the network does.
+
+    hotspan's daemon says its name at GET /health. HyperPod's has no such path: it is taken for one where a connection
+    is accepted and its shared memory, through which all is read, is there. (9200 is Elasticsearch's port, too.)
+    Blocks: `timeout_s` for each of both steps.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    url = f"sagemaker-hyperpod://{address}"
+    if _is_hotspan(host, port, timeout_s):
+        return Daemon(Answerer.HOTSPAN, address, url)
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except (OSError, OverflowError, UnicodeError):
+        return Daemon(Answerer.NOBODY, address, None)
+    if segment.is_file():
+        return Daemon(Answerer.HYPERPOD, address, url)
+    return Daemon(Answerer.STRANGER, address, None)
+
+
+def _is_hotspan(host: str, port: int, timeout_s: float) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        answer = json.loads(response.read(_MAX_ANSWER)) if response.status == 200 else None
+    except (OSError, OverflowError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return isinstance(answer, dict) and answer.get("service") == "hotspan-daemon"
+
+
+# -- the CPU ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NativeType:
+    """A dtype to serve with on the CPU, and why."""
+
+    dtype: str
+    why: str
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+
+def native_type(environment: Mapping[str, str], cpuinfo: Path = Path("/proc/cpuinfo")) -> NativeType:
+    """bfloat16 where the CPU has instructions for it, else float32: emulated, bfloat16 takes over twice as long.
+
+    environment: ONEDNN_MAX_CPU_ISA may forbid the instructions.
+    """
+    limit = environment.get(LIMIT, "").upper()
+    if limit in _WITHOUT:
+        return NativeType("float32", f"{LIMIT}={limit} leaves no bfloat16 instructions")
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return NativeType("bfloat16", "what this CPU can do is unknown")
+    flags = {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
+    found = sorted(_BFLOAT16 & flags)
+    if found:
+        return NativeType("bfloat16", f"this CPU has instructions for it ({', '.join(found)})")
+    return NativeType("float32", "this CPU has no bfloat16 instructions, and emulates them")

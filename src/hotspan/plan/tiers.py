@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from hotspan.core.types import GIB, MIB
-from hotspan.plan.daemon import Answerer
 from hotspan.plan.disk import DiskProbe
-from hotspan.plan.host import Host
+from hotspan.plan.host import Answerer, Host
 from hotspan.plan.mounts import Medium
 from hotspan.plan.shape import ModelShape
 

@@ -248,8 +248,8 @@ def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> Ser
     """
     from hotspan.config.settings import planned_settings
     from hotspan.engine.arguments import plan_engine
+    from hotspan.plan.advice import print_plan
     from hotspan.plan.host import Host
-    from hotspan.plan.table import print_plan
 
     surroundings = environment()
     host = Host.probe(surroundings, () if extent is Extent.MODEST else None)

@@ -19,8 +19,8 @@ from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
+from hotspan.plan.advice import print_plan
 from hotspan.plan.host import Host
-from hotspan.plan.table import print_plan
 from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hotspan.l2.open import parse_store_url
-from hotspan.plan.daemon import Answerer, find_daemon
+from hotspan.plan.host import Answerer, find_daemon
 
 from ..daemon.rig import PATIENCE_S, DaemonProcess
 
