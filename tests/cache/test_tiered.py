@@ -887,3 +887,23 @@ def test_a_renewed_chunk_brings_back_below_what_stood_on_it() -> None:
         rig.cache.step()
         rig.land()
         assert all(rig.tier.lookup(chunk.key) for chunk in chunks)
+
+
+def test_a_large_tier_evicts_a_few_leaves_at_a_time() -> None:
+    """The oldest go, a few at once so that a step costs less; a second that still waits for a lower tier stays."""
+    roots = [chain(f"root-{number}", 1)[0] for number in range(4096 + 4)]
+    with Rig(ram=4096, disk=1, store_depth=0) as rig:
+        first, more = roots[:4096], roots[4096:]
+        for chunk in first:
+            rig.cache.end_store([placement.chunk for placement in rig.cache.begin_store([chunk])])
+        queue = rig.cache._lower._queues[0]
+        for chunk in first[:20]:
+            queue.forget(chunk.key)  # these do not wait for the disk
+        rig.store(more[:1])
+        assert [chunk.key in rig.cache.ram.entries for chunk in first[:4]] == [False, False, True, True]
+        for chunk in first[2:20]:
+            queue.offer(chunk.key)
+        rig.store(more[1:2])
+        assert sum(chunk.key in rig.cache.ram.entries for chunk in first) == 4094
+        rig.store(more[2:3])
+        assert sum(chunk.key in rig.cache.ram.entries for chunk in first) == 4093

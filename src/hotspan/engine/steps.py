@@ -85,8 +85,10 @@ class StepWatch:
         step, now_s = self._steps.popleft(), self._clock.monotonic()
         if step.scheduled:
             took_s = now_s - max(step.begun_s, self._ended_s)  # one scheduled ahead began when the last one ended
-            self._cost.observe_step(step.tokens, step.context, took_s)
-            self._last_s = took_s if not step.tokens else self._last_s
+            if step.tokens:
+                self._cost.observe_step(step.tokens, step.context, took_s)
+            else:
+                self._last_s = took_s
         self._ended_s = now_s
 
     def _note(self, request_id: str, done: int) -> None:
