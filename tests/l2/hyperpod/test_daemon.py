@@ -1,7 +1,6 @@
 """The store on `hotspan daemon`, a process of its own, as on HyperPod's; and what only hotspan's daemon can."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ from hotspan.core.terms import Terms
 from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
-from hotspan.testing.chunks import chain
 from tests.daemon_protocol.conftest import Daemon
 from tests.l2.hyperpod.rig import PATIENT, Object, found_in, there
 
@@ -39,18 +37,6 @@ def store(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[HyperpodSt
         yield store
 
 
-def test_a_chain_comes_back(store: HyperpodStore) -> None:
-    """What was put is found in order up to the first gap, and read byte for byte."""
-    objects = [Object(key=chunk.key, size=100_000 + chunk.index) for chunk in chain("long", 50)]
-    for one in objects[:40] + objects[41:]:
-        assert one.put(store)
-    assert not objects[0].put(store)
-    found = store.find([one.key for one in objects])
-    assert all(found[:40]) and found[40] is None
-    for one, answer in zip(objects, found, strict=True):
-        assert answer is None or one.get(store, answer)
-
-
 def test_marks_and_deletes(daemon: Daemon, store: HyperpodStore, request: pytest.FixtureRequest) -> None:
     """Marks of one replica are seen by another, and go with their object when it is deleted."""
     with contextlib.closing(connected(daemon, bucket=request.node.name)) as other:
@@ -62,32 +48,6 @@ def test_marks_and_deletes(daemon: Daemon, store: HyperpodStore, request: pytest
         other.delete([one.key, Object("never").key])
         assert found_in(store, one.key) is None and two.get(store, there(store, two.key))
         assert one.put(store) and there(other, one.key).terms == one.record.terms
-
-
-def test_replicas_at_once(daemon: Daemon, store: HyperpodStore, request: pytest.FixtureRequest) -> None:
-    """Threads of several replicas that put, find and read the same keys see only whole objects."""
-    objects = [Object(f"shared {number}", 300_000) for number in range(12)]
-    stored: list[bool] = []
-    failed: list[BaseException] = []
-
-    def work(offset: int) -> None:
-        try:
-            with contextlib.closing(connected(daemon, bucket=request.node.name)) as own:
-                for one in objects[offset:] + objects[:offset]:
-                    stored.append(one.put(own))
-                    found = found_in(own, one.key)
-                    if found is not None:
-                        one.get(own, found)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(2 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed and sum(stored) == len(objects)
-    assert all(one.get(store, there(store, one.key)) for one in objects)
 
 
 def test_a_restart_is_a_miss() -> None:

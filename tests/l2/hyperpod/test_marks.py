@@ -29,29 +29,6 @@ class TestMarks:
         """Add marks for a request under such terms."""
         store.mark({one.key: marks_of(Terms(**terms), generation)})
 
-    def test_marks_join_the_terms(self, store: HyperpodStore, make: Callable[..., HyperpodStore]) -> None:
-        """Labels, an earlier expiry and wildness come with the object to every replica, with their generation."""
-        one = Object(terms=Terms(tenant=1, labels=frozenset([1]), generation=3))
-        one.put(store)
-        other = make()
-        self.mark(store, one, 5, labels=frozenset([2, 3]))
-        self.mark(other, one, 6, labels=frozenset([4]), expires_s=2_000_000_000)
-        for reader in (store, other, make()):
-            terms = there(reader, one.key).terms
-            assert terms == Terms(1, 0, frozenset([1, 2, 3, 4]), 6, 2_000_000_000)
-        self.mark(store, one, 9, expires_s=1_900_000_000)
-        self.mark(store, one, 8, is_wild=True)
-        assert there(other, one.key).terms == Terms(1, 0, frozenset(), 9, 1_900_000_000, True)
-        assert one.get(other, there(other, one.key))
-
-    def test_marks_may_come_before_the_object(self, store: HyperpodStore) -> None:
-        """What is marked before it is there has its marks when it is."""
-        one = Object()
-        self.mark(store, one, labels=frozenset([2]))
-        assert found_in(store, one.key) is None
-        one.put(store)
-        assert there(store, one.key).terms.labels == {2}
-
     def test_a_mark_that_is_covered_is_not_written(self, peer: Peer, store: HyperpodStore) -> None:
         """Saying again what a chain says puts nothing."""
         one = Object()
@@ -66,15 +43,6 @@ class TestMarks:
         store.mark({})
         store.mark({key_of("a"): []})
         assert not peer.names()
-
-    def test_many_keys_at_once(self, store: HyperpodStore) -> None:
-        """Marks of many chunks go together, each to its own."""
-        objects = [Object(key=chunk.key, size=10) for chunk in chain("m", 30)]
-        for one in objects:
-            one.put(store)
-        store.mark({one.key: marks_of(Terms(labels=frozenset([number + 1])), 1) for number, one in enumerate(objects)})
-        found = store.find([one.key for one in objects])
-        assert [one is not None and one.terms.labels for one in found] == [{number + 1} for number in range(30)]
 
     def test_writers_at_once_lose_nothing(self, make: Callable[..., HyperpodStore]) -> None:
         """Replicas that mark a chunk at the same time all succeed, and every mark is there."""

@@ -1,7 +1,6 @@
 """HyperPod's daemon as an L2: what was put comes back."""
 
 import contextlib
-import itertools
 import ssl
 import threading
 import time
@@ -20,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from hotspan import __version__
-from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.l2.base import Found, StoreUsage, marks_of
 from hotspan.l2.hyperpod import HyperpodStore
@@ -63,32 +61,6 @@ class TestObjects:
         stored = peer._objects["lmcache", one.key.hex()]
         parts = [peer._memory[part["offset"] : part["offset"] + part["len"]] for part in stored.offsets()]
         assert b"".join(parts) == one.value
-
-    def test_the_first_put_stays(self, store: HyperpodStore) -> None:
-        """A second put of a key is False, and what is there stays."""
-        one = Object()
-        assert one.put(store)
-        assert not Object(terms=Terms(tenant=2)).put(store)
-        assert there(store, one.key).record == one.record
-
-    def test_a_frame_may_be_in_any_pieces(self, store: HyperpodStore) -> None:
-        """`put` takes and `get` fills any number of buffers, of any sizes."""
-        one = Object(size=70_000)
-        whole = memoryview(b"".join(one.frame))
-        cuts = [0, 1, 4095, 4096, 20_000, 36_864, len(whole)]
-        parts = [whole[a:b] for a, b in itertools.pairwise(cuts)]
-        assert store.put(one.record, parts)
-        into = [memoryview(bytearray(size)) for size in (3, 16_384, 1, 0, len(whole) - 16_388)]
-        assert store.get(there(store, one.key), into) and b"".join(into) == whole
-
-    def test_a_buffer_of_another_size_is_a_miss(self, store: HyperpodStore) -> None:
-        """Buffers that the frame does not fill, or that do not hold it, are False; the right ones get it after that."""
-        one = Object()
-        one.put(store)
-        found = there(store, one.key)
-        for size in (0, SIZE, HEADER_BYTES + SIZE - 1, HEADER_BYTES + SIZE + 1):
-            assert not store.get(found, [memoryview(bytearray(size))])
-        assert one.get(store, found) and one.get(store, found)
 
     def test_get_needs_no_find(self, store: HyperpodStore) -> None:
         """A Found that this store did not give, or gave twice, is read; one of another record is a miss."""
@@ -161,10 +133,6 @@ class TestFind:
         """Of 400 keys whose first is missing only a few are asked for, and nobody waits for them."""
         assert store.find([chunk.key for chunk in chain("none", 400)]) == [None] * 400
         assert peer.asked["lease"] <= 8 and set(peer.holds_ms) == {0}
-
-    def test_no_keys_are_no_question(self, peer: Peer, store: HyperpodStore) -> None:
-        """An empty list is answered without the daemon."""
-        assert store.find([]) == [] and not peer.asked
 
     def test_connections_are_few_and_kept(self, peer: Peer, make: Callable[..., HyperpodStore]) -> None:
         """A store of four connections opens no more, whatever it is asked and by however many threads."""
