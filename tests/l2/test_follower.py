@@ -108,7 +108,7 @@ def test_what_waits_for_an_idle_engine_is_widened_tenant_by_tenant(server: Memor
     """Many entries that an idle engine has not taken become one of their tenant; nobody else's chunks are concerned."""
     log = MemoryLog(server)
     log.append([TWO], "b")
-    for number in range(followers._MOST_FOREIGN + 1):
+    for number in range(followers._MAX_FOREIGN + 1):
         log.append([Scope(tenant=1, labels=frozenset([number + 1]))], "b")
         if number % 10 == 0:
             follower.poll()
@@ -121,7 +121,7 @@ def test_what_waits_for_an_idle_engine_is_widened_tenant_by_tenant(server: Memor
 def test_too_many_scopes_between_two_steps_take_one_tenant(server: MemoryServer, follower: LogFollower) -> None:
     """The same when they come at once."""
     scopes: Sequence[Scope] = [
-        Scope(tenant=1, labels=frozenset([number + 1])) for number in range(followers._MOST_FOREIGN + 1)
+        Scope(tenant=1, labels=frozenset([number + 1])) for number in range(followers._MAX_FOREIGN + 1)
     ]
     MemoryLog(server).append(scopes, "b")
     follower.poll()

@@ -455,7 +455,7 @@ def test_too_many_marks_forget_who_has_most(
     make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are more tags than can be remembered, all of one tenant is invalidated, and others' tags count."""
-    monkeypatch.setattr(remote, "_MOST_MARKS", 4)
+    monkeypatch.setattr(remote, "_MAX_MARKS", 4)
     a = make("a")
     hers, his = chain("hers", 5), chain("his", 2)
     a.store(hers, ANNA)
@@ -474,7 +474,7 @@ def test_too_many_marks_forget_who_has_most(
 
 def test_what_is_known_is_bounded(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more chunks than it remembers a replica knows the latest, likewise of absent ones; it asks for the rest."""
-    monkeypatch.setattr(remote, "_MOST_KNOWN", 10)
+    monkeypatch.setattr(remote, "_MAX_KNOWN", 10)
     a, b = make("a"), make("b")
     chunks, absent = [chain(f"text {n}", 1)[0] for n in range(25)], [chain(f"absent {n}", 1)[0] for n in range(25)]
     for first in range(0, 25, 5):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hotspan.core.types import MIB
-from hotspan.l2.shared_files import Calls, SharedFiles, Turn
+from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.io import IO_BYTES
 from tests.l2.servers import PATIENCE_S, at_last
@@ -50,12 +50,12 @@ def test_an_error_holds_nothing_of_its_job(patient: Calls) -> None:
     class Payload:
         pass
 
-    def fail(turn: Turn, payload: Payload) -> None:
+    def fail(call: FileCall, payload: Payload) -> None:
         raise OSError(errno.EIO, "broken")
 
     def ask(payload: Payload) -> None:
         with contextlib.suppress(OSError):
-            patient.run(lambda turn: fail(turn, payload))
+            patient.run(lambda call: fail(call, payload))
 
     payload = Payload()
     held = weakref.ref(payload)
@@ -63,7 +63,7 @@ def test_an_error_holds_nothing_of_its_job(patient: Calls) -> None:
     try:
         ask(payload)
         del payload
-        patient.run(lambda turn: None)  # its thread is done with the call before
+        patient.run(lambda call: None)  # its thread is done with the call before
         assert held() is None
     finally:
         gc.enable()
@@ -71,14 +71,14 @@ def test_an_error_holds_nothing_of_its_job(patient: Calls) -> None:
 
 def test_a_call_returns_or_raises_what_its_job_does(patient: Calls) -> None:
     """Results and errors pass through, and a thread is used again."""
-    threads = {patient.run(lambda turn: threading.get_ident()) for _ in range(20)}
+    threads = {patient.run(lambda call: threading.get_ident()) for _ in range(20)}
     assert len(threads) <= 2 and threading.get_ident() not in threads
     with pytest.raises(FileNotFoundError, match="/nowhere"):
-        patient.run(lambda turn: os.stat("/nowhere"))
-    assert patient.run(lambda turn: len(turn.staging)) == IO_BYTES
+        patient.run(lambda call: os.stat("/nowhere"))
+    assert patient.run(lambda call: len(call.staging)) == IO_BYTES
 
 
-def leave(calls: Calls, job: Callable[[Turn], object], has_begun: threading.Event) -> None:
+def leave(calls: Calls, job: Callable[[FileCall], object], has_begun: threading.Event) -> None:
     """Call until a job that hangs is left in the middle: on a slow machine it may be left before it begins."""
     while not has_begun.is_set():
         with pytest.raises(TimeoutError, match="the directory did not answer"):
@@ -90,11 +90,11 @@ def test_a_job_that_hangs_is_left(calls: Calls) -> None:
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
     later: list[object] = []
 
-    def hang(turn: Turn) -> None:
+    def hang(call: FileCall) -> None:
         begun.set()
         released.wait(PATIENCE_S)
         try:
-            turn.step()
+            call.step()
         except TimeoutError:
             later.append(threading.get_ident())
             raise
@@ -102,19 +102,19 @@ def test_a_job_that_hangs_is_left(calls: Calls) -> None:
             ended.set()
 
     leave(calls, hang, begun)
-    assert at_last(lambda: calls.run(lambda turn: 5)) == 5
+    assert at_last(lambda: calls.run(lambda call: 5)) == 5
     released.set()
     assert ended.wait(PATIENCE_S) and later
     deadline = time.monotonic() + PATIENCE_S
-    while at_last(lambda: calls.run(lambda turn: threading.get_ident())) not in later:
+    while at_last(lambda: calls.run(lambda call: threading.get_ident())) not in later:
         assert time.monotonic() < deadline
 
 
 class Ending:
     """An event that is set after so many steps of a call, 0.15 s apart, or never."""
 
-    def __init__(self, clock: SimulatedClock, turn: Turn, steps: float) -> None:
-        self._clock, self._turn, self._left = clock, turn, steps
+    def __init__(self, clock: SimulatedClock, call: FileCall, steps: float) -> None:
+        self._clock, self._turn, self._left = clock, call, steps
 
     def wait(self, timeout_s: float) -> bool:
         if not self._left:
@@ -130,9 +130,9 @@ def test_a_job_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -
     """A job of many steps may take longer than the timeout in all; one that stops is left after the timeout."""
     monkeypatch.setattr("hotspan.l2.shared_files.time", clock := SimulatedClock())
     for steps, lasts_s in ((20, 3.0), (0, 0.2)):
-        turn, began_s = Turn(lambda turn: None), clock.monotonic()
-        turn.ended = Ending(clock, turn, steps)  # type: ignore[assignment]
-        assert turn.wait(0.2) == bool(steps)
+        call, began_s = FileCall(lambda call: None), clock.monotonic()
+        call.ended = Ending(clock, call, steps)  # type: ignore[assignment]
+        assert call.wait(0.2) == bool(steps)
         assert clock.monotonic() - began_s == pytest.approx(lasts_s)
 
 
@@ -141,13 +141,13 @@ def test_nothing_is_copied_once_the_caller_has_left(calls: Calls) -> None:
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
     into = memoryview(bytearray(8))
 
-    def read(turn: Turn) -> None:
-        turn.staging[:8] = b"12345678"
-        turn.copy(turn.staging[:4], [into[:1], into[1:4]])
+    def read(call: FileCall) -> None:
+        call.staging[:8] = b"12345678"
+        call.copy(call.staging[:4], [into[:1], into[1:4]])
         begun.set()
         released.wait(PATIENCE_S)
         try:
-            turn.copy(turn.staging[:8], [into])
+            call.copy(call.staging[:8], [into])
         finally:
             ended.set()
 
@@ -164,7 +164,7 @@ def test_threads_that_hang_are_limited(calls: Calls) -> None:
     released = threading.Event()
     before = threading.active_count()
 
-    def hang(turn: Turn) -> None:
+    def hang(call: FileCall) -> None:
         begun.append(1)
         released.wait(PATIENCE_S)
 
@@ -179,9 +179,9 @@ def test_threads_that_hang_are_limited(calls: Calls) -> None:
                 break
     assert threading.active_count() - before <= 64
     with pytest.raises(TimeoutError, match="hangs: 64 calls wait for it"):  # it has not waited itself
-        calls.run(lambda turn: None)
+        calls.run(lambda call: None)
     released.set()
-    assert at_last(lambda: calls.run(lambda turn: 1)) == 1
+    assert at_last(lambda: calls.run(lambda call: 1)) == 1
     calls.close()
     deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before:
@@ -191,10 +191,10 @@ def test_threads_that_hang_are_limited(calls: Calls) -> None:
 
 def test_after_close_nothing_runs(patient: Calls) -> None:
     """A closed place raises OSError."""
-    patient.run(lambda turn: None)
+    patient.run(lambda call: None)
     patient.close()
     with pytest.raises(OSError, match="closed"):
-        patient.run(lambda turn: None)
+        patient.run(lambda call: None)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def publish(files: SharedFiles, calls: Calls, path: Path, *data: bytes) -> bool:
-    return calls.run(lambda turn: files.publish(path.relative_to(files.root), data, turn))
+    return calls.run(lambda call: files.publish(path.relative_to(files.root), data, call))
 
 
 @pytest.mark.usefixtures("way")
@@ -336,9 +336,9 @@ def test_who_has_been_left_publishes_nothing(
         released.wait(PATIENCE_S)
         sync(fd)
 
-    def publish(turn: Turn) -> None:
+    def publish(call: FileCall) -> None:
         try:
-            files.publish(tmp_path / "file", [b"data"], turn)
+            files.publish(tmp_path / "file", [b"data"], call)
         finally:
             ended.set()
 
@@ -354,5 +354,5 @@ def test_a_directory_goes_at_once(files: SharedFiles, patient: Calls, tmp_path: 
     for name in "abc":
         (tmp_path / "d" / name).touch()
     for _ in range(2):
-        patient.run(lambda turn: files.remove(Path("d"), turn))
+        patient.run(lambda call: files.remove(Path("d"), call))
     assert os.listdir(tmp_path) == ["tmp"] and os.listdir(tmp_path / "tmp") == []

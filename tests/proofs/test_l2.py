@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hotspan.l2.file_room import FileRoom
-from hotspan.l2.shared_files import SharedFiles, Turn
+from hotspan.l2.shared_files import FileCall, SharedFiles
 from hotspan.l2.view import LogView
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.lower import LowerTier
@@ -38,7 +38,7 @@ def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish_as_it_is_written(
-    self: SharedFiles, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False, make: bool = True
+    self: SharedFiles, path: Path, buffers: Sequence[Buffer], call: FileCall, *, is_durable: bool = False
 ) -> bool:
     """A file has its name and its size before it has its bytes."""
     path = self.root / path
@@ -84,7 +84,7 @@ def test_faults_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_resurrection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log that nobody heeds, what was invalidated is a hit."""
-    monkeypatch.setattr(LogView, "taken_at", lambda *a: 0)
+    monkeypatch.setattr(LogView, "matched_at", lambda *a: 0)
     findings = Findings()
     sweep(200, 1 << 20, 0, None, findings, silent)
     assert "is a hit" in findings.kept[0].what
@@ -111,7 +111,7 @@ def test_flips_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_soak_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory that nobody sweeps exceeds its capacity; and what grows, or was about nothing, is not steady."""
-    sweeps: Any = lambda self, turn, is_full=False: self.look(turn)  # noqa: E731
+    sweeps: Any = lambda self, call, is_full=False: self.look(call)  # noqa: E731
     monkeypatch.setattr(FileRoom, "sweep", sweeps)
     assert churn(1 / 3600, 0, Findings(), silent).over > 2.0
     steady = Churn(churn=20.0, l2_hits=1, invalidations=1, samples=9, over=1.2, drifts={"fds": 0.0})

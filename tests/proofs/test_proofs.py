@@ -181,7 +181,7 @@ def test_replicas() -> None:
 def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """With a log that nobody heeds, stores that claim to be newer than they are, or gaps, old bytes are hits."""
     if broken == "view":
-        monkeypatch.setattr(LogView, "taken_at", lambda *a: 0)
+        monkeypatch.setattr(LogView, "matched_at", lambda *a: 0)
     elif broken == "applied":
         present = property(lambda self: self.generation, lambda self, value: None)
         monkeypatch.setattr(LogFollower, "applied", present, raising=False)

@@ -32,7 +32,7 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import FileOptions
-from hotspan.l2.shared_files import Calls, SharedFiles, Turn
+from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
 from hotspan.l2.tree import READ, is_gone, open_below
 from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, unpack
@@ -56,18 +56,18 @@ class FileBlobs:
         self._lock = threading.Lock()
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        def read(turn: Turn) -> list[bytes | None]:
+        def read(call: FileCall) -> list[bytes | None]:
             with contextlib.ExitStack() as stack:
                 opened: dict[Path, int | None] = {}
-                return [self._read(part, opened, stack, turn) for part in parts]
+                return [self._read(part, opened, stack, call) for part in parts]
 
         return self.calls.run(read)
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
-        def read(turn: Turn) -> bool:
+        def read(call: FileCall) -> bool:
             try:
                 with self.files.opened(_path(name)) as fd:
-                    if os.fstat(fd).st_size != sum(map(len, into)) or not _read_all(fd, into, turn):
+                    if os.fstat(fd).st_size != sum(map(len, into)) or not _read_all(fd, into, call):
                         return False
                     self.room.touch(fd, _place_in_text(os.pread(fd, RECORD_BYTES, 0)))
             except OSError as error:
@@ -80,19 +80,19 @@ class FileBlobs:
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
         try:
-            return self.calls.run(lambda turn: self._create_object(_path(name), data, turn))
+            return self.calls.run(lambda call: self._create_object(_path(name), data, call))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self.sweep_soon(is_full=True)
             raise
 
     def create_durable(self, name: str, data: bytes) -> bool:
-        return self.calls.run(lambda turn: self.files.publish(_path(name), [data], turn, is_durable=True))
+        return self.calls.run(lambda call: self.files.publish(_path(name), [data], call, is_durable=True))
 
     def append(self, additions: Sequence[Addition]) -> None:
-        def append(turn: Turn) -> None:
+        def append(call: FileCall) -> None:
             for addition in additions:
-                self._append(addition, turn)
+                self._append(addition, call)
 
         self.calls.run(append)
 
@@ -100,21 +100,21 @@ class FileBlobs:
         paths = {name: _path(name) for name in names}
         chunks = {path.parent if path.name == OBJECT else path for path in paths.values() if path.parts[0] == OBJECTS}
 
-        def delete(turn: Turn) -> None:
+        def delete(call: FileCall) -> None:
             for path in chunks:
-                self.files.remove(path, turn)
+                self.files.remove(path, call)
             for path in paths.values():
                 if path.parts[0] != OBJECTS:
-                    turn.step()
+                    call.step()
                     self.files.unlink(path)
 
         self.calls.run(delete)
 
     def overwrite(self, name: str, data: bytes) -> None:
-        self.calls.run(lambda turn: self.files.replace(_path(name), data, turn))
+        self.calls.run(lambda call: self.files.replace(_path(name), data, call))
 
     def list(self, directory: str) -> list[str]:
-        return self.calls.run(lambda turn: self.files.listed(Path(directory)))
+        return self.calls.run(lambda call: self.files.listed(Path(directory)))
 
     def usage(self) -> StoreUsage:
         """As of the last sweep, and what was put here since. Blocks, the first time, for a look at every object."""
@@ -126,7 +126,7 @@ class FileBlobs:
         is_full:  delete some in any case.
         Blocks:   for a look at every object.
         """
-        self.calls.run(lambda turn: self.room.sweep(turn, is_full=is_full))
+        self.calls.run(lambda call: self.room.sweep(call, is_full=is_full))
 
     def sweep_soon(self, *, is_full: bool = False) -> None:
         """Sweep on a thread of its own, unless one is at it."""
@@ -148,9 +148,9 @@ class FileBlobs:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _read(
-        self, part: Part, opened: dict[Path, int | None], stack: contextlib.ExitStack, turn: Turn
+        self, part: Part, opened: dict[Path, int | None], stack: contextlib.ExitStack, call: FileCall
     ) -> bytes | None:
-        turn.step()
+        call.step()
         path = _path(part.name)
         top = Path(*path.parts[:2])  # all chunks of an epoch are below one directory, which is entered once
         try:
@@ -165,11 +165,11 @@ class FileBlobs:
                 raise
             return None
 
-    def _create_object(self, path: Path, data: Sequence[memoryview | bytes], turn: Turn) -> bool:
+    def _create_object(self, path: Path, data: Sequence[memoryview | bytes], call: FileCall) -> bool:
         is_ours = False
         self.room.begin(path.parent)
         try:
-            is_ours = self.files.publish(path, data, turn)
+            is_ours = self.files.publish(path, data, call)
             if is_ours:  # before a sweep sees it: as old as its last use
                 with contextlib.suppress(FileNotFoundError), self.files.opened(path) as fd:
                     self.room.touch(fd, _place_in_text(bytes(data[0][:RECORD_BYTES])), is_new=True)
@@ -180,10 +180,10 @@ class FileBlobs:
                 self.sweep_soon()
         return is_ours
 
-    def _append(self, addition: Addition, turn: Turn) -> None:
+    def _append(self, addition: Addition, call: FileCall) -> None:
         directory, data = _path(addition.name), addition.data
         for at in range(0, len(data), ENTRY_BYTES):
-            self.files.create(directory / data[at : at + ENTRY_BYTES].hex(), turn)
+            self.files.create(directory / data[at : at + ENTRY_BYTES].hex(), call)
 
 
 class FileStore(BlobStore):
@@ -234,18 +234,18 @@ def _place_in_text(data: bytes) -> int:
     return 0 if record is None else record.place
 
 
-def _read_all(fd: int, into: Sequence[memoryview], turn: Turn) -> bool:
+def _read_all(fd: int, into: Sequence[memoryview], call: FileCall) -> bool:
     """By way of the thread's own memory: a read that hangs must not end in a buffer that has gone to another use."""
     at = 0
     for views in parts_of(into, IO_BYTES):
-        part = turn.staging[: sum(map(len, views))]
+        part = call.staging[: sum(map(len, views))]
         got = 0
         while got < len(part):
             count = os.preadv(fd, [part[got:]], at + got)
             if not count:
                 return False
             got += count
-            turn.step()
-        turn.copy(part, views)
+            call.step()
+        call.copy(part, views)
         at += got
     return True

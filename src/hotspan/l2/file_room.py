@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hotspan.core.clock import Clock
 from hotspan.l2.base import StoreUsage
-from hotspan.l2.shared_files import TEMPORARY, SharedFiles, Turn
+from hotspan.l2.shared_files import TEMPORARY, FileCall, SharedFiles
 
 OBJECTS, OBJECT, EPOCHS, LOG = "objects", "object", "epochs", "log"
 
@@ -100,22 +100,22 @@ class FileRoom:
             if is_new or os.fstat(fd).st_mtime < used_s:
                 os.utime(fd, (used_s, used_s))
 
-    def look(self, turn: Turn) -> StoreUsage:
+    def look(self, call: FileCall) -> StoreUsage:
         """Count what is there."""
         look = self._begin_look()
-        return self._saw(look, list(self._seen(turn)))
+        return self._saw(look, list(self._seen(call)))
 
-    def sweep(self, turn: Turn, *, is_full: bool = False) -> None:
+    def sweep(self, call: FileCall, *, is_full: bool = False) -> None:
         """Delete the oldest objects until the rest fits, if they do not; some in any case if the disk is full."""
-        self._sweep_left(turn)
+        self._sweep_left(call)
         look = self._begin_look()
-        seen = sorted(self._seen(turn))
+        seen = sorted(self._seen(call))
         total = sum(one.bytes for one in seen)
         most = total if is_full else self._capacity_bytes
         if most is not None and (is_full or total > most):
             while seen and total > _KEPT * most:
                 oldest = seen.pop(0)
-                self._files.remove(oldest.directory, turn)
+                self._files.remove(oldest.directory, call)
                 total -= oldest.bytes
         self._saw(look, seen)
 
@@ -146,16 +146,16 @@ class FileRoom:
                 self._looked_s = self._clock.monotonic()
             return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
 
-    def _seen(self, turn: Turn) -> Iterator[_Seen]:
+    def _seen(self, call: FileCall) -> Iterator[_Seen]:
         """All objects; metadata on the way whose object never came is deleted."""
         epoch = current_epoch(self._files)
         if epoch is None:
             return
         root = Path(OBJECTS, epoch[1])
-        for outer in self._names(root, turn):
-            for inner in self._names(root / outer, turn):
-                for name in self._names(root / outer / inner, turn):
-                    turn.step()
+        for outer in self._names(root, call):
+            for inner in self._names(root / outer, call):
+                for name in self._names(root / outer / inner, call):
+                    call.step()
                     directory = root / outer / inner / name
                     with contextlib.suppress(FileNotFoundError):
                         try:
@@ -163,31 +163,31 @@ class FileRoom:
                             yield _Seen(facts.st_mtime, facts.st_size, directory)
                         except FileNotFoundError:
                             if self._age_s(directory) > _UNUSED_METADATA_S:
-                                self._files.remove(directory, turn)
+                                self._files.remove(directory, call)
                         except NotADirectoryError:
-                            self._files.delete(directory, turn.step)
+                            self._files.delete(directory, call.step)
 
-    def _names(self, directory: Path, turn: Turn) -> list[str]:
+    def _names(self, directory: Path, call: FileCall) -> list[str]:
         """What is in a directory of directories. A link or a file in its place is deleted, and led nowhere."""
         try:
             return self._files.listed(directory)
         except NotADirectoryError:
-            self._files.delete(directory, turn.step)
+            self._files.delete(directory, call.step)
             return []
 
-    def _sweep_left(self, turn: Turn) -> None:
+    def _sweep_left(self, call: FileCall) -> None:
         roots = [Path(OBJECTS), Path(LOG)]
         epochs = [root / name for root in roots for name in self._files.listed(root)]
         current = current_epoch(self._files)  # after the listing: whatever was in it then is current, or over
         if current is not None and self._age_s(current[0]) > _LEFT_S:
             for path in epochs:
                 if path.name != current[1]:
-                    self._files.delete(path, turn.step)
+                    self._files.delete(path, call.step)
         for name in self._files.listed(Path(TEMPORARY)):
             path = Path(TEMPORARY, name)
             with contextlib.suppress(FileNotFoundError):
                 if self._age_s(path) > _LEFT_S:
-                    self._files.delete(path, turn.step)
+                    self._files.delete(path, call.step)
 
     def _age_s(self, path: Path) -> float:
         return self._clock.unix() - self._files.facts(path).st_mtime

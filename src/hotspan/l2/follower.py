@@ -27,10 +27,10 @@ STALE_S = 2.0
 """Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
 
 REPORT_TTL_S = 5.0
-_MOST_ENTRIES = 4096
+_MAX_ENTRIES = 4096
 """That a log of this process keeps; it is read ten times a second."""
 
-_MOST_FOREIGN = 1024
+_MAX_FOREIGN = 1024
 """Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
 
 _LOG_FAULTS_EVERY_S = 60.0
@@ -80,7 +80,7 @@ class VolatileLog:
         with self._lock:
             generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
             self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
-            if len(self._entries) > _MOST_ENTRIES:
+            if len(self._entries) > _MAX_ENTRIES:
                 self._floor = self._entries.popleft().generation
             return generation
 
@@ -143,7 +143,7 @@ class LogFollower:
         self._reported = 0
         self._wrong = LogFaults()
         self._fault_logged_s = -_LOG_FAULTS_EVERY_S
-        self._queued = Backlog(_MOST_FOREIGN)
+        self._queued = Backlog(_MAX_FOREIGN)
         self._queueing = threading.Lock()
         self._queued_to = self.applied  # up to this generation all that the engine has to do is, or was, queued
         self._reading = threading.Lock()

@@ -23,7 +23,7 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.l2.base import StoreUsage, marked, marks_of
 from hotspan.l2.blobs import Addition, Part
-from hotspan.l2.leases import HyperpodDaemon, Lease
+from hotspan.l2.hyperpod_daemon import HyperpodDaemon, Lease
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, pack_marks, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import HyperpodOptions

@@ -26,7 +26,7 @@ from redis.retry import Retry
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
-from hotspan.l2.connections import connected
+from hotspan.l2.http_client import connected
 
 _IS_CLUSTER = re.compile(rb"^cluster_enabled:1\r?$", re.MULTILINE)
 MAX_REPLY_BYTES = 32 * MIB

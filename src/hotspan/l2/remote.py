@@ -47,8 +47,8 @@ _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 _REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY)
 """A store that is full, or says no for another reason, is well."""
 
-_MOST_KNOWN = 1 << 16
-_MOST_MARKS = 1 << 16
+_MAX_KNOWN = 1 << 16
+_MAX_MARKS = 1 << 16
 _MARKS_AT_ONCE = 256
 """Keys in one call of the store, which has its deadline: an object store writes one object for a chain's marks."""
 
@@ -93,7 +93,7 @@ class RemoteTier:
         self._keys = options.keys
         self._marks = options.follower.marks
         self._clock = clock or SystemClock()
-        self._known = KnownChunks(options.follower, _MOST_KNOWN)
+        self._known = KnownChunks(options.follower, _MAX_KNOWN)
         self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
         self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
         self._asking: set[ChunkKey] = set()
@@ -285,7 +285,7 @@ class RemoteTier:
             self._absent.move_to_end(key)
         parents = {chunk.parent for chunk in chunks}
         self._gaps |= {c.key for c in chunks if c.key in absent and c.key in parents and c.parent not in absent}
-        while len(self._absent) > _MOST_KNOWN:
+        while len(self._absent) > _MAX_KNOWN:
             self._gaps.discard(self._absent.popitem(last=False)[0])
 
     def _holds(self, since: Moment, tenant: int) -> bool:
@@ -319,7 +319,7 @@ class RemoteTier:
         return Transfer(key, True, fault, self._payload_bytes if fault is None else 0, seconds)
 
     def _mark(self, key: ChunkKey, terms: Terms) -> None:
-        if len(self._marks) < _MOST_MARKS or key in self._marks:
+        if len(self._marks) < _MAX_MARKS or key in self._marks:
             terms = replace(terms, generation=self._follower.applied)
             self._marks[key] = self._marks[key].joined(terms) if key in self._marks else terms
         else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
@@ -400,8 +400,8 @@ class RemoteTier:
         (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
         if found is None:
             return False
-        taken_at = self._follower.view.taken_at(record.key, self._namespace, found.terms)
-        if found.terms.generation >= taken_at and is_of(found, record):
+        matched_at = self._follower.view.matched_at(record.key, self._namespace, found.terms)
+        if found.terms.generation >= matched_at and is_of(found, record):
             return True
         self._store.delete([record.key], record.terms.tenant)
         return False

@@ -33,15 +33,15 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _T = TypeVar("_T")
 _NO_LINKS = frozenset([errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS])
 _TRIES = 3
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 _CLAIM_S = 60.0
 """After which a claim is that of a writer who died."""
 
 
-class Turn:
+class FileCall:
     """One call, on a thread that its caller may leave behind."""
 
-    def __init__(self, job: Callable[["Turn"], Any]) -> None:
+    def __init__(self, job: Callable[["FileCall"], Any]) -> None:
         self._job = job
         self._lock = threading.Lock()
         self._is_left = False
@@ -97,23 +97,23 @@ class Calls:
         self._name = name
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._idle: list[queue.SimpleQueue[Turn | None]] = []
+        self._idle: list[queue.SimpleQueue[FileCall | None]] = []
         self._threads = 0
         self._closed = False
 
-    def run(self, job: Callable[[Turn], _T]) -> _T:
+    def run(self, job: Callable[[FileCall], _T]) -> _T:
         """What `job` returns or raises. Raises: TimeoutError if it does not get on; it may still do so later."""
-        turn = Turn(job)
-        self._free_thread().put(turn)
-        if not turn.wait(self._timeout_s):
+        call = FileCall(job)
+        self._free_thread().put(call)
+        if not call.wait(self._timeout_s):
             raise TimeoutError(f"{self._name} did not answer in {self._timeout_s:g} s")
-        error, turn.error = turn.error, None
+        error, call.error = call.error, None
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # its traceback holds this frame, and what the caller gave
-        result: _T = turn.result
+        result: _T = call.result
         return result
 
     def close(self) -> None:
@@ -121,32 +121,32 @@ class Calls:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for turns in idle:
-            turns.put(None)
+        for waiting in idle:
+            waiting.put(None)
 
-    def _free_thread(self) -> "queue.SimpleQueue[Turn | None]":
+    def _free_thread(self) -> "queue.SimpleQueue[FileCall | None]":
         with self._lock:
             if self._closed:
                 raise ConnectionError("the store is closed")
             if self._idle:
                 return self._idle.pop()
-            if self._threads >= _MOST_THREADS:
+            if self._threads >= _MAX_THREADS:
                 raise TimeoutError(f"{self._name} hangs: {self._threads} calls wait for it")
             self._threads += 1
-        turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, args=(turns,), name="hotspan-l2-files", daemon=True).start()
-        return turns
+        waiting: queue.SimpleQueue[FileCall | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, args=(waiting,), name="hotspan-l2-files", daemon=True).start()
+        return waiting
 
-    def _serve(self, turns: "queue.SimpleQueue[Turn | None]") -> None:
+    def _serve(self, waiting: "queue.SimpleQueue[FileCall | None]") -> None:
         staging = memoryview(mmap.mmap(-1, IO_BYTES))  # closed with the last view of it
-        while (turn := turns.get()) is not None:
-            turn.run(staging)
+        while (call := waiting.get()) is not None:
+            call.run(staging)
             with self._lock:
                 is_over = self._closed
                 if not is_over:
-                    self._idle.append(turns)
-            turn.ended.set()
-            del turn  # it holds the caller's buffers
+                    self._idle.append(waiting)
+            call.ended.set()
+            del call  # it holds the caller's buffers
             if is_over:
                 break
         with self._lock:
@@ -156,14 +156,14 @@ class Calls:
 class SharedFiles(Tree):
     """Publishing in a tree that others write, too. Methods raise OSError."""
 
-    def publish(self, path: Path, buffers: Sequence[Buffer], turn: Turn, *, is_durable: bool = False) -> bool:
+    def publish(self, path: Path, buffers: Sequence[Buffer], call: FileCall, *, is_durable: bool = False) -> bool:
         """Make a file, and the directories on the way; False if there is one of that name.
 
         is_durable: the name, too, outlasts a loss of power.
         """
 
         def name(parent: int) -> bool:
-            is_ours = fresh.link(parent, path.name, turn)
+            is_ours = fresh.link(parent, path.name, call)
             try:
                 self.check_place(path.parent, parent)
             except FileNotFoundError:
@@ -176,31 +176,31 @@ class SharedFiles(Tree):
 
         with self.entered(_TEMPORARY, make=True) as temporary:
             fresh = _Fresh(temporary, secrets.token_hex(16))
-            fresh.write(buffers, turn)
+            fresh.write(buffers, call)
             try:
-                return self._in_directory(path.parent, name, turn)
+                return self._in_directory(path.parent, name, call)
             finally:
                 fresh.unlink()
 
-    def replace(self, path: Path, data: bytes, turn: Turn) -> None:
+    def replace(self, path: Path, data: bytes, call: FileCall) -> None:
         """Make a file, in the place of one of that name if there is one."""
         with self.entered(_TEMPORARY, make=True) as temporary, self.entered(path.parent, make=True) as parent:
             fresh = _Fresh(temporary, secrets.token_hex(16))
-            fresh.write([data], turn, is_synced=False)
+            fresh.write([data], call, is_synced=False)
             os.replace(fresh.name, path.name, src_dir_fd=temporary, dst_dir_fd=parent)
 
-    def create(self, path: Path, turn: Turn) -> None:
+    def create(self, path: Path, call: FileCall) -> None:
         """Make an empty file, and the directories on the way, if there is none."""
 
         def make(parent: int) -> None:
             _created(path.name, parent)
             self.check_place(path.parent, parent)
 
-        self._in_directory(path.parent, make, turn)
+        self._in_directory(path.parent, make, call)
 
-    def remove(self, directory: Path, turn: Turn) -> None:
+    def remove(self, directory: Path, call: FileCall) -> None:
         """Delete a directory of files, if it is there: all of it at once, as far as anybody sees."""
-        turn.step()
+        call.step()
         gone = secrets.token_hex(16)
         with self.entered(_TEMPORARY, make=True) as temporary:
             try:
@@ -208,12 +208,12 @@ class SharedFiles(Tree):
                     os.rename(directory.name, gone, src_dir_fd=parent, dst_dir_fd=temporary)
             except FileNotFoundError:
                 return
-            delete_in(temporary, gone, turn.step)
+            delete_in(temporary, gone, call.step)
 
-    def _in_directory(self, directory: Path, do: Callable[[int], _T], turn: Turn) -> _T:
+    def _in_directory(self, directory: Path, do: Callable[[int], _T], call: FileCall) -> _T:
         """Do something in a directory, which is made if need be, also if it is removed at this moment."""
         for tries in range(_TRIES):
-            turn.step()
+            call.step()
             try:
                 with self.entered(directory, make=True) as fd:
                     return do(fd)
@@ -230,14 +230,14 @@ class _Fresh:
     directory: int
     name: str
 
-    def write(self, buffers: Sequence[Buffer], turn: Turn, *, is_synced: bool = True) -> None:
-        turn.step()
+    def write(self, buffers: Sequence[Buffer], call: FileCall, *, is_synced: bool = True) -> None:
+        call.step()
         fd = os.open(self.name, _CREATE, 0o600, dir_fd=self.directory)
         try:
             at = 0
             for some in parts_of(buffers, IO_BYTES):
                 at += _write(fd, some, at)
-                turn.step()
+                call.step()
             if is_synced:
                 os.fsync(fd)
         except BaseException:
@@ -251,7 +251,7 @@ class _Fresh:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.name, dir_fd=self.directory)
 
-    def link(self, parent: int, name: str, turn: Turn) -> bool:
+    def link(self, parent: int, name: str, call: FileCall) -> bool:
         """Give it its name in another directory; False if there is one of that name."""
         try:
             os.link(self.name, name, src_dir_fd=self.directory, dst_dir_fd=parent, follow_symlinks=False)
@@ -261,15 +261,15 @@ class _Fresh:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return self._claim(parent, name, turn)
+            return self._claim(parent, name, call)
         return True
 
-    def _claim(self, parent: int, name: str, turn: Turn) -> bool:
+    def _claim(self, parent: int, name: str, call: FileCall) -> bool:
         claim = f"{name}.claim"
         while not _created(claim, parent):
             if _is_there(name, parent):
                 return False
-            turn.check()
+            call.check()
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - os.stat(claim, dir_fd=parent, follow_symlinks=False).st_mtime > _CLAIM_S:
                     os.unlink(claim, dir_fd=parent)

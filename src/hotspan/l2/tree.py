@@ -20,7 +20,7 @@ from hotspan.core.private import LIST
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an open of a pipe must not wait
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_DEPTH = 16
+_MAX_DEPTH = 16
 
 _OPENAT2 = 437  # on every architecture that Linux runs on, but one
 _AT_CWD = -100
@@ -108,7 +108,7 @@ class Tree:
         return os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MOST_DEPTH) -> None:
+def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MAX_DEPTH) -> None:
     """Delete what has this name in an open directory: of a link the link, of a directory all that is in it."""
     step()
     try:

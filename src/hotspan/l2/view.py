@@ -14,13 +14,13 @@ _Fields = tuple[int | None, bytes | None]
 _Entries = tuple[tuple[int, Scope], ...]
 _Name = TypeVar("_Name", ChunkKey, int)
 
-_MOST = 1 << 17
+_MAX_SCOPES = 1 << 17
 """Invalidations by what they name that are known at a time, of all tenants; about 400 bytes each."""
 
-_MOST_OF_A_NAME = 256
+_MAX_OF_A_NAME = 256
 """Of one key or label; with more, all that has that key or label is taken."""
 
-_MOST_TENANTS = 1 << 14
+_MAX_TENANTS = 1 << 14
 
 
 class LogView:
@@ -52,19 +52,19 @@ class LogView:
         if view is None:
             view = self._of[scope.tenant] = _TenantView(0)
         self._count += view.add(generation, scope)
-        while self._count > _MOST:
+        while self._count > _MAX_SCOPES:
             largest = max(self._of.values(), key=len)
             self._count -= len(largest)
             largest.forget_half()
             self._count += len(largest)
-        if len(self._of) > _MOST_TENANTS:
+        if len(self._of) > _MAX_TENANTS:
             self._forget_tenants()
 
-    def taken_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
+    def matched_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
         """The generation of the latest invalidation that takes a chunk under these terms; the floor if none does."""
         own = self._of.get(terms.tenant)
-        at = 0 if own is None else own.taken_at(key, namespace, terms)
-        return max(at, self._of[None].taken_at(key, namespace, terms))
+        at = 0 if own is None else own.matched_at(key, namespace, terms)
+        return max(at, self._of[None].matched_at(key, namespace, terms))
 
     def latest(self, tenant: int) -> int:
         """The generation of the latest invalidation that may take chunks of a tenant; the floor if there is none."""
@@ -116,7 +116,7 @@ class _TenantView:
         self.latest = max(self.latest, generation)
         return self._count - before
 
-    def taken_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
+    def matched_at(self, key: ChunkKey, namespace: bytes, terms: Terms) -> int:
         named = [self._by_key.get(key, ())]
         named += [self._by_label.get(label, ()) for label in terms.labels]
         found = [at for entries in named for at, scope in entries if scope.takes(key, namespace, terms)]
@@ -145,7 +145,7 @@ class _TenantView:
     def _put(self, named: dict[_Name, _Entries], name: _Name, generation: int, scope: Scope, wider: Scope) -> None:
         old: _Entries = named.get(name, ())
         others: _Entries = tuple(entry for entry in old if entry[1] != scope)
-        is_crowded = len(others) >= _MOST_OF_A_NAME
+        is_crowded = len(others) >= _MAX_OF_A_NAME
         entries: _Entries = ((generation, wider),) if is_crowded else (*others, (generation, scope))
         self._count += len(entries) - len(old)
         named[name] = entries
@@ -181,7 +181,7 @@ def readable(
         parent = chunk.parent
         at = taken.get(parent, 0) if parent is not None else 0
         if one is not None and is_of(one, Record(chunk.key, parent, namespace, payload_bytes, one.terms)):
-            at = max(at, view.taken_at(chunk.key, namespace, one.terms))
+            at = max(at, view.matched_at(chunk.key, namespace, one.terms))
             terms, stored = one.terms, one.record.terms.generation
             expired = terms.expires_s and now_s >= terms.expires_s
             if expired or terms.generation < at:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hotspan.core.terms import Terms
 from hotspan.l2.base import Found, marks_of
-from hotspan.l2.connections import Connection
+from hotspan.l2.http_client import Connection
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of

@@ -21,13 +21,13 @@ from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.core.shared_memory import SHARED_MEMORY
-from hotspan.l2.connections import Answer, Buffer, ConnectionPool, Request
+from hotspan.l2.http_client import Answer, Buffer, ConnectionPool, Request
 from hotspan.l2.options import HyperpodOptions
 
 logger = logging.getLogger(__name__)
 
-_MOST_RELEASES = 64
-_MOST_REASON = 200
+_MAX_RELEASES = 64
+_MAX_REASON = 200
 _WARN_EVERY_S = 60.0
 _ERRNO = {413: errno.EFBIG, 507: errno.ENOSPC}
 _MISSES = (404, 409, 504)
@@ -256,7 +256,7 @@ class HyperpodDaemon:
         is_last = False
         while not is_last:
             taken = [self._releases.get()]
-            while len(taken) < _MOST_RELEASES and not self._releases.empty():
+            while len(taken) < _MAX_RELEASES and not self._releases.empty():
                 taken.append(self._releases.get())
             is_last = None in taken
             leases = [lease for lease in taken if lease is not None and not self.is_over(lease)]
@@ -285,7 +285,7 @@ def _reason(body: bytes) -> str:
     """What a daemon gives as its reason; "" if it gives none."""
     said = _json(body)
     error = said.get("error") if isinstance(said, dict) else None
-    return error[:_MOST_REASON] if isinstance(error, str) else ""
+    return error[:_MAX_REASON] if isinstance(error, str) else ""
 
 
 def _fragments(said: Any) -> tuple[Fragment, ...] | None:

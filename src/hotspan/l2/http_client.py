@@ -24,7 +24,7 @@ from hotspan.core.deadline import Deadline
 
 Buffer = bytes | memoryview
 
-MOST_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20
 """Of an answer's body; there is no honest one of that size."""
 
 _KEPT_S = 30.0
@@ -81,14 +81,14 @@ class Connection:
             response = HTTPResponse(_Incoming(self._socket, deadline), method=method)  # type: ignore[arg-type]
             with contextlib.closing(response):
                 response.begin()
-                body = response.read(MOST_ANSWER_BYTES + 1)
+                body = response.read(MAX_ANSWER_BYTES + 1)
                 if response.length:
                     raise ConnectionError("the answer was cut, or is too long")
         except (HTTPException, ValueError) as error:
             if isinstance(error, OSError):
                 raise
             raise ConnectionError(f"what came is no HTTP answer: {error!r}") from error
-        if len(body) > MOST_ANSWER_BYTES:
+        if len(body) > MAX_ANSWER_BYTES:
             raise ConnectionError("the answer is too long")
         self.is_kept = True
         self.keeps = self.keeps and not response.will_close
