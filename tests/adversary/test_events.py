@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from hotspan.bench.prose import prose
-from hotspan.core.curve import DOMAIN, CurveKeys
+from hotspan.config.kv_events import DOMAIN, CurveKeys
 from tests.router.test_event_keys import eavesdropper
 
 from .conftest import EVENTS_KEY, House

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from hotspan.config.kv_events import is_local, read_key
-from hotspan.core.curve import DOMAIN, CurveKeys
+from hotspan.config.kv_events import DOMAIN, CurveKeys, is_local, read_key
 from hotspan.core.errors import ConfigError
 from hotspan.router.types import Medium
 from tests.server.conftest import free_port

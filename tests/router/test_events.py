@@ -14,7 +14,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.curve import CurveKeys
+from hotspan.config.kv_events import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Cleared, Event, UnknownMessage, events_of

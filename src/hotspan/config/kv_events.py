@@ -1,18 +1,26 @@
 """Where an engine publishes its KV events, and who can follow them there.
 
-Events hold the tokens of every tenant's texts and the salts that keep tenants apart. They are for routers only.
+Events hold the tokens of every tenant's texts and the salts that keep tenants apart. They are for routers only. The key
+of KV events is one secret, of which the keys of ZeroMQ's CURVE are made:
+
+    secret -> publisher's key pair     a follower knows the public half, and accepts no other publisher
+           -> followers' key pair      a publisher knows the public half, and sends to nobody else
 """
 
+import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import zmq
+import zmq.asyncio
+from zmq.utils import z85
+
 from hotspan.config.secrets import is_token, read_private
 from hotspan.core.addresses import is_loopback
-from hotspan.core.curve import LEAST_SECRET, CurveKeys
 from hotspan.core.errors import ConfigError
 
 OPTION = "kv_events_config"
@@ -21,6 +29,45 @@ OPTION = "kv_events_config"
 FLAG = "--kv-events-key"
 LOCAL_ENDPOINT = "tcp://127.0.0.1:5557"
 """Where events are published if nobody says where. vLLM's own default is every address of the machine."""
+
+DOMAIN = b"hotspan-kv-events"
+_MIN_SECRET = 32
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """Both ends' keys, as ZeroMQ takes them (Z85)."""
+
+    publisher: bytes
+    publisher_secret: bytes = field(repr=False)
+    follower: bytes
+    follower_secret: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: bytes) -> "CurveKeys":
+        """Those that a secret makes. Raises: ConfigError where this ZeroMQ has no CURVE."""
+        if not zmq.has("curve"):
+            raise ConfigError("this build of pyzmq has no CURVE, which --kv-events-key needs: install one from PyPI")
+        ends = (z85.encode(hmac.digest(secret, DOMAIN + end, "sha256")) for end in (b" publisher", b" follower"))
+        publisher, follower = ends
+        return cls(zmq.curve_public(publisher), publisher, zmq.curve_public(follower), follower)
+
+    def publish(self, socket: zmq.SyncSocket) -> None:
+        """Make a socket, not yet bound, a publisher's."""
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.publisher_secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+
+    def follow(self, socket: zmq.SyncSocket | zmq.asyncio.Socket) -> None:
+        """Make a socket, not yet connected, a follower's."""
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.publisher)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.follower)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.follower_secret)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a publisher lets somebody follow who has shown to hold the secret half of `key`; zmq.auth asks."""
+        return domain.encode() == DOMAIN and hmac.compare_digest(key, self.follower)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +118,9 @@ def is_local(endpoint: str) -> bool:
 def read_key(file: Path) -> CurveKeys:
     """The keys that a file's secret makes. Raises: ConfigError for one that others can read, or that can be guessed."""
     secret = read_private(file, "the key of KV events").strip()
-    if len(secret) < LEAST_SECRET or not is_token(secret):
+    if len(secret) < _MIN_SECRET or not is_token(secret):
         raise ConfigError(
-            f"{FLAG} {file} holds too short a key, or one with spaces: give at least {LEAST_SECRET} visible ASCII "
+            f"{FLAG} {file} holds too short a key, or one with spaces: give at least {_MIN_SECRET} visible ASCII "
             "characters (openssl rand -hex 32), the same for replicas and router"
         )
     return CurveKeys.of(secret.encode())

@@ -1,9 +1,11 @@
 """The cache's settings, as they travel from the command line to the engine's processes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from hotspan.config import kinds
 from hotspan.config.options import Spelling, check, names, option
@@ -117,23 +119,13 @@ class CacheSettings:
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""
-        return {**asdict(self), "events_key": None if self.events_key is None else str(self.events_key)}
+        written: dict[str, Any] = TypeAdapter(CacheSettings).dump_python(self, mode="json")
+        return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "CacheSettings":
         """The settings that `to_json` gave."""
-        fields = dict(data)
-        if fields.get("disk") is not None:
-            fields["disk"] = DiskSettings(**fields["disk"])
-        if fields.get("events_key") is not None:
-            fields["events_key"] = Path(fields["events_key"])
-        if fields.get("l2") is not None:
-            fields["l2"] = L2Settings(**fields["l2"])
-        if fields.get("encryption") is not None:
-            fields["encryption"] = EncryptionSettings(**fields["encryption"])
-        fields["tenants"] = tuple(TenantShare(**share) for share in fields.get("tenants", ()))
-        fields["retention"] = tuple(RetentionRule(**rule) for rule in fields.get("retention", ()))
-        return cls(**fields)
+        return TypeAdapter(CacheSettings).validate_python(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

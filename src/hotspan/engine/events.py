@@ -26,8 +26,7 @@ from vllm.v1.core.block_pool import BlockPool
 from zmq.auth.thread import ThreadAuthenticator
 
 from hotspan.cache.tiered import TieredCache
-from hotspan.config.kv_events import is_local, read_key
-from hotspan.core.curve import DOMAIN, CurveKeys
+from hotspan.config.kv_events import DOMAIN, CurveKeys, is_local, read_key
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.engine.compat import extra_keys
 from hotspan.engine.requests import ChunkGroup, RequestRecord

@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from hotspan.core.curve import CurveKeys
+from hotspan.config.kv_events import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.router.blocks import Blocks, Join, RootOf

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from hotspan.config.kv_events import CurveKeys
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.curve import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.http.bodies import Bodies, HeldBody
 from hotspan.http.connections import HttpLimits

@@ -16,7 +16,7 @@ from hotspan.router.policy import Weights
 from hotspan.router.types import Strategy
 
 if TYPE_CHECKING:
-    from hotspan.core.curve import CurveKeys
+    from hotspan.config.kv_events import CurveKeys
 
 
 @dataclass(frozen=True, slots=True)
