@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.scopes import Backlog, ScopeSet, scopes_from_json, scopes_to_json, understood_scopes
+from hotspan.core.scopes import (
+    Backlog,
+    ScopeSet,
+    scopes_from_json,
+    scopes_to_json,
+    understood_scopes,
+    without_keys,
+)
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
@@ -41,6 +48,8 @@ def test_a_set_takes_what_one_of_it_takes(scopes: list[Scope], key: ChunkKey, te
     assert asked.concerns(terms.tenant) or not taken
     assert asked.is_everything == (Scope() in scopes)
     assert asked.keys == frozenset().union(*(scope.keys or frozenset() for scope in scopes))
+    named = [without_keys(scope) for scope in scopes if scope.keys is not None]
+    assert asked.may_name(NAMESPACE, terms) == any(scope.takes(key, NAMESPACE, terms) for scope in named)
 
 
 @settings(derandomize=True)
@@ -60,6 +69,27 @@ def test_a_set_knows_the_newest_that_takes_a_chunk(
     assert asked.newest(key, NAMESPACE, terms) == max(taking, default=None)
     assert asked.concerns(terms.tenant) == any(scope.tenant in (None, terms.tenant) for scope in left)
     assert asked.keys == frozenset().union(*(scope.keys or frozenset() for scope in left))
+
+
+def test_many_scopes_cost_what_they_may_concern() -> None:
+    """A chunk is held against the scopes that name its tenant's whole, its key or a label of its own, of thousands."""
+    held: list[Scope] = []
+
+    class Counted(Scope):
+        def takes(self, *chunk: object) -> bool:
+            held.append(self)
+            return super().takes(*chunk)  # type: ignore[arg-type]
+
+    scopes = ScopeSet(
+        [Counted(tenant=7, labels=frozenset([n])) for n in range(1, 10_000)]
+        + [Counted(tenant=7, keys=frozenset([ChunkKey(n.to_bytes(32))])) for n in range(10_000)]
+    )
+    assert not scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([20_000])))
+    assert not scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=8, labels=frozenset([5])))
+    assert not held
+    assert scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([5, 20_000])))
+    assert scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=7))
+    assert len(held) == 2
 
 
 @settings(derandomize=True)

@@ -98,13 +98,6 @@ class Engine:
         outputs = [output for _ in range(times) for output in self.llm.llm_engine.step()]
         return {output.request_id: output.num_cached_tokens for output in outputs if output.finished}
 
-    def finish(self) -> dict[str, int]:
-        """Let every request that was started end; cached tokens by name."""
-        ended: dict[str, int] = {}
-        while self.llm.llm_engine.has_unfinished_requests():
-            ended |= self.step()
-        return ended
-
     def forget_gpu(self) -> None:
         """Empty the engine's own prefix cache, and leave the tiers alone."""
         assert self.llm.reset_prefix_cache()
@@ -117,18 +110,6 @@ class Rig(Engine):
         super().__init__(llm)
         self.digests = digests
         self.cache = self.core.scheduler.connector.manager.cache
-
-    def administer(self, **command: Any) -> dict[str, Any]:
-        """One command of cache administration, carried out between two steps."""
-        import time
-
-        answer = self.core.hotspan(command)
-        deadline = time.monotonic() + 30
-        while not isinstance(answer, dict) and not answer.done():
-            assert time.monotonic() < deadline, "it hangs"
-            self.core.scheduler.connector.administrator.run_waiting()
-            time.sleep(0.001)
-        return answer if isinstance(answer, dict) else answer.result()
 
     def evict_ram(self) -> None:
         """Leave the chunks to the disk alone."""

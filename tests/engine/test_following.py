@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine import opening
@@ -152,30 +151,6 @@ def test_a_burst_is_one_pass_and_stays_with_its_tenant(
     here = [engine.cache.usage()[tier].tenants for tier in (Tier.RAM, Tier.DISK)]
     assert all(tenant_label("noisy") not in tenants and tenant_label("quiet") in tenants for tenants in here)
     assert engine.ask(texts["quiet"], **as_("quiet")) == 0 and engine.ask(kept, **as_("quiet")) == OWN
-
-
-def test_many_scopes_cost_what_they_may_concern() -> None:
-    """A chunk is held against the scopes that name its tenant's whole, its key or a label of its own, of thousands."""
-    held: list[Scope] = []
-
-    class Counted(Scope):
-        def takes(self, *chunk: object) -> bool:
-            held.append(self)
-            return super().takes(*chunk)  # type: ignore[arg-type]
-
-    from hotspan.core.terms import Terms
-    from hotspan.core.types import ChunkKey
-
-    scopes = ScopeSet(
-        [Counted(tenant=7, labels=frozenset([n])) for n in range(1, 10_000)]
-        + [Counted(tenant=7, keys=frozenset([ChunkKey(n.to_bytes(32))])) for n in range(10_000)]
-    )
-    assert not scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([20_000])))
-    assert not scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=8, labels=frozenset([5])))
-    assert not held
-    assert scopes.takes(ChunkKey(b"x" * 32), bytes(32), Terms(tenant=7, labels=frozenset([5, 20_000])))
-    assert scopes.takes(ChunkKey((5).to_bytes(32)), bytes(32), Terms(tenant=7))
-    assert len(held) == 2
 
 
 def test_replicas_that_are_asked_for_the_same_write_one_entry(

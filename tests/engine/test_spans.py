@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.engine.spans import Span, Spans
@@ -72,23 +71,6 @@ def test_what_is_taken_is_what_a_search_finds(
         spans.pop(name)
     spans.check()
     assert not spans.matched(scopes, NAMESPACE)
-
-
-@given(USES, SCOPES)
-def test_several_scopes_take_what_any_takes(
-    uses: list[tuple[int, Terms, frozenset[ChunkKey] | None]], scopes: list[Scope]
-) -> None:
-    """A set of scopes says of each chunk what its scopes say one by one."""
-    together = ScopeSet(scopes)
-    for n, terms, _ in uses:
-        assert together.takes(key(n), NAMESPACE, terms) == any(each.takes(key(n), NAMESPACE, terms) for each in scopes)
-        may = [
-            s
-            for s in scopes
-            if s.keys is not None
-            and Scope(s.tenant, s.adapter, s.labels, None, s.namespace).takes(key(99), NAMESPACE, terms)
-        ]
-        assert together.may_name(NAMESPACE, terms) == bool(may)
 
 
 def test_what_is_looked_at_is_what_may_be_meant() -> None:
