@@ -63,7 +63,7 @@ KEPT_PROMPTS = 32_000
 """By each replica that tells events: more than the index has room for."""
 
 BLOCK_BYTES = 256
-MOST_BLOCKS = 270_000
+MAX_BLOCKS = 270_000
 """That the router knows of each: a little more than it holds. Without a word it is a million."""
 
 TOKENS_PER_S = 20_000
@@ -290,7 +290,7 @@ class Told:
     """A replica that keeps the last prompts it got and tells so in events, whose tokens are of four bytes each."""
 
     def __init__(self, slot: int, prompts: Prompts, index: PrefixIndex) -> None:
-        blocks = Blocks(lambda ids: array("I", ids).tobytes(), prompts.roots.of_engine, MOST_BLOCKS)
+        blocks = Blocks(lambda ids: array("I", ids).tobytes(), prompts.roots.of_engine, MAX_BLOCKS)
         self.follower = EventSync(slot, blocks, index, lambda is_exact, reason: None)
         self.follower.connected()
         self._kept: deque[list[int]] = deque()
@@ -299,7 +299,7 @@ class Told:
     @property
     def is_full(self) -> bool:
         """Whether each prompt displaces one, and each new block one that is known."""
-        return len(self._kept) >= KEPT_PROMPTS and len(self.follower.blocks) >= MOST_BLOCKS
+        return len(self._kept) >= KEPT_PROMPTS and len(self.follower.blocks) >= MAX_BLOCKS
 
     def compute(self, text: bytes) -> None:
         """Keep a prompt, and say what came and what went."""

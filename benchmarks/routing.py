@@ -27,7 +27,7 @@ from hotspan.simulate.show import as_json, print_lines
 from hotspan.simulate.simulation import Setup, Simulation
 
 TRACES = ("conversation", "synthetic")
-MOST_IMBALANCE = 2.0
+MAX_IMBALANCE = 2.0
 REQUESTS = 100_000
 SMALL = 200_000
 TIERS = (
@@ -50,7 +50,7 @@ def unmet(lines: Sequence[Line]) -> list[str]:
         found += [
             f"{trace}: {strategy} sends one replica {own[strategy].imbalance:.1f} times its part"
             for strategy in Strategy
-            if own[strategy].imbalance > MOST_IMBALANCE
+            if own[strategy].imbalance > MAX_IMBALANCE
         ]
     return found
 

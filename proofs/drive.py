@@ -133,18 +133,18 @@ class Drive:
         if files.open_fds:
             raise Broken(f"{len(files.open_fds)} descriptors are left open")
 
-    def heal(self, most_s: float) -> float:
-        """Seconds until the tier takes part again, with traffic. Raises: Broken if it does not within `most_s`."""
+    def heal(self, max_s: float) -> float:
+        """Seconds until the tier takes part again, with traffic. Raises: Broken if it does not within `max_s`."""
         self._repair()
         started_s = self.world.clock.monotonic()
-        while (took_s := self.world.clock.monotonic() - started_s) <= most_s:
+        while (took_s := self.world.clock.monotonic() - started_s) <= max_s:
             if self.world.is_up:
                 return took_s
             self.world.clock.advance(0.25)
             self.world.queues.run()
             for name in ("arrive", "step", "end_store", "end_load"):
                 self.do(name)
-        raise Broken(f"the tier is not back {most_s:g} s after the fault was gone")
+        raise Broken(f"the tier is not back {max_s:g} s after the fault was gone")
 
     def abandon(self) -> None:
         """Let go of everything, whatever state it is in."""

@@ -117,7 +117,7 @@ class Engine:
     rng: random.Random
     payload_bytes: int
     below: Callable[[], set[ChunkKey]]
-    most_requests: int = 4
+    max_requests: int = 4
     patience_s: float = PATIENCE_S
     checks_books: bool = True
     requests: list[Request] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Engine:
 
     def arrive(self) -> None:
         """A request comes and looks its text up."""
-        if len(self.requests) < self.most_requests:
+        if len(self.requests) < self.max_requests:
             text = self.rng.choice(self.texts)
             expires_s = int(self.clock.unix()) + text.ttl_s if text.ttl_s else NEVER
             reader = Reader(terms=Terms(tenant=text.tenant, labels=text.labels, expires_s=expires_s))

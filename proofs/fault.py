@@ -15,7 +15,7 @@ from proofs.simulated.faults import SHORT, FaultyFiles
 
 CLAIM = "whichever call fails: every request is right, nothing leaks, and the tier is back within 30 s"
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "short": SHORT}
-_MOST_HEAL_S = 30.0
+_MAX_HEAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
             return
         try:
             drive.run(options.steps)
-            tally.heal_s.append(drive.heal(_MOST_HEAL_S))
+            tally.heal_s.append(drive.heal(_MAX_HEAL_S))
             tally.trips += drive.world.tier.trips
             drive.end()
             tally.hits += drive.engine.counts.hits

@@ -28,14 +28,14 @@ _OBJECT_BYTES = PREAMBLE_BYTES + HEADER_BYTES + SIZE
 _WARM_UP = 0.1
 _REMEMBERED = 128
 """Invalidations; a log keeps fewer."""
-_LEAST_CHURN = 10.0
-_MOST_LATE_S = 120.0
+_MIN_CHURN = 10.0
+_MAX_LATE_S = 120.0
 """For a machine too slow for enough of it."""
-_MOST_DRIFT = 0.01
-_LEAST_SAMPLES = 4
+_MAX_DRIFT = 0.01
+_MIN_SAMPLES = 4
 _SETTLED_S = 60.0
 """Of a soak: in a shorter one memory still grows to what it will be, and is not looked at."""
-_MOST_OVER = 2.0
+_MAX_OVER = 2.0
 """Objects over the capacity of 8: each of 4 writers counts what it wrote itself, and sweeps at 9 down to 7."""
 
 
@@ -54,8 +54,8 @@ class Churn:
     @property
     def is_steady(self) -> bool:
         """Whether it was about something, and nothing grew."""
-        is_small = self.over <= _MOST_OVER and not self.left and self.samples >= _LEAST_SAMPLES
-        return is_small and self.churn >= _LEAST_CHURN and all(value < _MOST_DRIFT for value in self.drifts.values())
+        is_small = self.over <= _MAX_OVER and not self.left and self.samples >= _MIN_SAMPLES
+        return is_small and self.churn >= _MIN_CHURN and all(value < _MAX_DRIFT for value in self.drifts.values())
 
 
 class _Forgetful(World):
@@ -69,7 +69,7 @@ class _Forgetful(World):
 def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Churn:
     """Until the time is over, and longer on a machine too slow for enough of it; what breaks is a finding."""
     found, samples, stored = Churn(), Samples(), 0
-    capacity, least = _OBJECTS * _OBJECT_BYTES, _LEAST_CHURN * _OBJECTS * SIZE
+    capacity, least = _OBJECTS * _OBJECT_BYTES, _MIN_CHURN * _OBJECTS * SIZE
     said, total_s = Said(), hours * 3600
     with in_memory() as root:
 
@@ -83,7 +83,7 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
         next_s = started_s + _WARM_UP * total_s
         try:
             while (now_s := time.monotonic()) < end_s or (
-                (stored < least or len(samples.fds) < _LEAST_SAMPLES) and now_s < end_s + _MOST_LATE_S
+                (stored < least or len(samples.fds) < _MIN_SAMPLES) and now_s < end_s + _MAX_LATE_S
             ):
                 world.run(100)
                 stored += sum(replica.cache.take_stats().store_bytes[Tier.L2] for replica in world.replicas)

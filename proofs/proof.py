@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hotspan.bench.machine import write_results
 
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 """How many failures are kept with their words; all are counted."""
 
 Progress = Callable[[int, int], None]
@@ -50,7 +50,7 @@ class Findings:
     def add(self, case: int, what: str) -> None:
         """Something went wrong in a case."""
         self.count += 1
-        if len(self.kept) < MOST_FAILURES:
+        if len(self.kept) < MAX_FAILURES:
             self.kept.append(Failure(case, what))
 
 

@@ -31,8 +31,8 @@ _PAYLOAD_BYTES = 16384
 _RAM_SLOTS = 48
 _TENANTS, _TEXTS = 6, 20
 _WARM_UP = 0.1
-_LEAST_CHURN = 10.0
-_MOST_DRIFT = 0.01
+_MIN_CHURN = 10.0
+_MAX_DRIFT = 0.01
 _SHARES = Shares(by_tenant={3: Share(floor=0.1, quota=0.3)})
 
 
@@ -161,8 +161,8 @@ def run(options: Options, progress: Progress) -> Proof:
         "rss_mib_first": samples.rss_bytes[0] / (1 << 20) if samples.rss_bytes else 0.0,
         "rss_mib_last": samples.rss_bytes[-1] / (1 << 20) if samples.rss_bytes else 0.0,
     }
-    steady = all(value < _MOST_DRIFT for value in drifts.values())
-    passed = not findings.count and churn >= _LEAST_CHURN and steady and len(samples.fds) >= 4
+    steady = all(value < _MAX_DRIFT for value in drifts.values())
+    passed = not findings.count and churn >= _MIN_CHURN and steady and len(samples.fds) >= 4
     return Proof("soak", CLAIM, figures, passed, tuple(findings.kept))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
-MOST_PART_BYTES: Final = 60_000_000
+MAX_PART_BYTES: Final = 60_000_000
 
 _PIECE: Final = 1 << 20
 
@@ -64,8 +64,8 @@ def cut(files: Sequence[Path], directory: Path, part_bytes: int, facts: dict[str
 
     Raises: PartsError if a part may be 60 MB or more, or if `directory` holds parts of another time.
     """
-    if not 0 < part_bytes < MOST_PART_BYTES:
-        raise PartsError(f"parts of {part_bytes} bytes: give 1 to {MOST_PART_BYTES - 1}, so that each one travels")
+    if not 0 < part_bytes < MAX_PART_BYTES:
+        raise PartsError(f"parts of {part_bytes} bytes: give 1 to {MAX_PART_BYTES - 1}, so that each one travels")
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.glob("part-*")):
         raise PartsError(f"{directory} holds parts already: delete them, or name another directory")

@@ -27,7 +27,7 @@ from hotspan.demo.plan import EngineSettings, usable_threads
 from hotspan.demo.server import ServerProcess, serve_command
 
 _READY_EVERY_S: Final = 15.0
-_LEAST_S: Final = 30.0
+_MIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def in_turn(setting: Setting, result: Result, jobs: Mapping[str, Callable[[], An
     """
     names = list(jobs)
     first = (setting.repetition - 1) % len(names)
-    longest_s = _LEAST_S
+    longest_s = _MIN_S
     for name in (*names[first:], *names[:first]):
         if setting.deadline.left_s < longest_s:
             result.leave_out(name, f"{setting.deadline.left_s:.0f} s were left, one like it took {longest_s:.0f} s")

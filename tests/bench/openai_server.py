@@ -48,7 +48,7 @@ class Served:
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
-    most_running: int = 0
+    max_running: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -140,7 +140,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         if status:
             return web.json_response({"error": {"message": "no luck"}}, status=status)
         self.served.running += 1
-        self.served.most_running = max(self.served.most_running, self.served.running)
+        self.served.max_running = max(self.served.max_running, self.served.running)
         try:
             until = time.monotonic() + HOLD_S
             while self.behaviour.holds(self.served, body) and time.monotonic() < until:

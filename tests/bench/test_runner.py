@@ -69,9 +69,9 @@ def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:
 
 def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
     """The query round keeps exactly the asked number of requests in flight while it has that many."""
-    server = serve(first_token_s=0.05, holds=lambda served, body: served.most_running < 4)
+    server = serve(first_token_s=0.05, holds=lambda served, body: served.max_running < 4)
     run_rounds(small(server, in_flight=4, no_warmup=True))
-    assert server.served.most_running == 4
+    assert server.served.max_running == 4
 
 
 async def answered(monkeypatch: pytest.MonkeyPatch, socket: Path, **behaviour: Any) -> RequestRecord:

@@ -13,7 +13,7 @@ import pytest
 
 from hotspan.core.types import GIB, MIB, PAGE_BYTES
 from hotspan.plan import disk as module
-from hotspan.plan.disk import MOST_WRITTEN, DiskProbe, probe_disk
+from hotspan.plan.disk import MAX_WRITTEN, DiskProbe, probe_disk
 from hotspan.plan.mounts import Medium
 from hotspan.tiers.directory import open_directory
 
@@ -52,7 +52,7 @@ def test_a_disk_is_measured_and_left_as_it_was(on_disk: Path) -> None:
     assert 0.001 < probe.read_gb_s < 100 and 0.001 < probe.write_gb_s < 100
     stat = os.statvfs(on_disk)
     assert probe.free_bytes == pytest.approx(stat.f_bavail * stat.f_frsize, rel=0.05, abs=GIB)
-    assert written_bytes() - before <= MOST_WRITTEN + MIB
+    assert written_bytes() - before <= MAX_WRITTEN + MIB
     assert list(on_disk.iterdir()) == []
 
 
@@ -90,11 +90,11 @@ def test_a_layer_over_memory_is_memory_though_it_can_not_be_seen(on_disk: Path) 
             assert probe_disk(over).medium is Medium.MEMORY, "its upper directory can be seen"
             subprocess.run(["umount", "-l", str(memory)], check=True)
             assert probe_disk(over, is_measured=False).medium is Medium.OVERLAY
-            whole, module._LEAST_FREE = module._LEAST_FREE, MIB  # type: ignore[misc]
+            whole, module._MIN_FREE = module._MIN_FREE, MIB  # type: ignore[misc]
             try:
                 probe = probe_disk(over)
             finally:
-                module._LEAST_FREE = whole  # type: ignore[misc]
+                module._MIN_FREE = whole  # type: ignore[misc]
             assert probe.medium is Medium.MEMORY and probe.problem is not None
         subprocess.run(["mount", "-t", "tmpfs", "none", str(memory)], check=True)  # for `mounted` to take away
 
@@ -214,7 +214,7 @@ def test_killed_in_the_middle_it_leaves_nothing(on_disk: Path) -> None:
     """A process that is killed while it measures leaves no file, and gives its space back."""
     code = (
         "import sys; from pathlib import Path; from hotspan.plan import disk\n"
-        "disk._PASS_S = 30; disk.MOST_WRITTEN = 1 << 40\n"
+        "disk._PASS_S = 30; disk.MAX_WRITTEN = 1 << 40\n"
         "real = disk.os.pwrite\n"
         "def slow(fd, data, at):\n"
         "    if at == 4 << 20: print('writing', flush=True)\n"

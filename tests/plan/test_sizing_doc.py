@@ -54,13 +54,13 @@ def test_the_limits_are_the_codes() -> None:
     assert f"{tiers.SERVER_BYTES // GIB} GiB an engine and {tiers.RANK_BYTES // GIB} GiB a rank" in DOC
     assert f"a fifth, or {tiers.DISK_RESERVE_BYTES // GIB} GiB" in DOC
     assert f"a tenth, and {tiers.SHARED_RANK_BYTES // MIB} MiB a rank" in DOC
-    assert f"fewer than {tiers.LEAST_CHUNKS} chunks, a RAM tier below {tiers.LEAST_BYTES // MIB} MiB" in DOC
-    assert f"a disk tier below {tiers.LEAST_DISK_BYTES // GIB} GiB" in DOC
-    assert f"{tiers.MOST_CHUNKS:,} chunks" in DOC
-    assert f"less than {tiers.LEAST_READ_GB_S} GB/s" in DOC
-    assert f"at most {disk.MOST_WRITTEN // MIB} MiB, {disk._IO_BYTES // MIB} MiB an I/O" in DOC
+    assert f"fewer than {tiers.MIN_CHUNKS} chunks, a RAM tier below {tiers.MIN_BYTES // MIB} MiB" in DOC
+    assert f"a disk tier below {tiers.MIN_DISK_BYTES // GIB} GiB" in DOC
+    assert f"{tiers.MAX_CHUNKS:,} chunks" in DOC
+    assert f"less than {tiers.MIN_READ_GB_S} GB/s" in DOC
+    assert f"at most {disk.MAX_WRITTEN // MIB} MiB, {disk._IO_BYTES // MIB} MiB an I/O" in DOC
     assert f"at most {disk._PASS_S} s each way" in DOC
-    floor = tiers.LEAST_READ_GB_S * 1e9 / SHAPE.kv_bytes_per_token
+    floor = tiers.MIN_READ_GB_S * 1e9 / SHAPE.kv_bytes_per_token
     said = re.search(r"some ([\d,]+) tokens a second", DOC)
     assert said is not None and float(said[1].replace(",", "")) == pytest.approx(floor, rel=0.02)
 

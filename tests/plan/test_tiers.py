@@ -15,11 +15,11 @@ from hotspan.plan.memory import Available, SharedMemory
 from hotspan.plan.mounts import Medium
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import (
-    LEAST_BYTES,
-    LEAST_CHUNKS,
-    LEAST_DISK_BYTES,
+    MAX_CHUNKS,
+    MIN_BYTES,
+    MIN_CHUNKS,
+    MIN_DISK_BYTES,
     MODEST,
-    MOST_CHUNKS,
     RANK_BYTES,
     RESERVE,
     SERVER_BYTES,
@@ -202,7 +202,7 @@ def test_a_tier_has_no_more_chunks_than_can_be_kept_track_of() -> None:
     tiny = ModelShape.from_config(models.QWEN_7B | {"num_hidden_layers": 1, "hidden_size": 448})
     plan = choose_tiers(machine(100, disks=(drive(7000),)), tiny)
     assert plan.disk is not None
-    assert 0.99 * MOST_CHUNKS < plan.disk.bytes / tiny.chunk_bytes() <= MOST_CHUNKS
+    assert 0.99 * MAX_CHUNKS < plan.disk.bytes / tiny.chunk_bytes() <= MAX_CHUNKS
 
 
 @pytest.mark.parametrize("who", list(Answerer))
@@ -258,8 +258,8 @@ def test_all_workers_together_take_no_more_than_there_is(
         assert count * (plan.ram_bytes + processes + engine) <= host.memory.bytes
         assert count * (plan.ram_bytes + engine) <= (1 - RESERVE) * host.memory.bytes + MIB
         assert count * plan.ram_bytes <= 0.9 * host.shared_memory.free_bytes
-        assert plan.ram_bytes >= LEAST_BYTES
-        assert shape is None or plan.ram_bytes >= LEAST_CHUNKS * shape.chunk_bytes()
+        assert plan.ram_bytes >= MIN_BYTES
+        assert shape is None or plan.ram_bytes >= MIN_CHUNKS * shape.chunk_bytes()
     else:
         assert plan.disk is None and plan.l2 is None
     if plan.disk is not None:
@@ -268,7 +268,7 @@ def test_all_workers_together_take_no_more_than_there_is(
             for disk in host.disks
             if disk.problem is None
         )
-        assert plan.disk.bytes >= LEAST_DISK_BYTES
+        assert plan.disk.bytes >= MIN_DISK_BYTES
 
 
 @settings(max_examples=300, deadline=None)

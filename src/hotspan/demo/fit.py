@@ -14,7 +14,7 @@ from hotspan.demo.plan import DemoSizes
 BUDGET_S: Final = 300.0
 """For all modes, their servers' starts included."""
 
-LEAST_COMPUTE_S: Final = 180.0
+MIN_COMPUTE_S: Final = 180.0
 """Where the starts take most of the budget, it is exceeded by so much at most."""
 
 _LENGTHS: Final = (8192, 6144, 4096, 3072, 2048, 1536, 1024, 512)
@@ -90,7 +90,7 @@ def fit(sizes: DemoSizes, costs: Costs, modes: Sequence[str], repetitions: int =
 
     The smallest are taken where none fit.
     """
-    budget_s = max(BUDGET_S / repetitions - len(modes) * costs.start_s, LEAST_COMPUTE_S / repetitions)
+    budget_s = max(BUDGET_S / repetitions - len(modes) * costs.start_s, MIN_COMPUTE_S / repetitions)
     for documents in _DOCUMENTS:
         if documents <= sizes.in_flight:
             continue
@@ -101,14 +101,14 @@ def fit(sizes: DemoSizes, costs: Costs, modes: Sequence[str], repetitions: int =
     return tried
 
 
-def measure(url: str, most_tokens: int, clock: Callable[[], float] = time.monotonic) -> list[Sample]:
+def measure(url: str, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> list[Sample]:
     """What prompts of growing length take at a server, as far as that can be told in seconds.
 
     Raises: EngineError if it does not answer them.
     """
     _ask(url, prose(900, 40), 1)  # what is compiled at the first request
     samples: list[Sample] = []
-    for number, tokens in enumerate(each for each in _STEPS if each <= most_tokens):
+    for number, tokens in enumerate(each for each in _STEPS if each <= max_tokens):
         text = prose(901 + number, int(tokens * _WORDS_PER_TOKEN))
         began_s = clock()
         counted = _ask(url, text, 1)

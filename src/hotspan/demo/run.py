@@ -76,18 +76,14 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
 
 def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath: Aftermath) -> DemoSizes:
     """The sizes that this machine can afford, from a server that is started to measure its prefill rate."""
-    port, names = request.port or free_port(), request.mode or MODE_NAMES
-    engine = _engine(request)
+    title = "measuring the prefill rate"
     mode = plan_modes(request.sizes, model.kv_bytes_per_token, request.output)[0]
-    command = serve_command(model.path, (*engine.arguments(port, mode.pool_blocks), *mode.arguments))
-    log = request.output / "server-measure.log"
     began_s = time.monotonic()
-    with ServerProcess(command, engine.environment(), port, log, aftermath) as server:
-        _wait(server, request, "measuring the prefill rate", console)
+    with _serving(request, model, mode, title, "server-measure.log", console, aftermath) as (server, _):
         start_s = time.monotonic() - began_s
-        with waiting(console, "measuring the prefill rate"):
+        with waiting(console, title):
             samples = measure(server.url, request.sizes.request_tokens)
-    sizes = fit(request.sizes, Costs.of(start_s, samples), names, request.repetitions)
+    sizes = fit(request.sizes, Costs.of(start_s, samples), request.mode or MODE_NAMES, request.repetitions)
     last = samples[-1]
     console.print(
         f"Measured: {last.tokens / last.prefill_s:,.0f} tokens per second over {last.tokens:,} tokens; a server starts "
@@ -96,12 +92,6 @@ def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath:
         style="dim",
     )
     return sizes
-
-
-def _engine(request: DemoRequest) -> EngineSettings:
-    return EngineSettings(
-        max_model_len=request.sizes.request_tokens, threads=request.engine_threads, dtype=request.dtype
-    )
 
 
 def served_type(given: str, surroundings: Mapping[str, str]) -> NativeType:
@@ -113,11 +103,23 @@ def served_type(given: str, surroundings: Mapping[str, str]) -> NativeType:
     return native_type(surroundings)
 
 
-def _wait(server: ServerProcess, request: DemoRequest, title: str, console: Console) -> None:
-    with waiting(console, f"{title}: starting the server") as change:
-        server.wait_until_ready(
-            request.start_timeout_s, lambda waited, line: change(_waiting(title, waited, line, console))
-        )
+@contextmanager
+def _serving(
+    request: DemoRequest, model: DemoModel, mode: Mode, title: str, log: str, console: Console, aftermath: Aftermath
+) -> Iterator[tuple[ServerProcess, tuple[str, ...]]]:
+    """A server of that mode that is ready, with its arguments."""
+    port = request.port or free_port()
+    engine = EngineSettings(
+        max_model_len=request.sizes.request_tokens, threads=request.engine_threads, dtype=request.dtype
+    )
+    arguments = (*engine.arguments(port, mode.pool_blocks), *mode.arguments)
+    command = serve_command(model.path, arguments)
+    with ServerProcess(command, engine.environment(), port, request.output / log, aftermath) as server:
+        with waiting(console, f"{title}: starting the server") as change:
+            server.wait_until_ready(
+                request.start_timeout_s, lambda waited, line: change(_waiting(title, waited, line, console))
+            )
+        yield server, arguments
 
 
 @contextmanager
@@ -147,13 +149,8 @@ class _Demo:
         request, console = self.request, self.console
         repeated = request.repetitions > 1
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
-        log = request.output / f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
-        port = request.port or free_port()
-        engine = _engine(request)
-        arguments = (*engine.arguments(port, mode.pool_blocks), *mode.arguments)
-        command = serve_command(self.model.path, arguments)
-        with ServerProcess(command, engine.environment(), port, log, self.aftermath) as server:
-            _wait(server, request, title, console)
+        log = f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
+        with _serving(request, self.model, mode, title, log, console, self.aftermath) as (server, arguments):
             with TerminalProgress(console, title) as progress:
                 result = run_rounds(_workload(request.sizes, mode, server), progress, request.command)
             for line in failures(result.rounds):
@@ -163,7 +160,7 @@ class _Demo:
             with waiting(console, f"{title}: stopping the server"):
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
-            raise EngineError(f"every request failed in mode {mode.name!r}; see {log}")
+            raise EngineError(f"every request failed in mode {mode.name!r}; see {request.output / log}")
         self.serve.setdefault(mode.name, _portable(arguments))
         before = self.runs.get(mode.name)
         self.runs[mode.name] = (

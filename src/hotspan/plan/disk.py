@@ -20,7 +20,7 @@ from hotspan.plan.memory import memory_of_files
 from hotspan.plan.mounts import Medium, medium_of, mount_of, read_mounts
 from hotspan.tiers.files import Files
 
-MOST_WRITTEN: Final = 256 * MIB
+MAX_WRITTEN: Final = 256 * MIB
 _PASS_S: Final = 0.4
 """How long writing may take, and reading."""
 
@@ -29,7 +29,7 @@ _PATIENCE_S: Final = 3.0
 
 _IO_BYTES: Final = 4 * MIB
 _THREADS: Final = 4
-_LEAST_FREE: Final = GIB
+_MIN_FREE: Final = GIB
 """Below that nothing is measured: the disk is too small anyway."""
 
 
@@ -91,7 +91,7 @@ def probe_disk(directory: Path, *, is_measured: bool = True) -> DiskProbe:
         stat = os.statvfs(base)
         probe = replace(probe, free_bytes=stat.f_bavail * stat.f_frsize, held_bytes=_held_bytes(path))
         problem = _occupied(path) or _refused(base)
-        if problem is not None or not is_measured or probe.free_bytes < _LEAST_FREE:
+        if problem is not None or not is_measured or probe.free_bytes < _MIN_FREE:
             return replace(probe, problem=problem)
         rates = _measure(base)
     except OSError as error:
@@ -167,7 +167,7 @@ def _measure(base: Path) -> _Rates | None:
             stack.callback(os.close, direct)
         fd = plain if direct is None else direct
         before = memory_of_files()
-        wrote = _Pass(lambda buffer, at: os.pwrite(fd, buffer, at), MOST_WRITTEN)
+        wrote = _Pass(lambda buffer, at: os.pwrite(fd, buffer, at), MAX_WRITTEN)
         done = wrote.run(lambda: os.fdatasync(fd))
         is_memory = memory_of_files() - before > 0.8 * wrote.moved_bytes
         if done and direct is None:
@@ -209,9 +209,9 @@ def _direct(plain: int) -> int | None:
 class _Pass:
     """Four threads that move a file once from its beginning, until its end or until time is up."""
 
-    def __init__(self, move: Callable[[memoryview, int], int], most_bytes: int) -> None:
+    def __init__(self, move: Callable[[memoryview, int], int], max_bytes: int) -> None:
         self._move = move
-        self._places: Iterator[int] = iter(range(0, most_bytes, _IO_BYTES))
+        self._places: Iterator[int] = iter(range(0, max_bytes, _IO_BYTES))
         self._buffers = [_buffer() for _ in range(_THREADS)]
         self._lock = threading.Lock()
         self._errors: list[OSError] = []

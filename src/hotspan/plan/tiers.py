@@ -30,15 +30,15 @@ SHARED_RANK_BYTES: Final = 64 * MIB
 """What a rank's own messages need of /dev/shm."""
 
 DISK_RESERVE_BYTES: Final = 2 * GIB
-LEAST_READ_GB_S: Final = 0.2
+MIN_READ_GB_S: Final = 0.2
 """A disk that reads more slowly is left out: computing is faster for all but the largest models."""
 
-LEAST_CHUNKS: Final = 8
+MIN_CHUNKS: Final = 8
 """A tier that holds fewer is left out."""
 
-LEAST_BYTES: Final = 64 * MIB
-LEAST_DISK_BYTES: Final = GIB
-MOST_CHUNKS: Final = 1 << 20
+MIN_BYTES: Final = 64 * MIB
+MIN_DISK_BYTES: Final = GIB
+MAX_CHUNKS: Final = 1 << 20
 """In one tier: each costs memory for its entry."""
 
 MODEST: Final = 0.25
@@ -129,7 +129,7 @@ class _Engine:
 
     def most(self, size: int) -> int:
         """`size`, as far as a tier of so many chunks can be kept track of; whole MiB."""
-        capped = min(size, MOST_CHUNKS * self.chunk_bytes) if self.chunk_bytes else size
+        capped = min(size, MAX_CHUNKS * self.chunk_bytes) if self.chunk_bytes else size
         return max(0, capped) // _STEP * _STEP
 
 
@@ -201,17 +201,17 @@ def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int |
         left, pool = _cpu_engine(engine, left, modest, reasons)
     left, limit = _least_of(engine, left, modest)
     shared = host.shared_memory
-    most_shared = max(0, int(0.9 * shared.free_bytes) // engine.sharers - engine.ranks * SHARED_RANK_BYTES)
-    ram = engine.most(min(left, most_shared))
-    least = max(LEAST_BYTES, LEAST_CHUNKS * engine.chunk_bytes)
-    short = "/dev/shm" if most_shared < left else "memory"
-    taken = f"what {short} leaves" if most_shared < left else limit
+    max_shared = max(0, int(0.9 * shared.free_bytes) // engine.sharers - engine.ranks * SHARED_RANK_BYTES)
+    ram = engine.most(min(left, max_shared))
+    least = max(MIN_BYTES, MIN_CHUNKS * engine.chunk_bytes)
+    short = "/dev/shm" if max_shared < left else "memory"
+    taken = f"what {short} leaves" if max_shared < left else limit
     if ram < least:
         more = "enlarge it (docker run --shm-size, or an emptyDir with medium: Memory)"
-        why = f"{short} leaves {_size(min(left, most_shared))}, and {_size(least)} are the least of use"
+        why = f"{short} leaves {_size(min(left, max_shared))}, and {_size(least)} are the least of use"
         reasons.append(Reason("RAM", "none", f"{why}: {more}" if short == "/dev/shm" else why))
         return 0, pool
-    why = taken if ram // _STEP == min(left, most_shared) // _STEP else f"{MOST_CHUNKS:,} chunks"
+    why = taken if ram // _STEP == min(left, max_shared) // _STEP else f"{MAX_CHUNKS:,} chunks"
     if short == "/dev/shm":
         why += f" ({_size(shared.free_bytes)} of {_size(shared.total_bytes)} free)"
     reasons.append(Reason("RAM", _size(ram), why + _share_of(engine)))
@@ -294,11 +294,11 @@ def disk_bytes(disk: DiskProbe, engine: _Engine) -> int:
 
 def _unworthy(disk: DiskProbe, size: int, engine: _Engine) -> str | None:
     """Why a disk that could be used is not worth it."""
-    least = max(LEAST_DISK_BYTES, LEAST_CHUNKS * engine.chunk_bytes)
+    least = max(MIN_DISK_BYTES, MIN_CHUNKS * engine.chunk_bytes)
     if size < least:
         return f"it would get {_size(size)}, and {_size(least)} are the least of use"
-    if disk.read_gb_s is not None and disk.read_gb_s < LEAST_READ_GB_S:
-        return f"it reads {disk.read_gb_s:.2f} GB/s: below {LEAST_READ_GB_S:g} computing is mostly faster"
+    if disk.read_gb_s is not None and disk.read_gb_s < MIN_READ_GB_S:
+        return f"it reads {disk.read_gb_s:.2f} GB/s: below {MIN_READ_GB_S:g} computing is mostly faster"
     return None
 
 

@@ -89,14 +89,28 @@ class FleetRouter:
             index.add(slot, medium, change.came)
 
 
-class LeastLoad:
-    """The fewest tokens of prompts that wait for their first byte; of equal ones, one at random."""
+class Baseline:
+    """A router to compare with: it goes by what it sent itself."""
 
     is_told = False
 
     def __init__(self, replicas: int, rng: random.Random) -> None:
-        self._waiting = [0] * replicas
+        self._replicas = replicas
         self._rng = rng
+
+    def first_byte(self, job: Job) -> None: ...
+
+    def end(self, job: Job) -> None: ...
+
+    def event(self, replica: int, medium: Medium, change: Change) -> None: ...
+
+
+class LeastLoad(Baseline):
+    """The fewest tokens of prompts that wait for their first byte; of equal ones, one at random."""
+
+    def __init__(self, replicas: int, rng: random.Random) -> None:
+        super().__init__(replicas, rng)
+        self._waiting = [0] * replicas
 
     def send(self, job: Job) -> int:
         least = min(self._waiting)
@@ -107,26 +121,17 @@ class LeastLoad:
     def first_byte(self, job: Job) -> None:
         self._waiting[job.replica] -= job.request.tokens
 
-    def end(self, job: Job) -> None:
-        pass
 
-    def event(self, replica: int, medium: Medium, change: Change) -> None:
-        pass
-
-
-class PrefixTree:
+class PrefixTree(Baseline):
     """Where the longest beginning of the prompt was sent before, whatever waits there; anywhere if nowhere."""
 
-    is_told = False
-
     def __init__(self, replicas: int, rng: random.Random) -> None:
-        self._all = (1 << replicas) - 1
+        super().__init__(replicas, rng)
         self._sent: dict[int, int] = {}
-        self._rng = rng
 
     def send(self, job: Job) -> int:
         keys, sent = job.request.keys, self._sent
-        where = self._all
+        where = (1 << self._replicas) - 1
         for key in keys:
             further = where & sent.get(key, 0)
             if not further:
@@ -137,15 +142,6 @@ class PrefixTree:
             sent[key] = sent.get(key, 0) | 1 << chosen
         return chosen
 
-    def first_byte(self, job: Job) -> None:
-        pass
-
-    def end(self, job: Job) -> None:
-        pass
-
-    def event(self, replica: int, medium: Medium, change: Change) -> None:
-        pass
-
 
 def make_router(
     policy: str, replicas: int, costs: Costs, sizes: Sizes, clock: Clock, rng: random.Random, *, events: bool = True
@@ -155,10 +151,9 @@ def make_router(
     events: whether `auto` and `kvaware` are told what replicas hold.
     Raises: ConfigError for a name that is none.
     """
-    if policy == LEAST_LOAD:
-        return LeastLoad(replicas, rng)
-    if policy == PREFIX_TREE:
-        return PrefixTree(replicas, rng)
+    baselines: dict[str, type[LeastLoad | PrefixTree]] = {LEAST_LOAD: LeastLoad, PREFIX_TREE: PrefixTree}
+    if policy in baselines:
+        return baselines[policy](replicas, rng)
     if policy not in POLICIES:
         raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
     strategy = Strategy.AUTO if policy == UNTOLD else Strategy(policy)
