@@ -112,7 +112,7 @@ def test_the_administrator_names_anybody_or_nobody() -> None:
     assert engine.asked[0]["tenant"] is None and engine.asked[1]["model"] is True
     assert engine.asked[2] == {"do": "invalidate"}
     reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": []})
-    assert reply.status == 400 and "/hotspan/cache/clear" in reply.json["detail"] and len(engine.asked) == 3
+    assert reply.status == 400 and "/hotspan/cache/clear" in reply.json["error"]["message"] and len(engine.asked) == 3
 
 
 def test_without_keys_only_the_administrator_forgets() -> None:
@@ -165,7 +165,7 @@ def test_a_batch_is_one_command(engine: FakeEngine) -> None:
 def test_what_is_too_much_or_nothing_is_refused(engine: FakeEngine, body: dict[str, Any], says: str) -> None:
     """400 that says what would do; the engine is not asked."""
     reply = ask(engine, "POST", "/hotspan/cache/invalidate", body, key="key-a")
-    assert reply.status == 400 and says in reply.json["detail"] and not engine.asked
+    assert reply.status == 400 and says in reply.json["error"]["message"] and not engine.asked
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_the_engine_refuses_is_the_caller_s_mistake() -> None:
     """A text that the engine can't name is a 400 with its reason."""
     engine = FakeEngine({"refused": "a text of 2 tokens is shorter than a chunk"})
     reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"tokens": [1, 2]}, key="key-a")
-    assert reply.status == 400 and "shorter than a chunk" in reply.json["detail"]
+    assert reply.status == 400 and "shorter than a chunk" in reply.json["error"]["message"]
 
 
 def test_a_prompt_that_no_request_may_have_is_refused() -> None:
@@ -226,7 +226,7 @@ def test_a_prompt_that_no_request_may_have_is_refused() -> None:
             raise ValueError("the prompt is too long")
 
     reply = ask(Strict(), "POST", "/hotspan/cache/invalidate", {"prompt": "x"}, key="key-a")
-    assert reply.status == 400 and reply.json["detail"] == "the prompt is too long"
+    assert reply.status == 400 and reply.json["error"]["message"] == "the prompt is too long"
 
 
 def test_a_shred_is_one_command() -> None:
@@ -255,7 +255,7 @@ def test_what_is_not_durable_is_no_success() -> None:
     reply = ask(FakeEngine(fails=TimeoutError()), "POST", "/hotspan/cache/clear")
     assert reply.status == 503 and reply.json["receipt"]["is_durable"] is False
     reply = ask(FakeEngine(fails=EngineError("the engine did not: x")), "POST", "/hotspan/cache/clear")
-    assert reply.status == 503 and "did not: x" in reply.json["detail"]
+    assert reply.status == 503 and "did not: x" in reply.json["error"]["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)
@@ -263,10 +263,10 @@ def test_without_tiers_or_keys(method: str, path: str, body: Any) -> None:
     """With --no-cache, and for keys without encryption: 409 and what to do; the engine is not asked."""
     engine = FakeEngine()
     reply = ask(engine, method, path, body, cached=False)
-    assert reply.status == 409 and "--no-cache" in reply.json["detail"] and not engine.asked
+    assert reply.status == 409 and "--no-cache" in reply.json["error"]["message"] and not engine.asked
     if "keys" in path:
         reply = ask(engine, method, path, body, encrypted=False)
-        assert reply.status == 409 and "--kek" in reply.json["detail"] and not engine.asked
+        assert reply.status == 409 and "--kek" in reply.json["error"]["message"] and not engine.asked
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from hotspan.config.kv_events import published
 from hotspan.config.settings import CacheSettings, EncryptionSettings
 from hotspan.core.errors import ConfigError
-from hotspan.server.hardening import hardened
+from hotspan.server.hardening import check_start, hardened
 from hotspan.server.posture import Severity, posture
 
 from .test_posture import KEK, KEYS, SEALED, STORE, cache, facts, options
@@ -54,8 +54,9 @@ SECRETS = [
 def test_open_events_beside_secrets_are_refused(secret: dict[str, Any], config: dict[str, str], key: Path) -> None:
     """Tenants, encryption or --persistence none and an open endpoint contradict each other, unless there is a key."""
     given = options(engine=events(**config), **secret)
-    with pytest.raises(ConfigError, match="--kv-events-key FILE"):
-        hardened(given, {})
+    for check in (hardened, check_start):
+        with pytest.raises(ConfigError, match="--kv-events-key FILE"):
+            check(given, {})
     settings: CacheSettings = secret.get("cache", PLAIN)
     keyed = options(**{"engine": events(**config), **secret, "cache": replace(settings, events_key=key)})
     assert hardened(keyed, {}).engine_values["kv_events_config"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Header, HTTPException
+from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,9 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.http.errors import HttpError
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
+from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, current_principal
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class CacheAdmin:
 
     def _need_cache(self) -> None:
         if self._cache is None:
-            raise HTTPException(
+            raise HttpError(
                 409,
                 "this server has no hotspan cache (--no-cache): restart it to empty the engine's own prefix cache, "
                 "or serve without --no-cache",
@@ -180,20 +182,20 @@ class CacheAdmin:
     def _need_keys(self) -> None:
         self._need_cache()
         if self._cache is None or self._cache.encryption is None:
-            raise HTTPException(409, "this server has no keys: serve with --kek and --key-store")
+            raise HttpError(409, "this server has no keys: serve with --kek and --key-store")
 
     def _reach(self, principal: Principal, asked: Invalidation) -> str | None:
         """The tenant that an invalidation is confined to; None for all."""
         if principal.is_admin:
             if asked.is_empty:
-                raise HTTPException(400, "this names nothing to forget: to forget everything POST /hotspan/cache/clear")
+                raise HttpError(400, "this names nothing to forget: to forget everything POST /hotspan/cache/clear")
             return asked.tenant
         if not principal.has_key:
-            raise HTTPException(401, "forgetting needs an API key or the admin token: send `Authorization: Bearer ...`")
+            raise HttpError(401, "forgetting needs an API key or the admin token: send `Authorization: Bearer ...`")
         if asked.tenant not in (None, principal.tenant):
-            raise HTTPException(403, f"this key belongs to another tenant than {asked.tenant!r}: leave tenant out")
+            raise HttpError(403, f"this key belongs to another tenant than {asked.tenant!r}: leave tenant out")
         if asked.is_empty:
-            raise HTTPException(
+            raise HttpError(
                 400,
                 f'this names nothing to forget: {{"tenant": "{principal.tenant}"}} is all of yours; everything of '
                 "everybody is the administrator's (POST /hotspan/cache/clear)",
@@ -214,16 +216,16 @@ class CacheAdmin:
         return command, scope
 
     def _check_length(self, scopes: Sequence[Json]) -> None:
-        """Raise HTTPException for a text longer than the model's context, which was never computed."""
+        """Raise HttpError for a text longer than the model's context, which was never computed."""
         tokens, most = sum(scope.get("tokens", 0) for scope in scopes), self._engine.max_tokens
         if tokens > most:
             what = "the texts of a batch are" if len(scopes) > 1 else "the text is"
-            raise HTTPException(
+            raise HttpError(
                 400, f"{what} {tokens} tokens long, and this model takes {most}: nothing longer is ever stored"
             )
         for scope in scopes:
             if "tokens" in scope and scope["tokens_from"] >= scope["tokens"]:
-                raise HTTPException(
+                raise HttpError(
                     400,
                     f"tokens_from is {scope['tokens_from']} and the text ends at {scope['tokens']}: it names nothing",
                 )
@@ -231,7 +233,7 @@ class CacheAdmin:
     async def _text(self, asked: Invalidation, tenant: str | None) -> Json:
         """The fields by which the engine finds a text."""
         if tenant is None and self._has_keys:
-            raise HTTPException(400, "a text belongs to a tenant: say which")
+            raise HttpError(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
         adapter = None if asked.adapter is None else self._adapter(asked.adapter, owner)
         tokens = asked.tokens
@@ -239,7 +241,7 @@ class CacheAdmin:
             try:
                 tokens = await self._engine.tokens(asked.prompt or "")
             except ValueError as error:  # longer than the model takes
-                raise HTTPException(400, str(error)) from error
+                raise HttpError(400, str(error)) from error
         return {
             "tenant": owner,
             "tokens": tokens,
@@ -255,7 +257,7 @@ class CacheAdmin:
         if found is None and (path := self._engine.adapter_path(name)) is not None:
             found = EngineAdapter(name, path)  # one that the server was started with
         if found is None:
-            raise HTTPException(
+            raise HttpError(
                 404,
                 f"there is no adapter {name!r} now, and nothing else tells what its texts are called: leave the text "
                 "out to forget all that was computed with it, or register it again",
@@ -269,7 +271,7 @@ class CacheAdmin:
         except TimeoutError:
             return _unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
         if "refused" in receipt:
-            raise HTTPException(400, receipt["refused"])
+            raise HttpError(400, receipt["refused"])
         if receipt["is_durable"]:
             return JSONResponse(receipt)
         return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
@@ -278,12 +280,12 @@ class CacheAdmin:
         try:
             return await self._engine.administer(command, timeout_s)
         except EngineError as error:
-            raise HTTPException(503, str(error)) from error
+            raise HttpError(503, str(error)) from error
 
 
 def admin_router(admin: CacheAdmin) -> APIRouter:
     """hotspan's own routes."""
-    router = APIRouter(tags=["hotspan"])
+    router = APIRouter(tags=["hotspan"], route_class=OwnRoute)
     router.get("/hotspan/cache")(admin.stats)
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post("/hotspan/cache/clear")(admin.clear)
@@ -323,18 +325,18 @@ def _logged(header: str | None) -> Json:
 
 def _check_batch(asked: Invalidations) -> None:
     if asked.batch and not asked.model_copy(update={"tenant": None}).is_empty:
-        raise HTTPException(400, "beside a batch only its tenant may be given: write the rest into the batch")
+        raise HttpError(400, "beside a batch only its tenant may be given: write the rest into the batch")
     names = sum(len(each.tags) + (each.session is not None) for each in asked.each)
     if names > _MAX_NAMES:
-        raise HTTPException(400, f"the batch names {names} tags and sessions: give at most {_MAX_NAMES} at a time")
+        raise HttpError(400, f"the batch names {names} tags and sessions: give at most {_MAX_NAMES} at a time")
 
 
 def _check(asked: Invalidation) -> None:
     if asked.tokens is not None and asked.prompt is not None:
-        raise HTTPException(400, "both tokens and prompt name a text: give one of them")
+        raise HttpError(400, "both tokens and prompt name a text: give one of them")
     if not asked.names_text and (asked.tokens_from is not None or asked.cache_salt is not None):
-        raise HTTPException(400, "tokens_from and cache_salt belong to a text: give tokens or prompt with them")
+        raise HttpError(400, "tokens_from and cache_salt belong to a text: give tokens or prompt with them")
     try:
         parse_directives({"tags": asked.tags, "session": asked.session})
     except ValueError as error:
-        raise HTTPException(400, str(error)) from error
+        raise HttpError(400, str(error)) from error

@@ -8,8 +8,12 @@ The head of a response is held until its first byte, so that a stream that fails
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from hotspan.core.errors import HotspanError
@@ -146,6 +150,21 @@ class AppExchange(Exchange):
         head = raw({"content-type": JSON, "content-length": str(len(body)), **said})
         await super().begin(status, [*theirs, *head])
         await super().write(body, is_last=True)
+
+
+class OwnRoute(APIRoute):
+    """A route of hotspan's in the engine's app: an HttpError of its handler becomes the response."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except HttpError as error:
+                return JSONResponse(error.body(error.status), error.status, error.headers)
+
+        return answer
 
 
 def lmi_status(status: int) -> int:

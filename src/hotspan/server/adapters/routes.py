@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from hotspan.core.errors import did_you_mean
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.registry import LORA_OFF, Adapter, AdapterRegistry
+from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import SERVER, current_owner, current_principal
 
 MODEL = "/models/{model}"
@@ -109,7 +110,7 @@ class AdapterRoutes:
 def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *, is_open: bool = False) -> APIRouter:
     """The routes in all their spellings; without a registry they answer that LoRA is off."""
     routes = None if registry is None else AdapterRoutes(registry, models, is_open=is_open)
-    router = APIRouter(tags=["adapters"])
+    router = APIRouter(tags=["adapters"], route_class=OwnRoute)
     for prefix in ("", MODEL):
         for method, path, handler in (
             ("POST", ADAPTERS, AdapterRoutes.register),
@@ -124,13 +125,10 @@ def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *,
 
 def _answering(routes: AdapterRoutes | None, handler: _Handler) -> Callable[[Request], Awaitable[JSONResponse]]:
     async def answer(request: Request) -> JSONResponse:
-        try:
-            if routes is None:
-                raise HttpError(400, LORA_OFF)
-            routes.check_model(request)
-            return JSONResponse(await handler(routes, request))
-        except HttpError as error:
-            return JSONResponse(error.body(error.status), error.status, error.headers)
+        if routes is None:
+            raise HttpError(400, LORA_OFF)
+        routes.check_model(request)
+        return JSONResponse(await handler(routes, request))
 
     return answer
 
