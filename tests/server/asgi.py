@@ -20,9 +20,15 @@ class Reply:
 
 
 def call(
-    app: Any, method: str, path: str, headers: dict[str, str] | None = None, body: Any = None, kind: str = "http"
+    app: Any,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    body: Any = None,
+    kind: str = "http",
+    port: int = 8080,
 ) -> Reply:
-    """The reply of `app`; a websocket that was closed before it opened has status 403."""
+    """The reply of `app` at a port; a websocket that was closed before it opened has status 403."""
     data = b"" if body is None else json.dumps(body).encode()
     given = {"host": "h", "content-type": "application/json"} | (headers or {})
     scope = {
@@ -36,7 +42,7 @@ def call(
         "query_string": b"",
         "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
         "scheme": kind.replace("websocket", "ws"),
-        "server": ("127.0.0.1", 8080),
+        "server": ("127.0.0.1", port),
         "client": ("127.0.0.1", 9),
         "state": {},
     }

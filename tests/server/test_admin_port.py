@@ -1,4 +1,4 @@
-"""A port of its own for administration: what each port serves, to whom, by HTTP over two real sockets, and over TLS."""
+"""A port of its own for administration: what each port serves, to whom; and both ports over TLS."""
 
 import contextlib
 import http.client
@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, a
 from hotspan.server.principal import Credentials
 from tests.server.conftest import serve_options
 
+from .asgi import call
 from .certificates import make_certificate
 from .test_policy import OF_ACME, OF_ADMIN, fake_app
 from .test_principal import ADMIN_TOKEN, known
@@ -49,20 +50,19 @@ def serving(gate: Gate, *sockets: socket.socket, **options: Any) -> Iterator[Non
         thread.join(60)
 
 
-def status(port: int, path: str, headers: dict[str, str], method: str = "GET") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    with contextlib.closing(connection):
-        connection.request(method, path, headers=headers)
-        return connection.getresponse().status
+PORT, ADMIN_PORT = 8080, 8081
+Status = Callable[..., int]
 
 
 @pytest.fixture(params=[True, False], ids=["keyed", "open"])
-def ports(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, bool]]:
-    """The clients' port, the administrator's, and whether clients need keys."""
-    is_keyed = bool(request.param)
-    listener = bind("127.0.0.1", 0)
-    admin = bind("127.0.0.1", 0)
-    port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
+def is_keyed(request: pytest.FixtureRequest) -> bool:
+    """Whether clients need keys."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def status(is_keyed: bool) -> Status:
+    """What a request to a port is answered with."""
     app = fake_app()
 
     async def answer() -> dict[str, str]:
@@ -71,42 +71,37 @@ def ports(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, bool]]:
     for path in ("/hotspan/cache", "/hotspan/cache/invalidate", "/adapters"):
         app.add_api_route(path, answer, methods=["GET", "POST"], include_in_schema=False)
     table = access_table(has_keys=is_keyed, has_given_token=True)
-    tenants = known(acme="key-a") if is_keyed else Tenants()
-    gate = Gate(app, table, Credentials(tenants, ADMIN_TOKEN), admin_port)
-    with contextlib.closing(listener), contextlib.closing(admin), serving(gate, listener, admin):
-        yield port, admin_port, is_keyed
+    gate = Gate(app, table, Credentials(known(acme="key-a") if is_keyed else Tenants(), ADMIN_TOKEN), ADMIN_PORT)
+    return lambda port, path, headers, method="GET": call(gate, method, path, headers, port=port).status
 
 
-def test_each_port_serves_its_own(ports: tuple[int, int, bool]) -> None:
+def test_each_port_serves_its_own(status: Status) -> None:
     """Clients' routes are refused at the administrator's port and administration at the clients', token or not."""
-    port, admin_port, _ = ports
     for path in ("/sleep", "/metrics", "/hotspan/cache", "/new/route", "/nothing"):
-        assert {status(port, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
+        assert {status(PORT, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
         expected = 404 if path == "/nothing" else 200
-        assert status(admin_port, path, OF_ADMIN) == expected, path
-        assert status(admin_port, path, {}) == 401, path
+        assert status(ADMIN_PORT, path, OF_ADMIN) == expected, path
+        assert status(ADMIN_PORT, path, {}) == 401, path
     for path in ("/v1/completions", "/v1/models"):
-        assert {status(admin_port, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
-        assert status(port, path, OF_ADMIN) == 200, path
+        assert {status(ADMIN_PORT, path, who) for who in ({}, OF_ACME, OF_ADMIN)} == {403}, path
+        assert status(PORT, path, OF_ADMIN) == 200, path
 
 
-def test_a_client_administers_nothing_at_either_port(ports: tuple[int, int, bool]) -> None:
+def test_a_client_administers_nothing_at_either_port(status: Status, is_keyed: bool) -> None:
     """A client's key (or none, where none is needed) opens nothing at the administrator's port but what is public."""
-    port, admin_port, is_keyed = ports
     for path in ("/sleep", "/hotspan/cache/invalidate", "/adapters"):
-        assert status(admin_port, path, OF_ACME) == (403 if is_keyed else 401), path
-    assert status(port, "/hotspan/cache/invalidate", OF_ACME, "POST") == 200
-    assert status(admin_port, "/hotspan/cache/invalidate", OF_ADMIN, "POST") == 200
-    assert status(admin_port, "/adapters", OF_ADMIN) == 200
-    assert status(port, "/adapters", OF_ADMIN, "POST") == 403, "registering an adapter is administration"
-    assert [status(each, "/health", {}) for each in (port, admin_port)] == [200, 200]
+        assert status(ADMIN_PORT, path, OF_ACME) == (403 if is_keyed else 401), path
+    assert status(PORT, "/hotspan/cache/invalidate", OF_ACME, "POST") == 200
+    assert status(ADMIN_PORT, "/hotspan/cache/invalidate", OF_ADMIN, "POST") == 200
+    assert status(ADMIN_PORT, "/adapters", OF_ADMIN) == 200
+    assert status(PORT, "/adapters", OF_ADMIN, "POST") == 403, "registering an adapter is administration"
+    assert [status(each, "/health", {}) for each in (PORT, ADMIN_PORT)] == [200, 200]
 
 
-def test_the_host_header_does_not_choose_the_port(ports: tuple[int, int, bool]) -> None:
+def test_the_host_header_does_not_choose_the_port(status: Status) -> None:
     """What a request says of the server that it means changes nothing."""
-    port, admin_port, _ = ports
-    lies = {"host": f"127.0.0.1:{admin_port}", "x-forwarded-port": str(admin_port), "x-forwarded-host": "admin"}
-    assert status(port, "/sleep", OF_ADMIN | lies) == 403
+    lies = {"host": f"127.0.0.1:{ADMIN_PORT}", "x-forwarded-port": str(ADMIN_PORT), "x-forwarded-host": "admin"}
+    assert status(PORT, "/sleep", OF_ADMIN | lies) == 403
 
 
 @pytest.mark.parametrize("has_client_adapters", [False, True])
@@ -161,7 +156,9 @@ def test_both_ports_speak_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> Non
                     found.append(connection.getresponse().status)
             assert found == [403, 200]
             with pytest.raises((http.client.HTTPException, OSError)):
-                status(port, "/health", {})
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection.request("GET", "/health")
+                connection.getresponse()
 
 
 def test_loading_speaks_tls(tls: tuple[dict[str, Any], ssl.SSLContext]) -> None:
