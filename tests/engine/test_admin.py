@@ -46,31 +46,6 @@ def test_what_is_read_is_what_was_computed(engine: Core) -> None:
     assert engine.runner.read == read + OWN + 2 * WHOLE and engine.runner.wrong == 0
 
 
-def test_a_waiting_request_leaves_nothing_of_a_text_that_is_named_by_its_tokens(engine: Core) -> None:
-    """It was admitted before the invalidation and begins to run after it: while it runs, and when it has ended, neither
-    the engine's own cache nor a tier has anything of the text."""
-    prompt = engine.text(2, LENGTH)
-    engine.start("waiting", prompt, 20)
-    receipt = engine.administer(do="invalidate", tenant="default", tokens=prompt)
-    assert receipt["requests_in_flight"] == 1 and receipt["is_durable"]
-    engine.step(3)
-    engine.start("meanwhile", prompt, no_store=True)
-    assert engine.finish() == {"waiting": 0, "meanwhile": 0}
-    engine.settle()
-    assert engine.ask(prompt) == 0
-
-
-def test_a_running_request_leaves_nothing_of_a_text_that_is_named_by_its_tokens(engine: Core) -> None:
-    """The same for one that has computed a part of it, and for one whose text only begins with it."""
-    prompt = engine.text(3, 3000)
-    engine.start("running", prompt, 50)
-    engine.step()
-    assert engine.administer(do="invalidate", tenant="default", tokens=prompt[:LENGTH])["requests_in_flight"] == 1
-    engine.finish()
-    engine.settle()
-    assert engine.ask(prompt) == 0
-
-
 def test_a_request_of_another_text_goes_on_as_ever(engine: Core) -> None:
     """What shares no chunk with the text is stored and found, whether it ran or waited."""
     running, waiting, gone = (engine.text(10 + n, LENGTH) for n in range(3))

@@ -129,27 +129,38 @@ def test_a_request_that_has_just_ended_leaves_nothing(engine: Core) -> None:
     assert not engine.core.scheduler.connector.manager._records
 
 
-def test_a_running_request_leaves_nothing(engine: Core) -> None:
-    """A request that runs goes on to its end; neither what it had computed nor what it computes later is ever found."""
-    prompt = engine.text(60, 3000)
-    engine.start("60001", prompt, 300, tags=["moving"])
+def named(by: str, prompt: list[int]) -> dict[str, object]:
+    """What an invalidation names."""
+    return {"tags": ["moving"]} if by == "tag" else {"tenant": "default", "tokens": prompt}
+
+
+@pytest.mark.parametrize("by", ["tag", "tokens"])
+def test_a_running_request_leaves_nothing(engine: Core, by: str) -> None:
+    """A request that runs goes on to its end, whether all of its text is named or the beginning; neither what it had
+    computed nor what it computes later is ever found."""
+    prompt = engine.text(60 if by == "tag" else 61, 3000)
+    engine.start("running", prompt, 300, tags=["moving"])
     engine.step(2)
-    receipt = engine.administer(do="invalidate", tags=["moving"])
+    receipt = engine.administer(do="invalidate", **named(by, prompt[:LENGTH]))
     assert receipt["requests_in_flight"] == 1 and receipt["removed"]["gpu_blocks"] > 0
     engine.step(3)
-    engine.start("60002", prompt[:2900], 1, no_store=True)
-    ended = engine.finish()
-    assert ended == {"60001": 0, "60002": 0}
+    engine.start("meanwhile", prompt[:2900], 1, no_store=True)
+    assert engine.finish() == {"running": 0, "meanwhile": 0}
     engine.settle()
     assert engine.ask(prompt, 1) == 0
 
 
-def test_a_waiting_request_leaves_nothing_either(engine: Core) -> None:
-    """A request that was admitted before the invalidation and begins to run after it is not found."""
-    prompt = engine.text(65, LENGTH)
-    engine.start("65001", prompt, 1, tags=["waiting"])
-    assert engine.administer(do="invalidate", tags=["waiting"])["requests_in_flight"] == 1
-    engine.finish()
+@pytest.mark.parametrize("by", ["tag", "tokens"])
+def test_a_waiting_request_leaves_nothing_either(engine: Core, by: str) -> None:
+    """A request that was admitted before the invalidation and begins to run after it is not found, while it runs and
+    when it has ended."""
+    prompt = engine.text(65 if by == "tag" else 68, LENGTH)
+    engine.start("waiting", prompt, 20, tags=["moving"])
+    receipt = engine.administer(do="invalidate", **named(by, prompt))
+    assert receipt["requests_in_flight"] == 1 and receipt["is_durable"]
+    engine.step(3)
+    engine.start("meanwhile", prompt, no_store=True)
+    assert engine.finish() == {"waiting": 0, "meanwhile": 0}
     engine.settle()
     assert engine.ask(prompt, 1) == 0
 

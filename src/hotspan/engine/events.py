@@ -1,10 +1,10 @@
-"""What routers are told of chunks below the engine's own pool, as vLLM's KV events: stored, removed, in which medium.
+"""vLLM's KV events for the chunks in hotspan's tiers: stored, removed, and in which medium.
 
-The engine publishes its pool's blocks with the medium GPU. A chunk is a block of its own here, named by the end of its
-key, standing on the chunk before it, with its tokens: who missed the engine's event can still tell what it is.
+The engine publishes its pool's blocks with the medium GPU. Here each chunk is a block, named by the end of its key,
+with its parent and its tokens, so that a router that missed the engine's event still knows the text.
 
-What leaves RAM is told at once. What comes to the tiers below, and what leaves them, is found by looking at a few
-chunks each step: a router that knows it some seconds late chooses a little worse, and the tiers need no hooks.
+Chunks that leave RAM are published at once. What comes to the lower tiers and leaves them is found by looking at a few
+chunks per step: a router that learns of it some seconds late chooses a little worse, and the tiers need no hooks.
 
 They are published by vLLM's publisher: to subscribers with the key only, and on loopback where that is asked.
 """
@@ -39,28 +39,29 @@ _LOOKED_AT = 16
 class ChunkEvents:
     """The events of one engine. The scheduler's thread calls it.
 
-    group: whose chunks are told of, a chain: what other groups hold, comes and goes with it.
+    group: whose chunks are published, a chain: the chunks of other groups come and go with it.
     """
 
     def __init__(self, cache: TieredCache, group: ChunkGroup) -> None:
         self._cache = cache
         self._group = group
-        # Where each chunk was that was told of; nowhere, until its turn comes.
+        # Where each published chunk was; nowhere, until its turn comes.
         self._media: dict[ChunkKey, frozenset[Tier]] = {}
         self._turns: deque[ChunkKey] = deque()
         self._events: list[KVCacheEvent] = []
         cache.ram.gone = deque()
 
-    def tell(self, state: RequestRecord) -> None:
-        """Tell of the request's chunks that are in a tier and were not told of, up to the first that is in none."""
-        chunks = state.chain(self._group.index)
-        while state.told < len(chunks) and self._tell(state, chunks[state.told]):
-            state.told += 1
+    def publish(self, record: RequestRecord) -> None:
+        """Publish the request's chunks that are in a tier and were not published, up to the first that is in none."""
+        chunks = record.chain(self._group.index)
+        while record.published < len(chunks) and self._publish(record, chunks[record.published]):
+            record.published += 1
 
     def watch(self, pool: BlockPool) -> None:
-        """The engine's pool: when it is emptied, all is said to be cleared, and readers forget our chunks, too.
+        """The engine's pool. When it is emptied the engine publishes that all is cleared, and routers forget our
+        chunks, too: these are published again with the requests that use them.
 
-        Mutates: the pool, which tells of it. They are told anew with the requests that use them.
+        Mutates: the pool, which reports it.
         """
         reset = pool.reset_prefix_cache
 
@@ -88,8 +89,8 @@ class ChunkEvents:
         events, self._events = self._events, []
         return events
 
-    def _tell(self, state: RequestRecord, chunk: Chunk) -> bool:
-        """Tell of one chunk; whether it is anywhere."""
+    def _publish(self, record: RequestRecord, chunk: Chunk) -> bool:
+        """Publish one chunk; whether it is anywhere."""
         known = self._media.get(chunk.key)
         if known:
             return True
@@ -99,11 +100,11 @@ class ChunkEvents:
                 self._turns.append(chunk.key)
             self._media[chunk.key] = media
             for tier in _in_order(media):
-                self._events.append(self._described(state, chunk, tier))
+                self._events.append(self._described(record, chunk, tier))
         return bool(media)
 
     def _look(self, key: ChunkKey) -> None:
-        """Tell what changed of a chunk: first where it came to, so that it is never nowhere on its way down."""
+        """Publish what changed of a chunk: first where it came to, so that it is never nowhere on its way down."""
         before = self._media.get(key)
         if not before:
             return
@@ -113,15 +114,15 @@ class ChunkEvents:
         for tier in _in_order(before - now):
             self._events.append(BlockRemoved([_name(key)], _MEDIA[tier]))
 
-    def _described(self, state: RequestRecord, chunk: Chunk, tier: Tier) -> BlockStored:
-        """A chunk that readers do not know: with its text, and what else its name depends on."""
+    def _described(self, record: RequestRecord, chunk: Chunk, tier: Tier) -> BlockStored:
+        """A chunk that routers do not know: with its text, and what else its name depends on."""
         start = chunk.index * self._group.tokens
         stop = start + self._group.tokens
         stored = self._stored(chunk.key, tier)
         stored.parent_block_hash = None if chunk.parent is None else _name(chunk.parent)
-        stored.token_ids = list(state.request.all_token_ids[start:stop])
-        stored.lora_name = state.adapter
-        stored.extra_keys = extra_keys(state.request, start, stop)
+        stored.token_ids = list(record.request.all_token_ids[start:stop])
+        stored.lora_name = record.adapter
+        stored.extra_keys = extra_keys(record.request, start, stop)
         return stored
 
     def _stored(self, key: ChunkKey, tier: Tier) -> BlockStored:

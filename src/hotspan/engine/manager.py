@@ -119,7 +119,7 @@ class HotspanManager(OffloadingManager):
         """
         hit, known = dict[str, int](), ScopeSet(scopes)
         for record in (*self._ended, *self._records.values()):
-            first = record.taken_from(known, self.namespace)
+            first = record.matched_from(known, self.namespace)
             if first is not None:
                 record.may_store = False
                 hit[record.request.request_id] = first
@@ -149,7 +149,7 @@ class HotspanManager(OffloadingManager):
         return self.cache.is_waiting(record)
 
     def note_answer(self, request_id: str) -> None:
-        """The engine was told what there is of a request."""
+        """The engine knows now what is cached of a request."""
         if (record := self._records.get(request_id)) is not None:
             record.is_answered = True
 
@@ -172,7 +172,7 @@ class HotspanManager(OffloadingManager):
         if record.terms.labels or record.terms.expires_s or record.inherited:
             self.cache.join(chunks, record)
         if self.events is not None:
-            self.events.tell(record)
+            self.events.publish(record)
         self.prefixes.keep(record)
 
     def retire(self, request: Request) -> None:
@@ -278,7 +278,7 @@ class HotspanManager(OffloadingManager):
         chunks = self._chunks(keys, req_context)
         self.cache.end_store(sorted(chunks, key=lambda chunk: chunk.index), success=success)
         if self.events is not None:
-            self.events.tell(self._record(req_context))
+            self.events.publish(self._record(req_context))
 
     def on_schedule_end(self, context: object) -> None:
         for request_id in getattr(context, "new_req_ids", ()):

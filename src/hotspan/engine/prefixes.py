@@ -92,7 +92,7 @@ class GpuPrefixes:
         hit: those that are known to be concerned, though nothing of them may be in the cache yet, and from which chunk
              of their text on.
 
-        They go on under names that nobody can ask for: what they still compute is never found.
+        They go on under random names: what they still compute is never found.
         """
         return self._drop(self.spans.matched(scopes, namespace), hit)
 

@@ -1,4 +1,4 @@
-"""When an invalidation is durable, and which replicas have read it: told to all who wait by one thread."""
+"""Receipts of invalidations: durable, and read by which replicas. One thread answers all that wait."""
 
 import logging
 import threading
@@ -58,7 +58,7 @@ class Receipts:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Answer no more receipts."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -50,16 +50,16 @@ class ChunkGroup(NamedTuple):
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestRecord(Reader):
     """All that is known of one request. The cache writes what `Reader` has, `Admission` the request's identity and
-    terms, `GpuPrefixes` what is said of spans, the manager the rest.
+    terms, `GpuPrefixes` the fields about spans, the manager the rest.
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     kept_tokens: tokens of its prompt that were cached when it came.
-    is_begun:    it runs. is_answered: the engine was told what is cached, and has not begun with it.
-    told:        number of its chunks that routers were told of.
+    is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
+    published:   number of its chunks that were published to routers.
     keys:        of its chunks so far.
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
-    is_renamed:  it was invalidated while it ran: its blocks have names that nobody can ask for.
+    is_renamed:  it was invalidated while it ran: its blocks have random names.
     """
 
     request: Request
@@ -71,7 +71,7 @@ class RequestRecord(Reader):
     is_begun: bool = False
     is_answered: bool = False
     load_began_s: float = 0.0
-    told: int = 0
+    published: int = 0
     keys: set[ChunkKey] = field(default_factory=set)
     spans: list[bytes] = field(default_factory=list)
     spans_kept: int = 0
@@ -91,14 +91,14 @@ class RequestRecord(Reader):
                 self.keys.add(found.key)
         return found
 
-    def taken_from(self, scopes: ScopeSet, namespace: bytes) -> int | None:
-        """The first chunk of its text that an invalidation takes, by its index; None if it takes none."""
+    def matched_from(self, scopes: ScopeSet, namespace: bytes) -> int | None:
+        """Index of the first chunk of its text that an invalidation matches; None if it matches none."""
         if scopes.takes(_NO_KEY, namespace, self.bare_terms):
             return 0
         first = [self.tags_from] if scopes.takes(_NO_KEY, namespace, self.terms) else []
         if scopes.keys:
             self.all_chunks()
-        if self.keyer is None:  # nobody can say what its chunks would be called: it may be any
+        if self.keyer is None:  # the names of its chunks are unknown: it may be any
             first += [0] if scopes.may_name(namespace, self.terms) else []
         elif not self.keys.isdisjoint(scopes.keys):
             first += [
@@ -109,7 +109,7 @@ class RequestRecord(Reader):
         return min(first, default=None)
 
     def keys_at(self, index: int) -> frozenset[ChunkKey] | None:
-        """The keys of the chunks within the largest group's chunk at `index`; None if they can't be told."""
+        """The keys of the chunks within the largest group's chunk at `index`; None if they are unknown."""
         if self.keyer is None:
             return None
         self._extend(self.keyer)
@@ -123,8 +123,8 @@ class RequestRecord(Reader):
     def keys_from(self, token: int) -> frozenset[ChunkKey]:
         """The keys of its complete chunks from a token on, but at least of the last one in each group.
 
-        What lies behind that stands on it, and so does what a longer text has in the same chunk. Empty for a text that
-        is shorter than a chunk: what is stored of it has a name that depends on what follows.
+        What follows is their descendant, and so is what a longer text has in the same chunk. Empty for a text that is
+        shorter than a chunk: what is stored of it has a name that depends on what follows.
         """
         self.all_chunks()
         chains = [(group, self.chain(group.index)) for group in self.groups]
@@ -135,9 +135,9 @@ class RequestRecord(Reader):
         )
 
     def inherit(self, index: int, known: Iterable[Terms | None]) -> Terms:
-        """Others use the chunk at `index`, or what it stands on, on `known` terms; returns those that hold from now on.
+        """Others use the chunk at `index`, or its ancestors, on `known` terms; returns the terms from now on.
 
-        Labels go on to what stands on it, so that an invalidation finds it also where a chunk in between is gone.
+        Descendants get the labels, too, so that an invalidation finds them also where a chunk in between is gone.
         """
         own = joined = self.terms_at(index)
         for terms in known:
@@ -252,11 +252,11 @@ class Admission:
         return bool(request.mm_features) and SERVER_DIRECTIVES not in (request.kv_transfer_params or {})
 
     def _directives(self, request: Request) -> Directives | None:
-        """What the server said of the request, or what it says itself where no server stands before the engine."""
+        """The server's directives for the request, or the request's own where there is no hotspan server."""
         params = request.kv_transfer_params or {}
-        said = params.get(SERVER_DIRECTIVES)
-        if said is not None:
-            return Directives.from_json(said)
+        given = params.get(SERVER_DIRECTIVES)
+        if given is not None:
+            return Directives.from_json(given)
         if self._settings.is_strict:
             return None
         try:
