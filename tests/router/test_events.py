@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,9 +21,12 @@ from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Cleared, Event, UnknownMessage, events_of
 from hotspan.router.event_sync import REASONS, EventSync
 from hotspan.router.events import EventFeed
+from hotspan.router.settings import Replica
 from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
+from tests.router.rig import replicas, routed, say_ok
+from tests.router.test_tokens import made
 from tests.server.conftest import free_port
 
 STEM: Text = tuple(7 * at % 200 + 1 for at in range(48))
@@ -374,9 +378,8 @@ def feed_for(
     """A feed of the publisher at these ports."""
     events, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     told = [] if states is None else states
-    options: dict[str, Any] = {"topic": "kv", "replay_wait_s": replay_wait_s, "keys": keys}
-    on_state: Callable[[bool, str], None] = lambda *state: told.append(state)  # noqa: E731
-    return EventFeed(0, events, replay, claims, join, Roots("m").of_engine, on_state, **options)  # type: ignore[arg-type]
+    sync = EventSync(0, Blocks(join, Roots("m").of_engine), claims, lambda *state: told.append(state))  # type: ignore[arg-type]
+    return EventFeed(sync, events, replay, topic="kv", replay_wait_s=replay_wait_s, keys=keys)
 
 
 def told_by_vllm() -> Any:
@@ -455,6 +458,22 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
             publisher.close()
 
 
+async def test_the_gateway_follows_its_replicas(tmp_path: Path) -> None:
+    """A replica with events is exact once they are replayed, and the metrics have its messages."""
+    made("byte-level")[0].save(str(tmp_path / "tokenizer.json"))
+    with zmq.Context() as context, contextlib.closing(Publisher(context, 1)) as publisher:
+        publisher.step(is_sent=False)
+        events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
+        async with replicas(say_ok) as (fake,):
+            behind = (Replica(fake.url, events=events, replay=replay),)
+            async with routed([fake], behind=behind, model=tmp_path) as at:
+                await until(lambda: at.router.fleet.replicas[fake.url].is_exact, publisher.serve)
+                assert await at.metric("events_state", replica=fake.url, reason="") == 1
+                assert await at.metric("events_state", replica=fake.url, reason="starting") == 0
+                assert await at.metric("events_messages_total", replica=fake.url) == 1
+                assert await at.metric("events_garbled_total") == await at.metric("events_failures_total") == 0
+
+
 async def test_the_engines_own_publisher_is_followed() -> None:
     """vLLM's publisher and event types, over TCP, from before the first message and after a gap."""
     kv_events = pytest.importorskip("vllm.distributed.kv_events")
@@ -484,4 +503,4 @@ async def test_the_engines_own_publisher_is_followed() -> None:
 def test_an_address_that_can_not_be_connected_to_is_refused(address: str) -> None:
     """A wildcard is what the engine binds, not what a router connects to."""
     with pytest.raises(ConfigError, match="connect"):
-        EventFeed(0, address, "", Claims(), join, Roots("m").of_engine, lambda *state: None)
+        EventFeed(World(1).follower, address, "")

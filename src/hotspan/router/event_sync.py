@@ -44,9 +44,10 @@ REASONS = ("starting", "replaying", "disconnected", "no_replay", "gap", "unreada
 
 
 class EventSync:
-    """One replica's messages, applied to the index.
+    """Applies the messages of one replica.
 
-    blocks:   what is known of the replica's blocks. is_exact: all is known. reason: why not.
+    replica:  its number in the index. blocks: what is known of its blocks.
+    on_state: called with whether all is known, and why not. is_exact, reason: the same.
     messages, gaps, losses, restarts, duplicates: counted.
     """
 

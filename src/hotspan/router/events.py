@@ -22,9 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 from hotspan.config.kv_events import CurveKeys
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
-from hotspan.router.blocks import Blocks, Join, RootOf
-from hotspan.router.event_sync import EventSync, OnState
-from hotspan.router.index import PrefixIndex
+from hotspan.router.event_sync import EventSync
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +32,6 @@ _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _REPLAY_WAIT_S = 2.0
 """For each message of a replay. A publisher looks for requests ten times per second, or after each message."""
 
-_MAX_BLOCKS = 1_000_000
 _QUIET_S = 30.0
 """After so long without a message, a replay shows whether one was lost."""
 
@@ -49,15 +46,11 @@ _LARGEST_BYTES = 64 * MIB
 
 
 class EventFeed:
-    """Keeps the index in step with the events of one replica.
+    """Receives the messages of one replica and passes them to `sync`.
 
-    replica:  its number in the index. events, replay: ZMQ addresses; without replay every gap is a loss.
-    join:     the bytes of tokens (TokenTable.join). root_of: see Roots.of_engine.
-    on_state: called, in the event loop, with whether all is known, and why not.
-    topic:    of the replica's messages.
-    keys:     None follows a publisher without keys; with some, only a publisher that has them is followed.
-
-    sync:     the state, and counts of messages. garbled: malformed messages. failures: of connections.
+    events, replay: ZMQ addresses; without replay every gap is a loss. topic: of the replica's messages.
+    keys:           None follows a publisher without keys; with some, only a publisher that has them is followed.
+    garbled:        malformed messages. failures: of connections.
 
     One engine, which is one data-parallel rank, has one feed.
     """
@@ -77,13 +70,9 @@ class EventFeed:
 
     def __init__(
         self,
-        replica: int,
+        sync: EventSync,
         events: str,
         replay: str,
-        index: PrefixIndex,
-        join: Join,
-        root_of: RootOf,
-        on_state: OnState,
         *,
         topic: str = "",
         rng: random.Random | None = None,
@@ -95,7 +84,7 @@ class EventFeed:
             if address and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address to connect to: give one like tcp://10.0.0.5:5557")
         self._events, self._replay_at, self._topic, self._keys = events, replay, topic.encode(), keys
-        self.sync = EventSync(replica, Blocks(join, root_of, _MAX_BLOCKS), index, on_state)
+        self.sync = sync
         self._rng = rng or random.Random()
         self._replay_wait_s = replay_wait_s
         self.garbled = self.failures = 0

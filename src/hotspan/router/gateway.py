@@ -25,7 +25,9 @@ from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Se
 from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import Upstream
 from hotspan.router.access import Access
+from hotspan.router.blocks import Blocks
 from hotspan.router.dispatcher import Dispatcher
+from hotspan.router.event_sync import EventSync
 from hotspan.router.events import EventFeed
 from hotspan.router.fan_out import fan_out
 from hotspan.router.fleet import Fleet, NoReplicaError
@@ -120,17 +122,10 @@ class Gateway:
         slot = self.fleet.add(replica.url)
         self.fleet.set_up(replica.url, False)
         if replica.events:
-            self.feeds[replica.url] = EventFeed(
-                slot,
-                replica.events,
-                replica.replay,
-                self.fleet.index,
-                self._prompts.join,
-                self._prompts.roots.of_engine,
-                functools.partial(self._events_changed, replica.url),
-                rng=rng,
-                keys=keys,
-            )
+            blocks = Blocks(self._prompts.join, self._prompts.roots.of_engine)
+            on_state = functools.partial(self._events_changed, replica.url)
+            sync = EventSync(slot, blocks, self.fleet.index, on_state)
+            self.feeds[replica.url] = EventFeed(sync, replica.events, replica.replay, rng=rng, keys=keys)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
