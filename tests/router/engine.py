@@ -37,7 +37,7 @@ def blocks_of(text: Text) -> list[int]:
 @cache
 def keys_of(text: Text) -> list[int]:
     """The keys that a request with this text asks for."""
-    return piece_keys(join(text) or b"", Roots("m").of_request("", ""))
+    return piece_keys(join(text) or b"", Roots().of_request("", ""))
 
 
 def stored(text: Text, first: int, last: int, medium: Medium = Medium.GPU, **others: Any) -> Stored:

@@ -45,7 +45,7 @@ texts = st.integers(0, len(TEXTS) - 1)
 
 def new_blocks(cap: int = 10_000) -> Blocks:
     """Of a replica that has nothing yet."""
-    return Blocks(join, Roots("m").of_engine, cap)
+    return Blocks(join, Roots().of_engine, cap)
 
 
 class Replica(RuleBasedStateMachine):
@@ -175,7 +175,7 @@ def test_room_costs_the_same_however_many_could_make_it() -> None:
 
 def test_a_salt_an_adapter_and_an_image_are_told_apart() -> None:
     """Salt and adapter change the keys; nothing is claimed from an image on."""
-    hashes, roots = blocks_of(STEM), Roots("m")
+    hashes, roots = blocks_of(STEM), Roots()
     plain = new_blocks().store(stored(STEM, 0, 12))
     salted = new_blocks().store(stored(STEM, 0, 12, extra_keys=[["salt"]] + [None] * 11))
     tuned = new_blocks().store(stored(STEM, 0, 12, lora_name="sql", lora_id=1, extra_keys=[["sql"]] * 12))
@@ -210,7 +210,7 @@ def test_other_groups_and_media_are_counted_and_left_alone() -> None:
 
 def test_a_block_takes_a_quarter_of_a_kilobyte() -> None:
     """Of 16 tokens of 4 bytes, with its text and its place in the tables."""
-    blocks = Blocks(lambda ids: b"".join(each.to_bytes(4, "big") for each in ids), Roots("m").of_engine)
+    blocks = Blocks(lambda ids: b"".join(each.to_bytes(4, "big") for each in ids), Roots().of_engine)
     rng, count = random.Random(1), 20_000
     tracemalloc.start()
     for _ in range(count // 100):

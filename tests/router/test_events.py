@@ -82,7 +82,7 @@ class World:
         self.rng = random.Random(seed)
         self.claims = Claims()
         self.states: list[tuple[bool, str]] = []
-        blocks = Blocks(join, Roots("m").of_engine)
+        blocks = Blocks(join, Roots().of_engine)
         self.follower = kind(0, blocks, self.claims, lambda *state: self.states.append(state))
         self.buffer, self.has_replay, self.breaks = buffer, has_replay, 0.0
         self.life = Life(self.rng)
@@ -284,7 +284,7 @@ def test_messages_of_all_versions_are_read(shape: str) -> None:
         "array": [1.0, [[*old, None, "GPU", None, [None] * 12, 0, None, None, None, "more"]], 0],
         "short array": [1.0, [old, ["BlockRemoved", []], ["AllBlocksCleared"], old], None],
     }[shape]
-    blocks = Blocks(join, Roots("m").of_engine)
+    blocks = Blocks(join, Roots().of_engine)
     event = events_of(msgspec.msgpack.encode(batch))[-1]
     assert blocks.store(event) == (Medium.GPU, keys_of(STEM))  # type: ignore[arg-type]
 
@@ -378,7 +378,7 @@ def feed_for(
     """A feed of the publisher at these ports."""
     events, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     told = [] if states is None else states
-    sync = EventSync(0, Blocks(join, Roots("m").of_engine), claims, lambda *state: told.append(state))  # type: ignore[arg-type]
+    sync = EventSync(0, Blocks(join, Roots().of_engine), claims, lambda *state: told.append(state))  # type: ignore[arg-type]
     return EventFeed(sync, events, replay, topic="kv", replay_wait_s=replay_wait_s, keys=keys)
 
 

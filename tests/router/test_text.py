@@ -37,7 +37,7 @@ SYSTEM, USER = {"role": "system", "content": LONG}, {"role": "user", "content": 
 def prompts(source: str | None = CHATML, **options: Any) -> Prompts:
     """Of a model with this template, and text as it is."""
     template = None if source is None else ChatTemplate(source, {"bos_token": "<s>"}, clock=SimulatedClock())
-    return Prompts("m", template=template, **options)
+    return Prompts(template=template, **options)
 
 
 def keys(body: dict[str, Any], path: str = CHAT, source: str | None = CHATML, **headers: str) -> list[int]:
@@ -50,7 +50,7 @@ def keys(body: dict[str, Any], path: str = CHAT, source: str | None = CHATML, **
 
 def keys_of(text: str) -> list[int]:
     """Of a text as it is."""
-    return piece_keys(text.encode(), Roots("m").of_request("", ""))
+    return piece_keys(text.encode(), Roots().of_request("", ""))
 
 
 def shared(one: list[int], other: list[int]) -> int:
@@ -112,7 +112,7 @@ def test_adapters_and_salts_have_keys_of_their_own() -> None:
 
 def test_an_engines_own_names_lead_to_the_same_roots() -> None:
     """A replica's salt of the default tenant is none, others are computed, and adapters have the digest seen last."""
-    roots = Roots("m")
+    roots = Roots()
     assert roots.of_engine("", engine_salt("default", "")) == roots.of_request("", "")
     assert roots.of_engine("", engine_salt("default", "s")) == roots.of_request("", "s")
     assert roots.of_engine("", engine_salt("acme", "")) == roots.of_request("", "", "acme") != roots.of_request("", "")
@@ -289,7 +289,7 @@ def test_a_models_directory_is_read(tmp_path: Path) -> None:
     assert template is not None and template.render([USER], {}) == "<b>"
     assert template.render([USER], {"tools": [{}]}) == "tools"
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    assert Prompts.load(tmp_path, "m").ask(CHAT, {}, {"messages": [SYSTEM]}).keys
+    assert Prompts.load(tmp_path).ask(CHAT, {}, {"messages": [SYSTEM]}).keys
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Prompts.load(tmp_path / "none")
 

@@ -55,19 +55,16 @@ def piece_keys(text: bytes, root: int) -> list[int]:
     return keys
 
 
-def root_key(model: str, adapter: str = "", salt: str = "") -> int:
-    """What the keys of a text's pieces are chained from."""
-    return xxh3_64_intdigest("\0".join((model, adapter, salt)).encode(errors="replace"))
-
-
 class Roots:
-    """The roots of one model's texts.
+    """What the keys of texts are chained from: adapter and salt, as a request names them and as an engine does.
+
+    hotspan's replicas give the engine names of their own: an adapter's with a digest of its content, and a salt for
+    each tenant. What events show of these is used for requests too, so that both lead to the same keys.
 
     is_salted: replicas have shown salts of hotspan's, so requests are counted as having them.
     """
 
-    def __init__(self, model: str = "") -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._adapters: dict[str, str] = {}
         self.is_salted = False
 
@@ -77,20 +74,20 @@ class Roots:
         if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
             self._adapters[found["name"]] = adapter
         self.is_salted = self.is_salted or salt.startswith(ENGINE_SALT)
-        return root_key(self._model, adapter, "" if salt == _UNSALTED else salt)
+        return _root(adapter, "" if salt == _UNSALTED else salt)
 
     def of_request(self, adapter: str, salt: str, tenant: str = "") -> int:
         """The root of a text that a request asks for. tenant: whose it is to the replicas; "" is the default one."""
         tenant = tenant or DEFAULT_TENANT
         if self.is_salted and (salt or tenant != DEFAULT_TENANT):
             salt = _engine_salt(tenant, salt)
-        return root_key(self._model, self._adapters.get(adapter, adapter), salt)
+        return _root(self._adapters.get(adapter, adapter), salt)
 
 
 class Prompts:
     """Turns the requests for one model into what routing needs to know of them.
 
-    model:           a name for it in all keys. Its replicas' events are read with `roots`.
+    roots:           what its replicas' events are read with.
     names:           by which requests call it; any other that they call is an adapter. None: any is the model itself.
     template:        None joins messages in a form of its own, good for what this router itself dispatched.
     table:           None takes text as it is: exact KV state then only fits by luck.
@@ -102,7 +99,6 @@ class Prompts:
 
     def __init__(
         self,
-        model: str = "",
         *,
         names: Sequence[str] | None = None,
         template: ChatTemplate | None = None,
@@ -110,7 +106,7 @@ class Prompts:
         session_key: str = "",
         tenant_of: Callable[[Mapping[str, str]], str] | None = None,
     ) -> None:
-        self.roots = Roots(model)
+        self.roots = Roots()
         self._names = None if names is None else frozenset(names)
         self._template, self._table = template, table
         self._session_key = session_key
@@ -120,7 +116,7 @@ class Prompts:
         self.unread = self.failed = 0
 
     @classmethod
-    def load(cls, directory: Path, model: str = "", *, needs_tokens: bool = True, **options: Any) -> "Prompts":
+    def load(cls, directory: Path, *, needs_tokens: bool = True, **options: Any) -> "Prompts":
         """Of a model's directory, with its template and its tokens. Raises: ConfigError.
 
         needs_tokens: if not, a directory whose tokens can't be read will do: prompts of token ids are not compared.
@@ -132,7 +128,7 @@ class Prompts:
             if needs_tokens:
                 raise
             logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
-        return cls(model, template=template, table=table, **options)
+        return cls(template=template, table=table, **options)
 
     def read(self, path: str, headers: Mapping[str, str], body: bytes, *, tenant: str = "") -> Ask:
         """The same as `ask` for a body as it came; of one that is no JSON object its size counts alone.
@@ -242,6 +238,10 @@ class Prompts:
     def _answer(self, prompt: Prompt) -> int:
         mean = round(self._answer_tokens)
         return min(mean, prompt.max_tokens) if prompt.max_tokens else mean
+
+
+def _root(adapter: str, salt: str) -> int:
+    return xxh3_64_intdigest(f"{adapter}\0{salt}".encode(errors="replace"))
 
 
 def _in_any_case(headers: Mapping[str, str], name: str) -> str:
