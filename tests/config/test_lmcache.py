@@ -160,6 +160,8 @@ def test_automatic() -> None:
         ("- chunk_size: 5", "no mapping"),
         ("chunk_size: 5\nchunk_size: 6", "lmcache.yaml:2 is no YAML: 'chunk_size' stands here twice"),
         ("a: [", "is no YAML"),
+        ("[a]: 5", "lmcache.yaml:1 is no YAML: a name is a list or mapping"),
+        ("a: \x01", "is no YAML"),
     ],
 )
 def test_what_is_wrong_is_named(lmcache: object, expected: str) -> None:

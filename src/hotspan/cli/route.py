@@ -93,23 +93,18 @@ def _keys(file: Path | None, tenants: Path | None) -> dict[bytes, str]:
 
 
 def _digests(file: Path) -> set[bytes]:
-    from hotspan.config.secrets import is_token, read_private
-    from hotspan.core.credentials import key_digest
+    from hotspan.config.secrets import read_private
+    from hotspan.config.tenants import read_api_key
 
     digests = set()
     for number, line in enumerate(read_private(file, "the API keys").splitlines(), 1):
         key = line.strip()
         if not key or key.startswith("#"):
             continue
-        if not is_token(key):
-            raise ConfigError(f"{file}:{number} is no key that a header can carry: give visible ASCII without spaces")
-        hexes = key.removeprefix("sha256:")
-        if hexes == key:
-            digests.add(key_digest(key))
-        elif len(hexes) == 64 and not set(hexes.lower()) - set("0123456789abcdef"):
-            digests.add(bytes.fromhex(hexes))
-        else:
-            raise ConfigError(f"{file}:{number} is no SHA-256: write sha256: and 64 hex digits")
+        try:
+            digests.add(read_api_key(key))
+        except ValueError as error:
+            raise ConfigError(f"{file}:{number} holds a key {error}") from None
     if not digests:
         raise ConfigError(f"{file} has no API key: write one a line")
     return digests

@@ -43,22 +43,20 @@ def parse_entries(text: str, path: Path) -> tuple[Entry, ...]:
 
     Raises: ConfigError that names the file, the line and what is wrong there.
     """
-    loader = UniqueKeys(text)
     try:
+        loader = UniqueKeys(text)
         node = loader.get_single_node()
         if node is None:
             return ()
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path} is no mapping: write one `name: value` a line")
-        lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
         document = loader.construct_document(node)
+        lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line} is no YAML: {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is no YAML ({type(error).__name__}): write one `name: value` a line") from None
-    finally:
-        loader.dispose()
     return tuple(Entry(str(name), value, f"{path}:{lines.get(str(name), 1)}") for name, value in document.items())
 
 

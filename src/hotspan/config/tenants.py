@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from hotspan.config.documents import UniqueKeys
+from hotspan.config.documents import parse_entries
 from hotspan.config.secrets import is_token, read_private
 from hotspan.config.settings import TenantShare
 from hotspan.core.credentials import key_digest
@@ -77,6 +75,18 @@ def load_tenants(path: Path) -> Tenants:
     return _Reader(path).read()
 
 
+def read_api_key(given: object) -> bytes:
+    """The SHA-256 of an API key, written as it is or as sha256:HEX. Raises: ValueError that does not repeat it."""
+    if not isinstance(given, str) or not is_token(given):
+        raise ValueError("that no header can carry: give visible ASCII characters without spaces")
+    if not given.startswith("sha256:"):
+        return key_digest(given)
+    match = _DIGEST.fullmatch(given)
+    if match is None:
+        raise ValueError("that is no SHA-256: write sha256: and 64 hex digits")
+    return bytes.fromhex(match[1])
+
+
 class _Reader:
     """One file's way from text to Tenants."""
 
@@ -85,7 +95,8 @@ class _Reader:
         self._owners: dict[bytes, str] = {}  # key -> where it stood
 
     def read(self) -> Tenants:
-        document = self._mapping(self._document(), "", _SECTIONS)
+        entries = parse_entries(read_private(self._path, "the tenants' keys"), self._path)
+        document = self._mapping({entry.name: entry.value for entry in entries}, "", _SECTIONS)
         if not document:
             raise self._wrong("is empty: write a section tenants, with a name and keys for each")
         tenants, rules = [], []
@@ -101,16 +112,6 @@ class _Reader:
         names = tuple(tenant.name for tenant in tenants)
         rules += [self._rule(rule, f"retention[{n}]", names) for n, rule in enumerate(self._rules(document))]
         return Tenants(tuple(tenants), tuple(rules))
-
-    def _document(self) -> object:
-        text = read_private(self._path, "the tenants' keys")
-        try:
-            return yaml.load(text, UniqueKeys)
-        except yaml.MarkedYAMLError as error:
-            line = f"line {error.problem_mark.line + 1}" if error.problem_mark is not None else "somewhere"
-            raise self._wrong(f"is no YAML: {line}: {error.problem}") from None  # its context quotes the file
-        except (yaml.YAMLError, RecursionError) as error:
-            raise self._wrong(f"is no YAML ({type(error).__name__}): write it as in `hotspan serve --help`") from None
 
     def _names(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         if "tenants" not in document:
@@ -134,15 +135,10 @@ class _Reader:
         return tuple(self._key(key, f"{where}[{n}]") for n, key in enumerate(given))
 
     def _key(self, given: object, where: str) -> bytes:
-        if not isinstance(given, str) or not is_token(given):
-            raise self._wrong(f"has a {where} that no header can carry: give visible ASCII characters without spaces")
-        if given.startswith("sha256:"):
-            match = _DIGEST.fullmatch(given)
-            if match is None:
-                raise self._wrong(f"has a {where} that is no SHA-256: write sha256: and 64 hex digits")
-            digest = bytes.fromhex(match[1])
-        else:
-            digest = key_digest(given)
+        try:
+            digest = read_api_key(given)
+        except ValueError as error:
+            raise self._wrong(f"has a {where} {error}") from None
         if digest in self._owners:
             raise self._wrong(f"has the same key as {self._owners[digest]} and as {where}: give each key once")
         self._owners[digest] = where
@@ -193,10 +189,8 @@ class _Reader:
         return RetentionRule(tenant=tenant, tag=fields.get("tag"), ttl_s=ttl, no_store=no_store)
 
     def _mapping(self, given: object, where: str, known: Collection[str]) -> Mapping[str, Any]:
-        if given is None and not where:
-            return {}
         if not isinstance(given, Mapping):
-            raise self._wrong(f"has {where or 'a list or text'} where {', '.join(known)} belong: write name: value")
+            raise self._wrong(f"has {where} where {', '.join(known)} belong: write name: value")
         for name in given:
             if name not in known:
                 inside = f" in {where}" if where else ""
