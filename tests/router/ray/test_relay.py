@@ -78,7 +78,7 @@ async def relay(behind: Behind) -> AsyncIterator[Relay]:
 
 @pytest.fixture
 async def heard() -> AsyncIterator[tuple[Heard, int]]:
-    transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(Heard, local_addr=("127.0.0.1", 0))
+    transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(Heard, local_addr=("0.0.0.0", 0))
     yield protocol, transport.get_extra_info("sockname")[1]
     transport.close()
 
@@ -201,8 +201,10 @@ async def test_only_nodes_are_told(relay: Relay, behind: Behind, heard: tuple[He
     behind.go_on.set()
     client = Client("/v1/completions", Assignment("127.0.0.2", port, 7, 2.0))
     await client.run(relay)
-    await asyncio.sleep(0.05)
-    assert not protocol.reports and (await client.sent.get())["status"] == 200
+    assert (await client.sent.get())["status"] == 200
+    await Client("/refuse", Assignment("127.0.0.1", port, 8, 2.0)).run(relay)
+    await until(lambda: Report(8, Kind.END, "me") in protocol.reports)
+    assert {report.number for report in protocol.reports} == {8}
 
 
 async def test_it_is_well_as_long_as_the_server_is(relay: Relay) -> None:
