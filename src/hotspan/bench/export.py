@@ -62,39 +62,27 @@ def results_of(query: RoundResult) -> dict[str, Any]:
     s = query.summary
     none = Quantiles(0.0, 0.0, 0.0, 0.0)
     ttft, speed, latency = s.ttft_s or none, s.decode_speed or none, s.request_latency_s or none
-    results: dict[str, Any] = {
+    known = (("ttft_ms", ttft, 1e3), ("decode_speed", speed, 1.0), ("request_latency_ms", latency, 1e3))
+    ours = {"itl_ms": s.inter_token_s, "tpot_ms": s.tpot_s, "late_ms": s.late_s, "ttft_from_due_ms": s.ttft_from_due_s}
+    return {
         "total_requests": s.requests,
         "successful_requests": s.requests - s.failed,
         "failed_requests": s.failed,
         "elapsed_time": s.elapsed_s,
-        "mean_ttft_ms": ttft.mean * 1e3,
-        "mean_decode_speed": speed.mean,
-        "mean_request_latency_ms": latency.mean * 1e3,
+        **{f"mean_{name}": values.mean * factor for name, values, factor in known},
         "input_throughput": s.input_throughput,
         "output_throughput": s.output_throughput,
         "total_input_tokens": s.prompt_tokens,
         "total_output_tokens": s.output_tokens,
-    }
-    for name, values, factor in (
-        ("ttft_ms", ttft, 1e3),
-        ("decode_speed", speed, 1.0),
-        ("request_latency_ms", latency, 1e3),
-    ):
-        results |= {f"{p}_{name}": getattr(values, p) * factor for p in _PERCENTILES}
-    return results | _extra_results(query)
-
-
-def _extra_results(query: RoundResult) -> dict[str, Any]:
-    s = query.summary
-    extra: dict[str, Any] = {"loop": query.loop.value, "unsent_requests": s.unsent, "success_rate": s.success_rate}
-    for name, values in (
-        ("itl_ms", s.inter_token_s),
-        ("tpot_ms", s.tpot_s),
-        ("late_ms", s.late_s),
-        ("ttft_from_due_ms", s.ttft_from_due_s),
-    ):
-        extra |= {f"{q}_{name}": getattr(values, q) * 1e3 if values else None for q in ("mean", *_PERCENTILES)}
-    return extra | {
+        **{f"{p}_{name}": getattr(values, p) * factor for name, values, factor in known for p in _PERCENTILES},
+        "loop": query.loop.value,
+        "unsent_requests": s.unsent,
+        "success_rate": s.success_rate,
+        **{
+            f"{p}_{name}": getattr(values, p) * 1e3 if values else None
+            for name, values in ours.items()
+            for p in ("mean", *_PERCENTILES)
+        },
         "total_cached_tokens": s.cached_tokens,
         "cached_rate": s.cached_rate,
         "hit_rates": s.hit_rates,

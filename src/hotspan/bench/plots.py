@@ -29,26 +29,13 @@ _TTFT: Final = "time to first token (s)"
 
 def of_runs(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str, go.Figure | None]]:
     """Title, note and figure of each plot; None where the runs don't have what it shows."""
-    yield (
-        "Time to first token, by request",
-        "Query round. The box spans the quartiles; each point is a request.",
-        _ttft_distribution(runs),
-    )
-    yield (
-        "Time to first token, in order of dispatch",
-        "Query round. Click a name to hide it, double-click to see it alone.",
-        _ttft_over_order(runs),
-    )
-    yield (
-        "Where the prompt tokens came from",
-        "Query round. What is grey was computed by the engine.",
-        _hit_rate_by_tier(runs),
-    )
-    yield (
-        "CPU-seconds by round",
-        "User and system time of the server and all its processes.",
-        _cpu_by_round(runs),
-    )
+    note = "Query round. The box spans the quartiles; each point is a request."
+    yield "Time to first token, by request", note, _ttft_distribution(runs)
+    note = "Query round. Click a name to hide it, double-click to see it alone."
+    yield "Time to first token, in order of dispatch", note, _ttft_over_order(runs)
+    note = "Query round. What is grey was computed by the engine."
+    yield "Where the prompt tokens came from", note, _hit_rate_by_tier(runs)
+    yield "CPU-seconds by round", "User and system time of the server and all its processes.", _cpu_by_round(runs)
 
 
 def _ttft_distribution(runs: Sequence[NamedRun]) -> go.Figure:
