@@ -1,5 +1,6 @@
 """The one store and the one log over blobs in memory: calls that fail, replies that are lost, copies that are old."""
 
+import errno
 import json
 from collections.abc import Callable
 from itertools import count
@@ -434,8 +435,9 @@ def test_a_store_that_others_change_all_the_time_gives_up(blobs: MemoryBlobs, cl
             blobs.data.pop(store.metadata_name(A.key), None)
 
     blobs.before = lambda method: (forget(method), vanish(method))[0]
-    with pytest.raises(ConnectionError, match="each time"):
+    with pytest.raises(OSError, match="each time") as refused:
         put(store, A, SIZE)
+    assert refused.value.errno == errno.EBUSY
     blobs.before = lambda method: blobs.data.clear()
     with pytest.raises(ConnectionError, match="again and again"):
         log_of(store).read(0)

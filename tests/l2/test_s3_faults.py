@@ -78,17 +78,26 @@ def test_a_chunk_is_one_object_until_it_is_marked(
     assert path.split("/")[-1] == text[0].key.hex() and len(written) == len(text) + 1
 
 
-def test_a_mark_during_a_delete_is_not_lost(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that is put anew and hit while somebody still deletes the former one keeps the tag of that hit."""
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_hit_during_a_delete_keeps_its_tag(
+    replica: Replicas, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """A chunk that is put anew and hit while somebody still deletes the former one has the tag of that hit.
+
+    is_known: the former chunk had that tag, so that the hit adds nothing.
+    """
     store, other, (chunk,), delete = replica(), replica(), chain("a", 1), S3Blobs.remove
     put_all(store, [chunk])
-    store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"])), 9)})
+    store.mark({chunk.key: marks_of(TAG if is_known else Terms(labels=tag_labels(["old"])), 9)})
 
     def overtaken(bucket: S3Blobs, paths: Sequence[str]) -> None:
         delete(bucket, paths)
         monkeypatch.setattr(S3Blobs, "remove", delete)
         put_all(other, [chunk], stamp=2)
-        other.mark({chunk.key: marks_of(TAG, 9)})
+        (there,) = find(other, [chunk])
+        assert there is not None and (TAG.labels <= there.terms.labels) == is_known
+        if not is_known:
+            other.mark({chunk.key: marks_of(TAG, 9)})
 
     monkeypatch.setattr(S3Blobs, "remove", overtaken)
     store.delete([chunk.key], TENANT)

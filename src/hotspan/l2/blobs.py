@@ -47,7 +47,10 @@ class Blobs(Protocol):
         ...
 
     def append(self, additions: Sequence[Addition]) -> None:
-        """Append to small blobs, each atomically, creating those that are not there."""
+        """Append to small blobs, each atomically, creating those that are not there.
+
+        Without data: from now on a blob that is there is not deleted by who began to before.
+        """
         ...
 
     def delete(self, names: Sequence[str]) -> None:

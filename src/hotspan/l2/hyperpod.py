@@ -128,11 +128,16 @@ class HyperpodBlobs:
             self.daemon.release_all([lease])
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        deadline = Deadline(self._timeout_s)
+        if self.daemon.can_delete(deadline):  # who deletes a former object must not empty what hits of this one rely on
+            found = self._found({_name(name): _Metadata()}, deadline)
+            again = {key: (one.last + 1, one.marks) for key, one in found.items() if one.marks and one.can_be_emptied}
+            self._put(again, deadline)
         return self.daemon.put(_name(name), data)
 
     def append(self, additions: Sequence[Addition]) -> None:
         deadline = Deadline(self._timeout_s)
-        added = {_name(one.name): _marks_in(one.first + one.data) for one in additions}
+        added = {_name(one.name): _marks_in(one.first + one.data) for one in additions if one.data}
         found = self._found(dict.fromkeys(added, _Metadata()), deadline)
         while found:
             joined = {name: metadata.joined(added[name]) for name, metadata in found.items()}
@@ -144,7 +149,8 @@ class HyperpodBlobs:
     def delete(self, names: Sequence[str]) -> None:
         """On hotspan's own daemon; HyperPod's can't, and its objects stay until it evicts them.
 
-        Metadata is emptied under the next number, unless somebody adds to it meanwhile.
+        Metadata is emptied under the next number, unless somebody uses that meanwhile. If it has all its numbers it
+        stays as it is: who hits the chunk once it is put anew relies on it.
         """
         deadline = Deadline(self._timeout_s)
         objects = [_name(name) for name in names if not _is_metadata(name)]
@@ -158,8 +164,8 @@ class HyperpodBlobs:
         self.daemon.delete_all(objects, deadline)
         emptied = {name: (one.last + 1, frozenset[bytes]()) for name, one in found.items() if one.can_be_emptied}
         self._put(emptied, deadline)
-        over = [name for name, one in found.items() if one.marks != frozenset() and name not in emptied]
-        self.daemon.delete_all([f"{name}.m{number}" for name in over for number in range(MAX_NUMBERS)], deadline)
+        damaged = [name for name, one in found.items() if one.marks is None]
+        self.daemon.delete_all([f"{name}.m{number}" for name in damaged for number in range(MAX_NUMBERS)], deadline)
 
     def usage(self) -> StoreUsage:
         """Nothing unless the daemon is hotspan's: the protocol does not say."""

@@ -10,6 +10,7 @@ own. On other media metadata begins with the first mark, all lives are NO_LIFE, 
 marks; there metadata has to outlive its object.
 """
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -77,11 +78,12 @@ class BlobStore:
                 life = self._new_life() if metadata is None else metadata.life
                 if metadata is None and self.evicts and not self.blobs.create(beside, [life]):
                     continue
-                if metadata is not None and not self.evicts:  # it is older than the object, and must expire after it
+                if metadata is not None and not self.evicts:
+                    # Hits of this object will rely on the marks that are there: they must outlive it, and a delete.
                     self.blobs.append([Addition(beside, life, b"")])
                 preamble = (pack(record) + life).ljust(PREAMBLE_BYTES, b"\0")
                 return self.blobs.create(name, [preamble, *frame])
-        raise ConnectionError("others changed the metadata of a chunk each time that it was to be stored")
+        raise OSError(errno.EBUSY, "a chunk's metadata changed, or could not be deleted, each time that it was stored")
 
     def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         with self._epoch() as epoch:

@@ -31,7 +31,7 @@ from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import S3Options
 from hotspan.tiers.io import copy
@@ -185,7 +185,8 @@ class S3Blobs:
             if found is not None and found.size > MAX_BYTES:
                 return  # it counts as gone, and grows no more
             before, over = (addition.first, None) if found is None else (bytes(found.data), found.e_tag)
-            if self.put(addition.name, [before + addition.data], over=over):
+            data = addition.data or before[LIFE_BYTES : LIFE_BYTES + ENTRY_BYTES]  # a mark twice: another version
+            if not data or self.put(addition.name, [before + data], over=over):
                 return
         raise OSError(f"{self.url}: others changed {addition.name} each time that it was appended to")
 

@@ -1,5 +1,6 @@
 """Marks on a store whose objects never change: none is lost, and what can't be read is a miss."""
 
+import errno
 import threading
 import time
 import tracemalloc
@@ -11,6 +12,7 @@ import pytest
 from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import MAX_NUMBERS, HyperpodStore, _packed
+from hotspan.l2.hyperpod_daemon import HyperpodDaemon
 from hotspan.testing.chunks import chain, key_of
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, status
@@ -157,6 +159,59 @@ class TestMarks:
         assert eventually(lambda: peer.leases() == 0)
         with pytest.raises(OSError):
             self.mark(store, one, expires_s=5)
+
+    @pytest.mark.parametrize("is_hotspan", [False, True])
+    def test_a_chunk_with_damaged_metadata_is_put_again(
+        self, peer: Peer, store: HyperpodStore, is_hotspan: bool
+    ) -> None:
+        """Where it can be deleted; else the put is refused, and the daemon is not taken for a broken one."""
+        peer.is_hotspan = is_hotspan
+        one = Object()
+        one.put(store)
+        store.blobs.daemon.put(beside(one, 0), [b"?" * 65])
+        if is_hotspan:
+            assert one.put(store) and one.get(store, there(store, one.key))
+            return
+        with pytest.raises(OSError) as refused:
+            one.put(store)
+        assert refused.value.errno == errno.EBUSY and found_in(store, one.key) is None
+
+    @pytest.mark.parametrize("is_known", [False, True])
+    def test_a_hit_during_a_delete_keeps_its_tag(
+        self, peer: Peer, make: Callable[..., HyperpodStore], monkeypatch: pytest.MonkeyPatch, is_known: bool
+    ) -> None:
+        """A chunk that is put anew and hit while somebody still deletes the former one has the tag of that hit.
+
+        is_known: the former chunk had that tag, so that the hit adds nothing.
+        """
+        peer.is_hotspan = True
+        store, other, one, delete = make(), make(), Object(), HyperpodDaemon.delete_all
+        one.put(store)
+        self.mark(store, one, labels=frozenset([2 if is_known else 1]))
+
+        def overtaken(daemon: HyperpodDaemon, names: Any, deadline: Any) -> list[bool]:
+            were = delete(daemon, names, deadline)
+            monkeypatch.setattr(HyperpodDaemon, "delete_all", delete)
+            assert one.put(other) and (2 in there(other, one.key).terms.labels) == is_known
+            if not is_known:
+                self.mark(other, one, labels=frozenset([2]))
+            return were
+
+        monkeypatch.setattr(HyperpodDaemon, "delete_all", overtaken)
+        store.delete([one.key])
+        assert 2 in there(store, one.key).terms.labels
+
+    def test_full_metadata_outlives_a_delete(self, peer: Peer, store: HyperpodStore) -> None:
+        """Nothing can be added to it: a tag of a hit that comes during the delete counts because the chunk is wild."""
+        peer.is_hotspan = True
+        one = Object()
+        one.put(store)
+        for number in range(MAX_NUMBERS):
+            self.mark(store, one, expires_s=10_000_000_000 - number)
+        store.delete([one.key])
+        assert found_in(store, one.key) is None and one.put(store)
+        self.mark(store, one, labels=frozenset([1]))
+        assert there(store, one.key).terms.is_wild
 
     def test_a_damaged_chain_ends_what_is_found(self, peer: Peer, store: HyperpodStore) -> None:
         """Of a text whose second chunk has marks that can't be read, the first is found, and is itself."""
