@@ -14,11 +14,11 @@ from hotspan.config.inert import inert_notes
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
 from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, MULTI_PROCESS_CONNECTORS, LmcacheReader
 from hotspan.config.lmi import LmiReader
-from hotspan.config.origin import Given, Note, Setting, Source, resolve
+from hotspan.config.origin import Given, Note, Setting, Settings, Source, resolve
 from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
-from hotspan.config.targets import build_cache, build_server, count, is_on, names_tiers
+from hotspan.config.targets import build_cache, build_server
 from hotspan.config.tenants import Tenants, load_tenants
 from hotspan.core.errors import ConfigError
 from hotspan.plan.tiers import Extent
@@ -73,7 +73,7 @@ class Configuration:
     words: tuple[str, ...] = field(repr=False)
     is_auto: bool
     is_isolated: bool
-    settings: Mapping[str, Setting] = field(repr=False)
+    settings: Settings = field(repr=False)
     notes: tuple[Note, ...] = ()
 
     @property
@@ -84,7 +84,7 @@ class Configuration:
     @property
     def names_tiers(self) -> bool:
         """Whether anybody said what the tiers are."""
-        return names_tiers(self.settings)
+        return self.settings.names_tiers
 
     @property
     def extent(self) -> Extent | None:
@@ -183,7 +183,7 @@ class _Loader:
         implied: dict[str, Any] = {"max_num_seqs": _LMI_SEQUENCES, "served_model_name": _LMI_NAME}
         if self._gpus > 1:
             implied["tensor_parallel_size"] = "max"
-        if "enable_lora" in settings and settings["enable_lora"].value is True:
+        if settings.is_on("enable_lora"):
             implied["max_loras"] = _LMI_LORAS
         self._givens += [Given(key, value, Source.IMPLIED, key, _LMI_DEFAULT) for key, value in implied.items()]
         directory = self._model_directory
@@ -198,7 +198,7 @@ class _Loader:
                     self._givens.append(Given(key, str(path), Source.IMPLIED, key, _CONTAINER))
 
     def _resolve_degree(self) -> None:
-        stages = count(resolve(self._givens), "pipeline_parallel_size", 1)
+        stages = resolve(self._givens).count("pipeline_parallel_size", 1)
         degree = max(1, self._gpus // stages)
         self._givens = [
             replace(given, value=degree, text=given.text or "max") if _is_max(given) else given
@@ -207,14 +207,14 @@ class _Loader:
 
     def _read_lmcache(self) -> None:
         settings = resolve(self._givens)
-        workers = count(settings, "tensor_parallel_size", 1) * count(settings, "pipeline_parallel_size", 1)
+        workers = settings.count("tensor_parallel_size", 1) * settings.count("pipeline_parallel_size", 1)
         reader = LmcacheReader(workers)
         reader.read_variables(self._surroundings)
         file = settings.get("lmcache_config_file")
         if file is not None:
             _refuse_both(settings, file)
             reader.read_file(self._lmcache_file(file))
-        connector = None if is_on(settings, "no_cache") else _connector(settings)
+        connector = None if settings.is_on("no_cache") else _connector(settings)
         if connector is not None:
             self._replaces_lmcache = True
             reader.read_connector(connector, settings[_CONNECTOR].given.origin)
@@ -222,7 +222,7 @@ class _Loader:
         self._notes += reader.notes
         # What a server of LMCache's holds, this replica does not.
         is_served = connector is not None and connector["kv_connector"] in MULTI_PROCESS_CONNECTORS
-        if (file or reader.givens or (connector and not is_served)) and not is_on(settings, "auto"):
+        if (file or reader.givens or (connector and not is_served)) and not settings.is_on("auto"):
             gib = DEFAULT_RAM_GIB * workers
             self._givens.append(Given("ram_gib", gib, Source.IMPLIED, "max_local_cpu_size", _LMCACHE_DEFAULT))
         self._drop_foreign_options()
@@ -256,7 +256,7 @@ class _Loader:
         if self._named is None and self._model_directory is not None:
             self._givens.append(Given("model", str(self._model_directory), Source.DEFAULT, "model", _CONTAINER))
 
-    def _model(self, settings: dict[str, Setting]) -> str:
+    def _model(self, settings: Settings) -> str:
         if "model" not in settings:
             raise ConfigError(
                 "no model is named: give `hotspan serve MODEL`, before all options, or set HF_MODEL_ID or "
@@ -269,7 +269,7 @@ class _Loader:
             settings["model"] = setting
         return str(setting.value)
 
-    def _engine(self, settings: Mapping[str, Setting]) -> tuple[Given, ...]:
+    def _engine(self, settings: Settings) -> tuple[Given, ...]:
         """What the engine gets besides the command line's words."""
         hidden = {key.name for key in KEYS if key.is_own} | {CONFIG_FILE.name}
         if self._replaces_lmcache:
@@ -327,25 +327,25 @@ def _is_max(given: Given) -> bool:
     return given.key == "tensor_parallel_size" and given.value == "max" and given.source != Source.COMMAND_LINE
 
 
-def _refuse_both(settings: Mapping[str, Setting], file: Setting) -> None:
-    if is_on(settings, "auto"):
+def _refuse_both(settings: Settings, file: Setting) -> None:
+    if settings.is_on("auto"):
         raise ConfigError(
             f"{settings['auto'].given.origin} chooses the tiers, and {file.given.origin} names them: leave one of them "
             "out"
         )
 
 
-def _refuse_offloading(settings: Mapping[str, Setting]) -> None:
+def _refuse_offloading(settings: Settings) -> None:
     """vLLM would put its own connector, or LMCache's, in the place of hotspan's without a word."""
     for name in ("kv_offloading_size", "kv_offloading_backend"):
-        if name in settings and not is_on(settings, "no_cache"):
+        if name in settings and not settings.is_on("no_cache"):
             raise ConfigError(
                 f"{settings[name].given.origin}: vLLM's own offloading would take the place of hotspan's tiers: leave "
                 "it out and name --ram-gib, or serve with --no-cache"
             )
 
 
-def _connector(settings: Mapping[str, Setting]) -> Mapping[str, Any] | None:
+def _connector(settings: Settings) -> Mapping[str, Any] | None:
     """The kv_transfer_config, if it names LMCache. Raises: ConfigError for what hotspan can't take the place of."""
     if _CONNECTOR not in settings:
         return None

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from hotspan.config.admin_token import VARIABLE as ADMIN_TOKEN
 from hotspan.config.keys import BY_NAME, unlisted
 from hotspan.config.lmi import SECURE_ONLY
-from hotspan.config.origin import ENVIRONMENT, Note, Setting, Source, said
+from hotspan.config.origin import ENVIRONMENT, Note, Settings, Source, said
 from hotspan.config.tenants import Tenants
-
-Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +20,25 @@ class Rule:
 
 
 def _on(name: str) -> Callable[[Settings], bool]:
-    return lambda settings: name in settings and settings[name].value is True
+    return lambda settings: settings.is_on(name)
 
 
 def _off(name: str) -> Callable[[Settings], bool]:
-    return lambda settings: not _on(name)(settings)
+    return lambda settings: not settings.is_on(name)
 
 
 def _has_no_formatters(settings: Settings) -> bool:
-    return settings["formatters"].value is None and not _on("enable_lora")(settings)
+    return settings["formatters"].value is None and not settings.is_on("enable_lora")
 
 
 def _stays_in_ram(settings: Settings) -> bool:
     """Whether no tier below RAM is named, and none will be chosen."""
-    is_named = settings["ram_gib"].source is not Source.DEFAULT and not _on("auto")(settings)
+    is_named = settings.is_given("ram_gib") and not settings.is_on("auto")
     return is_named and settings["disk"].value is None and settings["l2"].value is None
 
 
 def _has_other_hash(settings: Settings) -> bool:
-    algorithm = settings["prefix_caching_hash_algo"].value if "prefix_caching_hash_algo" in settings else _HASH
-    return not _on("no_cache")(settings) and str(algorithm) != _HASH
+    return not settings.is_on("no_cache") and str(settings.value("prefix_caching_hash_algo", _HASH)) != _HASH
 
 
 _ENGINES = unlisted("")
@@ -65,7 +62,7 @@ RULES = (
     ),
     Rule(
         ("max_client_adapters",),
-        lambda settings: _on("enable_lora")(settings) and settings["client_adapters"].value is None,
+        lambda settings: settings.is_on("enable_lora") and settings["client_adapters"].value is None,
         "clients register no adapters without --client-adapters: it has no effect",
     ),
     Rule(
@@ -77,7 +74,7 @@ RULES = (
     Rule(("prefix_caching_hash_algo",), _has_other_hash, f"hotspan's keys need {_HASH}, which is used"),
     Rule(
         ("enable_prompt_tokens_details",),
-        lambda settings: not _on("enable_prompt_tokens_details")(settings),
+        lambda settings: not settings.is_on("enable_prompt_tokens_details"),
         "answers always say how many tokens of the prompt were cached",
     ),
 )
@@ -92,13 +89,13 @@ def inert_notes(settings: Settings, tenants: Tenants, surroundings: Mapping[str,
     """What somebody wrote that has no effect beside the rest."""
     notes = [note for rule in RULES if rule.holds(settings) for note in _notes(rule, settings)]
     has_shares = any(share.floor is not None or share.quota != 1 for share in tenants.shares)
-    if _on("no_cache")(settings) and (has_shares or tenants.retention):
+    if settings.is_on("no_cache") and (has_shares or tenants.retention):
         where = settings["tenants"].given.origin
         notes.append(_warning(where, "without tiers its floors, quotas and times to live have no effect; its keys do"))
     if settings["admin_token_file"].value is not None and surroundings.get(ADMIN_TOKEN):
         origin = settings["admin_token_file"].given.origin
         notes.append(_warning(said(ENVIRONMENT, ADMIN_TOKEN), f"the admin token is that of the file ({origin})"))
-    if not _on("secure")(settings):
+    if not settings.is_on("secure"):
         unused = (name for name in SECURE_ONLY if surroundings.get(name, "").strip())
         notes += [_warning(said(ENVIRONMENT, name), "it acts in secure mode only (--secure)") for name in unused]
     return notes

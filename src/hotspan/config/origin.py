@@ -111,7 +111,33 @@ class Note:
         return f"{self.where}: {self.text}"
 
 
-def resolve(givens: Iterable[Given]) -> dict[str, Setting]:
+class Settings(dict[str, Setting]):
+    """What counts, by the options' names."""
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """A value; `default` if nobody named that option, and it has no default of its own."""
+        return self[name].value if name in self else default
+
+    def is_on(self, name: str) -> bool:
+        """Whether an option is there and true."""
+        return self.value(name) is True
+
+    def is_given(self, name: str) -> bool:
+        """Whether a value counts that is not hotspan's default."""
+        return self[name].source is not Source.DEFAULT
+
+    def count(self, name: str, default: int) -> int:
+        """A whole number that the engine gets; what it would refuse counts as the default here."""
+        text = str(self.value(name, ""))
+        return int(text) if text.isdecimal() and int(text) > 0 else default
+
+    @property
+    def names_tiers(self) -> bool:
+        """Whether anybody said what the tiers are."""
+        return any(map(self.is_given, ("ram_gib", "disk", "l2", "no_cache")))
+
+
+def resolve(givens: Iterable[Given]) -> Settings:
     """What counts for each key.
 
     Raises: ConfigError if one source says two different things of one key.
@@ -119,7 +145,7 @@ def resolve(givens: Iterable[Given]) -> dict[str, Setting]:
     by_key: dict[str, list[Given]] = {}
     for given in givens:
         by_key.setdefault(given.key, []).append(given)
-    settings = {}
+    settings = Settings()
     for key, found in by_key.items():
         found.sort(key=lambda given: (given.source, given.order))
         first = found[0]

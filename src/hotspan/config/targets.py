@@ -1,10 +1,8 @@
 """From settings that count to the dataclasses that the tiers and the server are built from."""
 
-from collections.abc import Mapping
-
 from hotspan.config.keys import BY_NAME, CACHE
 from hotspan.config.options import build
-from hotspan.config.origin import Setting, Source, shown
+from hotspan.config.origin import Settings, Source, shown
 from hotspan.config.secrets import check_references
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheOptions, CacheSettings, L2Settings
@@ -15,23 +13,7 @@ from hotspan.l2.open import check_store
 _CACHE_NAMES = {option.name for option in CACHE} - {"lmcache_config_file"}
 
 
-def is_on(settings: Mapping[str, Setting], name: str) -> bool:
-    """Whether a setting is there and true."""
-    return name in settings and settings[name].value is True
-
-
-def count(settings: Mapping[str, Setting], name: str, default: int) -> int:
-    """A whole number that the engine gets; what it would refuse counts as the default here."""
-    text = str(settings[name].value) if name in settings else ""
-    return int(text) if text.isdecimal() and int(text) > 0 else default
-
-
-def names_tiers(settings: Mapping[str, Setting]) -> bool:
-    """Whether anybody said what the tiers are."""
-    return any(settings[name].source is not Source.DEFAULT for name in ("ram_gib", "disk", "l2", "no_cache"))
-
-
-def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSettings | None:
+def build_cache(settings: Settings, tenants: Tenants) -> CacheSettings | None:
     """What the tiers are; None without them.
 
     Raises: ConfigError that says which option is wrong, where it stands and what would do.
@@ -57,12 +39,11 @@ def build_cache(settings: Mapping[str, Setting], tenants: Tenants) -> CacheSetti
         raise ConfigError(f"{error}{_origins(settings)}") from error
 
 
-def _is_ram_chosen(settings: Mapping[str, Setting]) -> bool:
-    is_named = settings["ram_gib"].source is not Source.DEFAULT
-    return not is_named and (is_on(settings, "auto") or not names_tiers(settings))
+def _is_ram_chosen(settings: Settings) -> bool:
+    return not settings.is_given("ram_gib") and (settings.is_on("auto") or not settings.names_tiers)
 
 
-def _origins(settings: Mapping[str, Setting]) -> str:
+def _origins(settings: Settings) -> str:
     """Which of the cache's options stood elsewhere than on the command line, where they have other names."""
     elsewhere = [
         f"{BY_NAME[name].flag} {shown(name, setting.value)} comes from {setting.given.origin}"
@@ -73,9 +54,9 @@ def _origins(settings: Mapping[str, Setting]) -> str:
     return f" ({'; '.join(elsewhere)})" if elsewhere else ""
 
 
-def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
+def build_server(settings: Settings) -> ServerSettings:
     """What the server does besides caching. Raises: ConfigError."""
-    if settings["admin_port"].value is None and settings["admin_host"].source is not Source.DEFAULT:
+    if settings["admin_port"].value is None and settings.is_given("admin_host"):
         raise ConfigError(f"{settings['admin_host'].given.origin} is given without --admin-port: give both")
     value = {name: setting.value for name, setting in settings.items()}
     if value["forget_closed_sessions"] and value["no_cache"]:
@@ -87,10 +68,10 @@ def build_server(settings: Mapping[str, Setting]) -> ServerSettings:
     return build(ServerSettings, value)
 
 
-def _check_loras(settings: Mapping[str, Setting]) -> None:
+def _check_loras(settings: Settings) -> None:
     """The engine would refuse it only when the model is about to be loaded."""
-    max_loras, held = count(settings, "max_loras", 1), count(settings, "max_cpu_loras", 0)
-    if not is_on(settings, "enable_lora") or not 0 < held < max_loras:
+    max_loras, held = settings.count("max_loras", 1), settings.count("max_cpu_loras", 0)
+    if not settings.is_on("enable_lora") or not 0 < held < max_loras:
         return
     batch = settings["max_loras"].given.origin
     raise ConfigError(

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotspan.config.configuration import Configuration, visible_gpus
-from hotspan.config.origin import Setting
+from hotspan.config.origin import Settings
 from hotspan.config.settings import CacheSettings, planned_settings, with_named
-from hotspan.config.targets import count
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import check_room
 from hotspan.plan.host import Host
@@ -122,21 +121,21 @@ def _check_disks(named: Mapping[str, CacheSettings | None]) -> None:
 def _plan(host: Host, own: Configuration, models: int, devices: Sequence[str]) -> TierPlan:
     shape, weights = None, 0
     settings = own.settings
-    ranks = len(devices) if _is_max(settings) else count(settings, "tensor_parallel_size", 1)
+    ranks = len(devices) if _is_max(settings) else settings.count("tensor_parallel_size", 1)
     with contextlib.suppress(ConfigError, OSError):  # a model that is not here yet: the machine alone decides
         directory = model_directory(own.model)
         weights = weights_bytes(directory)
         shape = ModelShape.from_config(
             directory,
-            kv_dtype=str(_value(settings, "kv_cache_dtype") or "auto"),
-            dtype=str(_value(settings, "dtype") or "auto"),
+            kv_dtype=str(settings.value("kv_cache_dtype") or "auto"),
+            dtype=str(settings.value("dtype") or "auto"),
             tensor_parallel=max(1, ranks),
         )
-        most = count(settings, "max_model_len", 0)
+        most = settings.count("max_model_len", 0)
         if most:
             shape = replace(shape, max_tokens=most)
-    pool = count(settings, "kv_cache_memory_bytes", 0)
-    workers = count(settings, "data_parallel_size", 1)
+    pool = settings.count("kv_cache_memory_bytes", 0)
+    workers = settings.count("data_parallel_size", 1)
     return choose_tiers(
         host,
         shape,
@@ -145,7 +144,7 @@ def _plan(host: Host, own: Configuration, models: int, devices: Sequence[str]) -
         is_cpu_engine=not devices,
         weights_bytes=weights,
         engine_pool_bytes=pool or None,
-        requests=count(settings, "max_num_seqs", 0) or None,
+        requests=settings.count("max_num_seqs", 0) or None,
         extent=own.extent or Extent.ALL,
     )
 
@@ -195,17 +194,13 @@ def _wanted_devices(own: Configuration) -> int | None:
     degrees = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     wanted = 1
     for degree in degrees:
-        wanted *= count(settings, degree, 1)
+        wanted *= settings.count(degree, 1)
     return wanted
 
 
-def _is_max(settings: Mapping[str, Setting]) -> bool:
+def _is_max(settings: Settings) -> bool:
     setting = settings.get("tensor_parallel_size")
     return setting is not None and "max" in (str(setting.given.text).lower(), str(setting.value).lower())
-
-
-def _value(settings: Mapping[str, Setting], name: str) -> object:
-    return settings[name].value if name in settings else None
 
 
 # -- GPUs: of their own while there are enough, shared otherwise ---------------------------------------------------
