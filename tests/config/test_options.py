@@ -11,6 +11,7 @@ from hotspan.bench.config import BenchConfig, StorageBench
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.bench import Output, ReportOptions
 from hotspan.cli.cache import CheckOptions, ClearOptions, InvalidateOptions, RemoveOptions, StatsOptions
+from hotspan.cli.deploy import RayOptions
 from hotspan.cli.keys import InitOptions, ListOptions, RotateOptions, ShredOptions
 from hotspan.cli.plan import PlanOptions
 from hotspan.cli.simulate import SimulateOptions
@@ -28,7 +29,7 @@ COMMANDS: Mapping[str, tuple[type, ...]] = {
     "serve": (CacheOptions, ServerSettings),
     "route": (RouterSettings,),
     "daemon": (DaemonOptions,),
-    "deploy ray": (Plan, Launch),
+    "deploy ray": (RayOptions, Plan, Launch),
     "bench engine": (Output, BenchConfig),
     "bench report": (ReportOptions,),
     "bench storage": (StorageBench,),

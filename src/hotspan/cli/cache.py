@@ -10,7 +10,7 @@ import typer
 
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
-from hotspan.cli.output import confirm, print_json, stdout_console
+from hotspan.cli.output import Printing, confirm, print_json, stdout_console
 from hotspan.config.kinds import NATURAL
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
@@ -26,11 +26,10 @@ _YES = "Do not ask for confirmation."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatsOptions:
+class StatsOptions(Printing):
     """A server, and how its answer is printed."""
 
     admin: Admin = field(default_factory=Admin)
-    json: bool = option(False, "Print JSON.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
-from hotspan.cli.options import takes
-from hotspan.cli.output import Json, explained, print_json
+from hotspan.cli.options import built, takes
+from hotspan.cli.output import Printing, explained, print_json
 from hotspan.config.keys import FLAGS
+from hotspan.config.options import options_of
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -19,8 +20,8 @@ config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=
 
 
 @config.command("explain", context_settings=ENGINE_OPTIONS)
-@takes(FLAGS)
-def explain(context: typer.Context, model: Model = None, as_json: Json = False, **_flags: Any) -> None:
+@takes((*FLAGS, *options_of(Printing)))
+def explain(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Show every value, its origin and what it overrides, for the given options of `hotspan serve`.
 
     Engine options are shown as written; `hotspan config check` validates them.
@@ -29,7 +30,7 @@ def explain(context: typer.Context, model: Model = None, as_json: Json = False, 
         configuration = load(context, model)
     # What somebody wrote comes first.
     settings = sorted(configuration.settings.items(), key=lambda pair: (_is_default(pair[1]), pair[0]))
-    if as_json:
+    if built(Printing, context).json:
         notes = [
             {"where": note.where, "text": note.text, "is_warning": note.is_warning} for note in configuration.notes
         ]

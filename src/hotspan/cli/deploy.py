@@ -5,14 +5,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from hotspan.cli.options import built, takes
 from hotspan.cli.output import explained
-from hotspan.config.options import options_of
+from hotspan.config.options import option, options_of
 from hotspan.router.ray.plan import Launch, Plan
 
 _SESSION_KEY = "x-session-id"
@@ -25,30 +25,33 @@ def _deploy() -> None:
     """Run several replicas on a cluster."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """What becomes of a plan."""
+
+    autoscale: str = option(
+        "", "Minimum and maximum number of replicas for Ray's autoscaler, as MIN:MAX. Default: no autoscaling."
+    )
+    dry_run: bool = option(False, "Print the Ray Serve config file and exit.")
+
+
 @deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@takes((*options_of(Plan), *options_of(Launch)))
+@takes((*options_of(RayOptions), *options_of(Plan), *options_of(Launch)))
 def on_ray(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model to serve: a directory on every node, or a hub ID.")],
-    autoscale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MIN:MAX",
-            help="Minimum and maximum number of replicas for Ray's autoscaler. Default: no autoscaling.",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve config file and exit.")] = False,
     **_flags: Any,
 ) -> None:
     """Serve MODEL with several replicas on a Ray cluster. Options after -- are passed to `hotspan serve`."""
     with explained():
         _check_ray()
         words = tuple(_checked([model, *context.args]))
-        least, most = _bounds(autoscale)
+        options = built(RayOptions, context)
+        least, most = _bounds(options.autoscale)
         plan = built(Plan, context, words=words, least=least, most=most)
         plan = replace(plan, session_key=plan.session_key or _SESSION_KEY)
         launch = built(Launch, context)
-        if dry_run:
+        if options.dry_run:
             _show(plan, launch)
             return
         _launch(plan, launch)
@@ -68,16 +71,16 @@ def _checked(words: Sequence[str]) -> list[str]:
     from hotspan.router.ray.plan import checked_words
 
     given = {word.partition("=")[0] for word in words}
-    for option in ("--host", "--port", "--shutdown-timeout"):
-        if option in given:
-            raise ConfigError(f"{option} of each replica is set by Ray: leave it out after --")
+    for flag in ("--host", "--port", "--shutdown-timeout"):
+        if flag in given:
+            raise ConfigError(f"{flag} of each replica is set by Ray: leave it out after --")
     return checked_words(words, environment())
 
 
-def _bounds(text: str | None) -> tuple[int, int]:
+def _bounds(text: str) -> tuple[int, int]:
     from hotspan.core.errors import ConfigError
 
-    if text is None:
+    if not text:
         return 0, 0
     least, colon, most = text.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal()):

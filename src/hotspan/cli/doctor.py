@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotspan.cli.flags import Model, load
-from hotspan.cli.options import takes
-from hotspan.cli.output import Json, print_json
+from hotspan.cli.options import built, takes
+from hotspan.cli.output import Printing, print_json
 from hotspan.config.keys import FLAGS
+from hotspan.config.options import options_of
 
 if TYPE_CHECKING:
     from hotspan.server.facts import Facts
@@ -25,8 +26,8 @@ _MIN_FILES = 8192
 """Twice the connections that a server takes at most (docs/http.md)."""
 
 
-@takes(FLAGS)
-def doctor(context: typer.Context, model: Model = None, as_json: Json = False, **_flags: Any) -> None:
+@takes((*FLAGS, *options_of(Printing)))
+def doctor(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Check configuration and host for security problems before serving. Exit status 1: problems found.
 
     Who reaches what, with which key; what is encrypted; what is fetched and executed; who else reads the files.
@@ -50,7 +51,7 @@ def doctor(context: typer.Context, model: Model = None, as_json: Json = False, *
         facts = dataclasses.replace(facts, refusal=_refusal(options, surroundings))
         findings = posture(options, facts)
     findings += _machine(options, facts)
-    if as_json:
+    if built(Printing, context).json:
         rows = [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings]
         print_json(rows)
     else:

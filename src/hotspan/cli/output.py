@@ -4,11 +4,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, HotspanError
 
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ if TYPE_CHECKING:
 
 _WIDTH_OF_FILES: Final = 100
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printing:
+    """How a command prints what it found."""
+
+    json: bool = option(False, "Print JSON.")
 
 
 @contextlib.contextmanager
