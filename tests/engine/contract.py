@@ -5,10 +5,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hotspan.engine.contract import METHODS, Method
+from hotspan.engine.connector import HotspanConnector
+from hotspan.engine.contract import METHODS, Method, overrides
+from hotspan.engine.manager import HotspanManager
+from hotspan.engine.spec import HotspanSpec
+from hotspan.engine.worker import HostWorker
 
 from .vllm_attributes import ATTRIBUTES, Attributes
 
+CLASSES = (HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
 ENGINE = Path(__file__).parents[2] / "src/hotspan/engine"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -138,7 +143,8 @@ def missing(sources: Sources, release: Release, engine: Path = ENGINE) -> list[s
         for each in imports(engine, release)
         if (sources.module(each.module) if each.name == "*" else sources.find(each.module, each.name)) is None
     ]
-    found += [line for method in METHODS if method.is_in(release) for line in _missing_method(sources, method)]
+    methods = [*METHODS, *(method for ours in CLASSES for method in overrides(ours))]
+    found += [line for method in methods if method.is_in(release) for line in _missing_method(sources, method)]
     return found + [line for each in ATTRIBUTES if each.is_in(release) for line in _missing_attributes(sources, each)]
 
 

@@ -48,7 +48,7 @@ from vllm.v1.request import Request
 
 from hotspan.config.environment import environment
 from hotspan.core.errors import EngineError
-from hotspan.engine.contract import ENGINE, METHODS, SUPPORTED, check_version, engine_version
+from hotspan.engine.contract import ENGINE, METHODS, SUPPORTED, check_version, engine_version, overrides
 
 if ENGINE >= (0, 32):
     from vllm.v1.metrics.cache_hit_source import CacheHitSource as CacheHitSource
@@ -264,11 +264,14 @@ def block_hasher(vllm_config: VllmConfig, hash_tokens: int) -> Callable[..., Any
     return get_request_block_hasher(hash_tokens, function)
 
 
-def check_engine() -> None:
-    """Raise EngineError if the installed vLLM is not one that hotspan was built for."""
+def check_engine(*classes: type) -> None:
+    """Raise EngineError if the installed vLLM is not one that hotspan was built for.
+
+    classes: of hotspan's, whose overrides are compared, too.
+    """
     found = engine_version()
     check_version(found)
-    for method in METHODS:
+    for method in (*METHODS, *(each for ours in classes for each in overrides(ours))):
         owner = sys.modules.get(method.module)
         if owner is None or not method.is_in(ENGINE):
             continue  # of the API server, or of CUDA: this process has not loaded it

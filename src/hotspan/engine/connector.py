@@ -64,7 +64,7 @@ class HotspanConnector(OffloadingConnector):
             return self.manager
 
         try:
-            check_engine()
+            check_engine(HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
             fix_hash_seed()
             skip_unchanged_keys()
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)

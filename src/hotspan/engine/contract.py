@@ -5,6 +5,7 @@ attributes that hotspan reads, and for whatever else engine/ imports, in the sou
 imported here.
 """
 
+import inspect
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -90,46 +91,12 @@ def _methods(module: str, owner: str, methods: Iterable[tuple[str, str]]) -> tup
 
 
 METHODS: tuple[Method, ...] = (
-    *_methods(
-        _BASE,
-        "OffloadingManager",
-        (
-            ("lookup", "key req_context"),
-            ("prepare_load", "keys req_context"),
-            ("complete_load", "keys req_context"),
-            ("prepare_store", "keys req_context"),
-            ("complete_store", "keys req_context success"),
-            ("on_new_request", "req_context"),
-            ("on_request_finished", "req_context"),
-            ("on_schedule_end", "context"),
-            ("get_stats", ""),
-            ("reset_cache", ""),
-            ("shutdown", ""),
-        ),
-    ),
     Method(_BASE, "OffloadingManager.get_load_source", ("key", "req_context"), since=(0, 32)),
     Method(_BASE, "ReqContext.set_state", ("val",), since=(0, 27)),
     Method(_BASE, "ReqContext.get_state", ("cls",), since=(0, 27)),
-    *_methods(
-        _BASE,
-        "OffloadingWorker",
-        (
-            ("submit_store", "job_id src_spec dst_spec"),
-            ("submit_load", "job_id src_spec dst_spec"),
-            ("get_finished", ""),
-            ("wait", "job_ids"),
-            ("shutdown", ""),
-        ),
-    ),
-    *_methods(
-        _BASE,
-        "OffloadingSpec",
-        (
-            ("__init__", "config"),
-            ("build_metric_definitions", "extra_config"),
-            ("get_manager", ""),
-            ("get_worker", "kv_caches"),
-        ),
+    Method(_BASE, "OffloadingSpec.__init__", ("config",)),
+    Method(
+        f"{_CONNECTOR}.offloading_connector", "OffloadingConnector.__init__", ("vllm_config", "role", "kv_cache_config")
     ),
     Method(_BASE, "make_offload_key", ("block_hash", "group_idx")),
     Method(_BASE, "get_offload_block_hash", ("key",)),
@@ -142,27 +109,6 @@ METHODS: tuple[Method, ...] = (
             ("increase_counter", "counter_name counter_increase_value labelvalues"),
             ("set_gauge", "gauge_name gauge_value labelvalues"),
             ("observe_histogram", "histogram_name histogram_value labelvalues"),
-        ),
-    ),
-    *_methods(
-        f"{_CONNECTOR}.offloading_connector",
-        "OffloadingConnector",
-        (
-            ("__init__", "vllm_config role kv_cache_config"),
-            ("on_new_request", "request"),
-            ("get_num_new_matched_tokens", "request num_computed_tokens"),
-            ("update_state_after_alloc", "request blocks num_external_tokens"),
-            ("build_connector_meta", "scheduler_output"),
-            ("update_connector_output", "connector_output"),
-            ("request_finished", "request block_ids"),
-            ("request_finished_all_groups", "request block_ids"),
-            ("bind_gpu_block_pool", "gpu_block_pool"),
-            ("get_finished", "finished_req_ids"),
-            ("get_kv_connector_stats", ""),
-            ("has_pending_push_work", ""),
-            ("take_events", ""),
-            ("reset_cache", ""),
-            ("shutdown", ""),
         ),
     ),
     Method(
@@ -250,4 +196,28 @@ METHODS: tuple[Method, ...] = (
     Method(_CUDA, "CPUOffloadingWorker.__init__", ("mmap_region",)),
     Method("vllm.v1.kv_offload.cpu.host_register", "host_unregister", ("ptr",), since=(0, 32)),
 )
-"""What hotspan calls or overrides. An engine that starts looks at the modules that its process has loaded."""
+"""What hotspan calls. An engine that starts looks at the modules that its process has loaded."""
+
+OWN: dict[str, str] = {
+    "HotspanConnector": "",
+    "HotspanManager": """
+        bind admit load_adapter keyer named invalidate is_waiting note_answer begin retire begin_step end_step
+        forget_ended idle get_load_source
+    """,
+    "HotspanSpec": "open_slab",
+    "HostWorker": "await_loads",
+}
+"""Public methods of hotspan's subclasses of vLLM's classes that override nothing; every other one overrides a method,
+and relies on its parameters. (`get_load_source` does since 0.32.)"""
+
+
+def overrides(ours: type) -> list[Method]:
+    """The methods that one of hotspan's classes overrides, with the parameters that it takes."""
+    theirs = next(base for base in ours.__mro__ if base.__module__.startswith("vllm."))
+    found = []
+    for name, function in inspect.getmembers(ours, inspect.isroutine):
+        if name in vars(ours) and not name.startswith("_") and name not in OWN[ours.__name__].split():
+            parameters = inspect.signature(function).parameters.values()
+            taken = tuple(each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD)
+            found.append(Method(theirs.__module__, f"{theirs.__name__}.{name}", tuple(n for n in taken if n != "self")))
+    return found
