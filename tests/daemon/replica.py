@@ -93,7 +93,7 @@ def stop_in(what: str) -> None:
         time.sleep(600)
 
     if what == "put":
-        daemon._split = stop  # type: ignore[assignment]
+        daemon.placed = stop  # type: ignore[assignment]
     else:
         of_get = daemon._lease_of
 

@@ -17,10 +17,11 @@ from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.disk import DiskCopies, disk_options
-from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.log import NodeLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
 from hotspan.l2.base import marked, marks_of
+from hotspan.l2.log import SharedInvalidationLog
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
@@ -56,8 +57,9 @@ class Node:
         self.disk.post = lambda call: call()
         memory = memoryview(bytearray((MEMORY_PAGES + 1) * PAGE_BYTES))
         self.pool = Pool(memory, PAGE_BYTES, self.clock, disk=self.disk)
-        self.log = InvalidationLog(self.clock, file=self.disk.log)
-        if self.log.is_lost:
+        self.log = NodeLog(self.clock, file=self.disk.log)
+        self.shared = SharedInvalidationLog(self.log, 100, self.clock)
+        if self.log.oldest is None:
             self.pool.forget_own()
         self.disk.settles = self.log.write
 
@@ -250,13 +252,12 @@ def test_a_restart_finds_it_warm(node: Node) -> None:
     before = unpack(stored.record)
     assert before is not None
     terms = marked(before.terms, stored.marks)
-    generation = node.log.append([Scope(tenant=3)], "me")
+    generation = node.shared.append([Scope(tenant=3)], "me")
     assert node.settled()
-    epoch, floor = node.log.epoch, node.log.floor
+    before_kill = node.shared.read(0)
     node.kill()
     node.start()
-    assert (node.log.epoch, node.log.floor, node.log.generation) == (epoch, floor, generation)
-    assert [entry.generation for entry in node.log.read(0, 1 << 20).entries] == [generation]
+    assert node.shared.read(0) == before_kill and [each.generation for each in before_kill.entries] == [generation]
     assert [node.read(key) for key in values] == list(values.values())
     assert unpack(node.at(KEYS[5]).record) == before._replace(terms=terms) and terms.labels == {5}
     assert node.read(KEYS[5]) == own(KEYS[5], tenant=3)
@@ -403,18 +404,17 @@ def test_a_log_that_can_not_be_written_is_emptied(node: Node, is_repaired: bool)
     node.start()
     store(node.pool, KEYS[0], own(KEYS[0]), is_own=True)
     assert node.put(KEYS[1], b"other") and node.settled()
-    node.log.append([Scope(tenant=8)], "me")
+    node.shared.append([Scope(tenant=8)], "me")
     files.arm(2, errno.ENOSPC, kinds=["sync"])  # the first is the table's
     assert node.settled() and files.hits == 1
     if is_repaired:
-        node.log.append([Scope(tenant=9)], "me")
+        node.shared.append([Scope(tenant=9)], "me")
         assert node.settled()
-    epoch, entries = node.log.epoch, node.log.read(0, 1 << 20)
+    before = node.log.read(0)
     node.kill()
     node.start()
     assert node.read(KEYS[1]) == b"other"
-    assert (node.log.epoch == epoch) is is_repaired and (node.read(KEYS[0]) is not None) is is_repaired
-    assert len(node.log) == 0 or node.log.read(0, 1 << 20) == entries
+    assert (node.log.read(0) == before) is is_repaired and (node.read(KEYS[0]) is not None) is is_repaired
 
 
 def test_nothing_is_confirmed_on_a_disk_that_takes_nothing(node: Node) -> None:
@@ -425,7 +425,7 @@ def test_nothing_is_confirmed_on_a_disk_that_takes_nothing(node: Node) -> None:
     assert node.put(KEYS[0], b"x") and node.settled()
     files.arm(1, errno.EIO, kinds=["pwrite", "sync"], lasting=True)
     assert node.pool.delete(KEYS[0]) and not node.settled()
-    node.log.append([Scope()], "me")
+    node.shared.append([Scope()], "me")
     assert not node.settled()
     files.disarm()
     assert node.settled()
@@ -439,15 +439,16 @@ def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
     store(node.pool, KEYS[0], own(KEYS[0], tenant=4), is_own=True)
     store(node.pool, KEYS[1], b"other")
     node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 5)})
-    node.log.append([Scope()], "me")
+    node.shared.append([Scope()], "me")
     assert node.settled()
     node.evict()
     assert node.at(KEYS[0]).record == own(KEYS[0], tenant=4)[:256]
-    epoch = node.log.epoch
-    node.log.begin(node.log.generation + 5)
+    epoch = node.shared.read(0).epoch
+    node.shared.read(node.shared.read(0).generation + 5)
     node.pool.forget_own()
     for _ in range(2):
-        assert there(node.pool, *KEYS[:2]) == [False, True] and node.log.epoch != epoch and len(node.log) == 0
+        assert there(node.pool, *KEYS[:2]) == [False, True] and len(node.log) == 0
+        assert node.shared.read(0).epoch != epoch
         assert node.settled()
         node.kill()
         node.start()

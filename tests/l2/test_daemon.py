@@ -16,7 +16,19 @@ from hotspan.core.types import Chunk
 from hotspan.l2 import daemon
 from hotspan.l2.base import PREAMBLE_BYTES, marks_of
 from hotspan.l2.daemon import DaemonStore
-from hotspan.l2.door import CHANGE_BITS, DESCRIBED, ENTRY, EXTENT, FOUND, GREETING, VERSION, Operation, Status
+from hotspan.l2.door import (
+    CHANGE_BITS,
+    DESCRIBED,
+    ENTRY,
+    EXTENT,
+    FOUND,
+    GREETING,
+    LOG_BODY,
+    LOG_HEAD,
+    VERSION,
+    Operation,
+    Status,
+)
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.races import StoreRaceTests
@@ -200,17 +212,16 @@ def test_a_lease_that_ends_during_the_copy_makes_it_a_miss(
     assert (read(store, one) == frame_of(chunk.key, SIZE)) is (seconds < 60)
 
 
-def test_a_large_scope_is_appended_in_parts(store: DaemonStore) -> None:
-    """More chunks than one message names are invalidated all the same, by entries that follow each other."""
+def test_a_large_entry_takes_several_messages(store: DaemonStore) -> None:
+    """An entry with more chunks than one message holds is appended and read as one."""
     assert store.log is not None
-    keys = frozenset(chunk.key for chunk in chain("text", 5000))
-    generation = store.log.append([Scope(tenant=7, keys=keys)], "me")
+    store.log.append([Scope(tenant=1)], "me")
+    large = Scope(tenant=7, keys=frozenset(chunk.key for chunk in chain("text", 20_000)))
+    generation = store.log.append([large], "me")
+    store.log.append([Scope(tenant=2)], "me")
     page = store.log.read(0)
-    assert page.generation == generation and len(page.entries) > 1
-    taken = [scope.keys or frozenset() for entry in page.entries for scope in entry.scopes]
-    assert frozenset().union(*taken) == keys and {scope.tenant for entry in page.entries for scope in entry.scopes} == {
-        7
-    }
+    assert [entry.scopes for entry in page.entries] == [(Scope(tenant=1),), (large,), (Scope(tenant=2),)]
+    assert store.log.read(generation - 1).entries == page.entries[1:]
 
 
 def test_what_finds_no_place_is_an_error(emptied: DaemonProcess, store: DaemonStore) -> None:
@@ -358,7 +369,7 @@ def test_places_outside_the_segment_are_not_written(lie: Lie, answer: bytes) -> 
         OK + FOUND.pack(1),
         bytes([Status.BAD_REQUEST]),
         bytes([Status.NO_ROOM]),
-        OK + b'{"generation": 1e999, "has_more": false, "epoch": "00", "floor": 0, "entries": [{"generation": 1e999}]}',
+        OK + b'{"replica": 1e999}',
         OK + b"[" * 60_000,
     ],
 )
@@ -372,6 +383,17 @@ def test_answers_without_meaning_are_errors(lie: Lie, answer: bytes) -> None:
     for call in calls:
         with pytest.raises(OSError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("size", "data"), [(100, b""), (1 << 60, bytes(60_000)), (20, bytes(20)), (28, LOG_BODY.pack(1, bytes(16), 9))]
+)
+def test_a_log_that_has_no_end_or_is_cut_is_an_error(lie: Lie, size: int, data: bytes) -> None:
+    """A log of more bytes than there are or can be, or with half an entry, raises OSError."""
+    log = lie(lambda operation, body: OK + LOG_HEAD.pack(1, bytes(16), True, size) + data).log
+    assert log is not None
+    with pytest.raises(OSError):
+        log.read(0)
 
 
 @pytest.mark.parametrize("entry", [b"x", ENTRY.pack(WHOLE, 3, 0, bytes(256)), ENTRY.pack(WHOLE, 0, 60_000, bytes(256))])

@@ -14,15 +14,15 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hotspan.core.errors import MALFORMED, ConfigError
-from hotspan.core.scopes import scopes_from_json
 from hotspan.core.types import ChunkKey
-from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.log import NodeLog
 from hotspan.daemon.pool import Pool, Refusal, Writing
 from hotspan.daemon.stored import StoredObject
 from hotspan.l2.base import MARK_BYTES
+from hotspan.l2.blobs import Entry
 from hotspan.l2.door import (
     BUFFER_BYTES,
     DESCRIBED,
@@ -33,6 +33,11 @@ from hotspan.l2.door import (
     GREETING,
     HELLO_MESSAGE,
     LEASE_ID,
+    LOG_BEGIN,
+    LOG_BODY,
+    LOG_ENTRY,
+    LOG_HEAD,
+    LOG_READ,
     MARKS,
     MOST_KEYS,
     REQUEST,
@@ -42,6 +47,7 @@ from hotspan.l2.door import (
     Operation,
     Status,
 )
+from hotspan.l2.log import MAX_ENTRY_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +72,17 @@ class BadRequest(Exception):
 
 
 class Client:
-    """One connection. writing: what it reserved and has not committed. answering: what it waits for."""
+    """One connection.
+
+    writing:   what it reserved and has not committed. answering: what it waits for.
+    log_body:  the beginning of an entry of the log that it is about to append.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.writing: Writing | None = None
         self.answering: asyncio.Future[None] | None = None
+        self.log_body = b""
         self.is_greeted = False
         self.is_ignored = False
 
@@ -88,7 +99,7 @@ class LocalDoor:
         self,
         path: Path,
         pool: Pool,
-        log: InvalidationLog,
+        log: NodeLog,
         open_segment: Callable[[], int],
         mode: int = 0o600,
         is_durable: Callable[[], Awaitable[bool]] | None = None,
@@ -113,11 +124,12 @@ class LocalDoor:
             Operation.MARK: self._mark,
             Operation.DELETE: self._delete,
             Operation.USAGE: self._usage,
+            Operation.LOG_PART: self._log_part,
             Operation.LOG_APPEND: self._log_append,
+            Operation.LOG_BEGIN: self._log_begin,
             Operation.LOG_READ: self._log_read,
             Operation.LOG_REPORT: self._log_report,
-            Operation.LOG_FORGET: self._log_forget,
-            Operation.LOG_REPLICAS: self._log_replicas,
+            Operation.LOG_REPORTS: self._log_reports,
         }
 
     def close(self) -> None:
@@ -335,38 +347,54 @@ class LocalDoor:
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
+    def _log_part(self, client: Client, body: memoryview) -> bytes:
+        client.log_body += body
+        if len(client.log_body) > MAX_ENTRY_BYTES:
+            raise BadRequest("an entry of the log is too long")
+        return _OK
+
     def _log_append(self, client: Client, body: memoryview) -> Answer:
-        said = _said(body)
-        generation = self._log.append(scopes_from_json(said["scope"]), str(said["by"]))
-        return self._noted(_json({"generation": generation}))
+        number, epoch = LOG_ENTRY.unpack_from(body)
+        data, client.log_body = client.log_body + body[LOG_ENTRY.size :], b""
+        if not data:
+            raise BadRequest("an entry of the log has a body")
+        is_appended = self._log.append(Entry(number, epoch, data))
+        return self._noted(_OK) if is_appended else _REFUSALS[Refusal.EXISTS]
+
+    def _log_begin(self, client: Client, body: memoryview) -> bytes:
+        over, number, epoch = LOG_BEGIN.unpack(body)
+        oldest = self._log.oldest
+        self._log.begin(over if any(over) else b"", Entry(number, epoch, b""))
+        if oldest is not None and self._log.oldest is not oldest:
+            logger.warning("log_begins_anew generation=%d: it lost what a replica had read", number)
+            self._pool.forget_own()
+        return _OK  # a restart that finds the older log again loses no entry that was confirmed
 
     def _log_read(self, client: Client, body: memoryview) -> bytes:
-        after = int(_said(body)["after"])
-        if after > self._log.generation:
-            logger.warning("log_begins_anew generation=%d: a replica has read up to %d", self._log.generation, after)
-            self._log.begin(after)
-            self._pool.forget_own()
-        part = self._log.read(after, self._max_bytes(client) - 65536)
-        head = {
-            "epoch": self._log.epoch.hex(),
-            "generation": self._log.generation,
-            "floor": self._log.floor,
-            "has_more": part.has_more,
-        }
-        entries = ",".join(entry.text for entry in part.entries)
-        return _json(head)[:-1] + f',"entries":[{entries}]}}'.encode()
+        first, skip = LOG_READ.unpack(body)
+        found = self._log.read(first)
+        if found is None:
+            return _OK
+        size, room = 0, self._max_bytes(client) - len(_OK) - LOG_HEAD.size
+        parts: list[bytes] = []
+        for entry in found.entries:
+            packed = LOG_BODY.pack(entry.number, entry.epoch, len(entry.body)) + entry.body
+            part = packed[max(0, skip - size) :][:room]
+            room -= len(part)
+            size += len(packed)
+            parts.append(part)
+        head = LOG_HEAD.pack(found.oldest.number, found.oldest.epoch, bool(found.oldest.body), size)
+        return b"".join([_OK, head, *parts])
 
     def _log_report(self, client: Client, body: memoryview) -> bytes:
-        said = _said(body)
-        self._log.report(str(said["replica"]), int(said["generation"]), float(said["ttl_s"]))
-        return _json(None)
+        said = json.loads(bytes(body))
+        data = said["data"]
+        self._log.write_report(str(said["replica"]), None if data is None else str(data).encode())
+        return _OK
 
-    def _log_forget(self, client: Client, body: memoryview) -> bytes:
-        self._log.forget(str(_said(body)["replica"]))
-        return _json(None)
-
-    def _log_replicas(self, client: Client, body: memoryview) -> bytes:
-        return _json(self._log.replicas())
+    def _log_reports(self, client: Client, body: memoryview) -> bytes:
+        reports = {name: data.decode() for name, data in self._log.read_reports().items()}
+        return _OK + json.dumps(reports).encode()
 
 
 def _keys(body: memoryview) -> list[ChunkKey]:
@@ -380,17 +408,6 @@ def _entry(stored: StoredObject) -> bytes:
     extents = b"".join(EXTENT.pack(*extent) for extent in stored.extents)
     head = ENTRY.pack(stored.size, len(stored.extents), len(stored.marks), stored.record)
     return b"".join([head, extents, *stored.marks])
-
-
-def _said(body: memoryview) -> dict[str, Any]:
-    said = json.loads(bytes(body))
-    if not isinstance(said, dict):
-        raise BadRequest("not an object")
-    return said
-
-
-def _json(data: Any) -> bytes:
-    return _OK + json.dumps(data).encode()
 
 
 def _listen(path: Path, mode: int) -> socket.socket:

@@ -21,7 +21,7 @@ from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
 from hotspan.daemon.disk import DiskCopies, DiskCounts, disk_options
 from hotspan.daemon.door import LocalDoor
-from hotspan.daemon.log import InvalidationLog
+from hotspan.daemon.log import MAX_ENTRIES, NodeLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.pool import Pool
@@ -30,6 +30,7 @@ from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
 from hotspan.daemon.watch import NameWatch
 from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
+from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.files import Files
 
 logger = logging.getLogger(__name__)
@@ -125,9 +126,10 @@ class Daemon:
         if disk is not None:
             disk.post = partial(_post, asyncio.get_running_loop())
         self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=disk)
-        self._log = InvalidationLog(clock, file=disk.log if disk is not None else None)
-        if self._log.is_lost:
+        self._log = NodeLog(clock, file=disk.log if disk is not None else None)
+        if self._log.oldest is None:
             self._pool.forget_own()
+        self._shared_log = SharedInvalidationLog(self._log, MAX_ENTRIES, clock)
         if disk is not None:
             disk.settles = self._log.write
         path = segment.path.with_name(segment.path.name + ".sock")
@@ -186,7 +188,7 @@ class Daemon:
             door_clients=len(self._door.clients),
             http_connections=len(self._http.connections),
             log_entries=len(self._log),
-            replicas=len(self._log.replicas()),
+            replicas=len(self._shared_log.replicas()),
             is_exposed=int(self._is_exposed),
             segment_named=int(self._segment.is_named),
             uptime_s=self._clock.monotonic() - self._started_s,

@@ -8,29 +8,24 @@ import errno
 import itertools
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.frame import segment_bytes_for
-from hotspan.core.scopes import scopes_to_json
-from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import (
     MARK_BYTES,
     PREAMBLE_BYTES,
     Found,
     Landed,
-    LogPage,
-    SharedInvalidation,
     StoreUsage,
     marked,
-    read_entry,
 )
+from hotspan.l2.blobs import Entry, Stretch
 from hotspan.l2.door import (
     CHANGE_BITS,
     DESCRIBED,
@@ -38,6 +33,11 @@ from hotspan.l2.door import (
     EXTENT,
     FIND,
     FOUND,
+    LOG_BEGIN,
+    LOG_BODY,
+    LOG_ENTRY,
+    LOG_HEAD,
+    LOG_READ,
     MARKS,
     MOST_KEYS,
     RESERVE,
@@ -46,6 +46,7 @@ from hotspan.l2.door import (
     Status,
 )
 from hotspan.l2.door_client import Door, DoorConnection, Segment, understood
+from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.io import copy
 from hotspan.tiers.record import Record, pack, unpack
 
@@ -54,7 +55,9 @@ LEASE_S = 2.0
 """How long a copy may take."""
 
 _MOST_DECODED = 1 << 14
-_MOST_LOG_KEYS = 1024  # named in one entry of the log, with a few for each scope; what is more becomes several
+_LOG_PART_BYTES = 64 * 1024  # of an entry, in one message
+_MAX_LOG_BYTES = 128 << 20
+_LOG_ENTRIES = 1 << 16
 _REFUSED = {Status.TOO_LARGE: errno.EFBIG, Status.NO_ROOM: errno.ENOSPC}
 
 
@@ -88,7 +91,8 @@ class DaemonStore:
         self._deadline_s = deadline_s
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
-        self.log: DaemonLog | None = DaemonLog(self._door, deadline_s)
+        medium = DaemonLogMedium(self._door, deadline_s)
+        self.log: SharedInvalidationLog | None = SharedInvalidationLog(medium, _LOG_ENTRIES, self._clock)
         self._decoded: dict[int, _Object | None] = {}
         self._known: dict[ChunkKey, _Object | None] = {}
 
@@ -206,75 +210,76 @@ class DaemonStore:
             self._door.ask(operation, body, deadline)
 
 
-class DaemonLog:
-    """The SharedLog that the daemon keeps, in memory: it ends with the daemon, and so do all objects."""
+class DaemonLogMedium:
+    """The LogMedium that the daemon keeps: with a disk it outlives the daemon, as the objects do."""
 
     def __init__(self, door: Door, deadline_s: float) -> None:
         self._door = door
         self._deadline_s = deadline_s
 
-    def append(self, scopes: Sequence[Scope], by: str) -> int:
-        generation = 0
-        for part in _parts(scopes):
-            said = self._ask(Operation.LOG_APPEND, scope=scopes_to_json(part), by=by)
+    def read(self, first: int) -> Stretch | None:
+        data, oldest, size = b"", None, 0
+        for _ in range(_MAX_LOG_BYTES // _LOG_PART_BYTES):
+            answer = self._ask(Operation.LOG_READ, LOG_READ.pack(first, len(data)))
+            if not answer:
+                return None
             with understood():
-                generation = int(said["generation"])
-        return generation
+                number, epoch, has_body, size = LOG_HEAD.unpack_from(answer)
+            before, oldest = oldest, Entry(number, epoch, b"?" if has_body else b"")
+            if before not in (None, oldest):
+                data = b""  # entries were dropped meanwhile, or the log is another one
+                oldest = None
+                continue
+            data += answer[LOG_HEAD.size :]
+            if len(data) >= size:
+                return Stretch(oldest, _entries(data))
+            if len(answer) == LOG_HEAD.size or size > _MAX_LOG_BYTES:
+                break
+        raise ConnectionError(f"the daemon has no log that could be read: {len(data)} of {size} bytes")
 
-    def read(self, after: int) -> LogPage:
-        entries: list[SharedInvalidation] = []
-        said: dict[str, Any] = {"has_more": True, "epoch": None}
+    def append(self, entry: Entry, keep: int) -> bool:
+        deadline = Deadline(self._deadline_s)
+        last = len(entry.body) // _LOG_PART_BYTES * _LOG_PART_BYTES
+        with self._door.connection(deadline) as connection:
+            for at in range(0, last, _LOG_PART_BYTES):
+                connection.ask(Operation.LOG_PART, entry.body[at : at + _LOG_PART_BYTES], deadline)
+            body = LOG_ENTRY.pack(entry.number, entry.epoch) + entry.body[last:]
+            status, _ = connection.ask(Operation.LOG_APPEND, body, deadline)
+        if status not in (Status.OK, Status.EXISTS):
+            raise ConnectionError(f"the daemon answers {status.name} to an entry of the log")
+        return status is Status.OK
+
+    def begin(self, over: bytes, entry: Entry) -> None:
+        self._ask(Operation.LOG_BEGIN, LOG_BEGIN.pack(over, entry.number, entry.epoch))
+
+    def write_report(self, replica: str, data: bytes | None) -> None:
+        said = {"replica": replica, "data": None if data is None else data.decode()}
+        self._ask(Operation.LOG_REPORT, json.dumps(said).encode())
+
+    def read_reports(self) -> dict[str, bytes]:
         with understood():
-            while said["has_more"]:
-                epoch = said["epoch"]
-                said = self._ask(Operation.LOG_READ, after=entries[-1].generation if entries else after)
-                if entries and said["epoch"] != epoch:
-                    return self.read(after)  # another log answers now
-                entries += [_invalidation(each) for each in said["entries"]]
-            return LogPage(bytes.fromhex(said["epoch"]), said["generation"], said["floor"], entries)
+            said = json.loads(self._ask(Operation.LOG_REPORTS, b""))
+            return {name: bytes(data, "utf-8") for name, data in dict(said).items()}
 
-    def report(self, replica: str, generation: int, ttl_s: float) -> None:
-        self._ask(Operation.LOG_REPORT, replica=replica, generation=generation, ttl_s=ttl_s)
+    def unix(self) -> float:
+        return SystemClock().unix()  # of this node, as the daemon is
 
-    def forget(self, replica: str) -> None:
-        self._ask(Operation.LOG_FORGET, replica=replica)
-
-    def replicas(self) -> dict[str, int]:
-        with understood():
-            return {str(name): int(read) for name, read in dict(self._ask(Operation.LOG_REPLICAS)).items()}
-
-    def _ask(self, operation: Operation, **body: Any) -> Any:
-        data = json.dumps(body, separators=(",", ":")).encode()
-        with understood():
-            return json.loads(self._door.ask(operation, data, Deadline(self._deadline_s)))
+    def _ask(self, operation: Operation, body: bytes) -> bytes:
+        return self._door.ask(operation, body, Deadline(self._deadline_s))
 
 
-def _invalidation(said: Mapping[str, Any]) -> SharedInvalidation:
-    return read_entry(int(said["generation"]), said)
-
-
-def _parts(scopes: Sequence[Scope]) -> Iterator[list[Scope]]:
-    """Scopes that take the same together, in parts of which each fits into a message; one part, if that does."""
-    part: list[Scope] = []
-    room = _MOST_LOG_KEYS
-    for scope in scopes:
-        for some in _split_keys(scope):
-            weight = 4 + len(some.labels) // 2 + len(some.keys or ())
-            if part and weight > room:
-                yield part
-                part, room = [], _MOST_LOG_KEYS
-            part.append(some)
-            room -= weight
-    yield part
-
-
-def _split_keys(scope: Scope) -> Iterator[Scope]:
-    keys = sorted(scope.keys or ())
-    if len(keys) < _MOST_LOG_KEYS:
-        yield scope
-        return
-    for first in range(0, len(keys), _MOST_LOG_KEYS):
-        yield replace(scope, keys=frozenset(keys[first : first + _MOST_LOG_KEYS]))
+def _entries(data: bytes) -> list[Entry]:
+    """The entries in what LOG_READ answered. Raises: ConnectionError if one is cut."""
+    entries, at = [], 0
+    with understood():
+        while at < len(data):
+            number, epoch, size = LOG_BODY.unpack_from(data, at)
+            at += LOG_BODY.size
+            entries.append(Entry(number, epoch, data[at : at + size]))
+            at += size
+        if at != len(data):
+            raise ValueError("an entry of the log is cut")
+    return entries
 
 
 def _decode(entry: bytes, version: int) -> _Object | None:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from hotspan.l2.base import MARK_BYTES, PREAMBLE_BYTES
 from hotspan.tiers.record import RECORD_BYTES
 
-VERSION = 1
+VERSION = 2
 HELLO = struct.Struct("<8sHIII")
 GREETING = struct.Struct("<BHQ")
 REQUEST = struct.Struct("<BH")
@@ -29,6 +29,11 @@ DESCRIBED = struct.Struct("<H")  # n, of the first n keys; then n x version 8, n
 RESERVE = struct.Struct("<32sQ")
 USAGE = struct.Struct("<QQQ")
 MARKS = struct.Struct("<32sH")
+LOG_ENTRY = struct.Struct("<Q16s")  # number, epoch
+LOG_BEGIN = struct.Struct("<16sQ16s")  # epoch that is replaced, zeros for none; then the first entry
+LOG_READ = struct.Struct("<QQ")  # number of the first entry, bytes of those entries that were read already
+LOG_HEAD = struct.Struct("<Q16s?Q")  # of the oldest entry, and whether it has a body; bytes of all that were asked for
+LOG_BODY = struct.Struct("<Q16sI")  # number, epoch, bytes of the body that follows
 
 HELLO_MESSAGE = HELLO.pack(b"HSPDOOR\0", VERSION, RECORD_BYTES, MARK_BYTES, PREAMBLE_BYTES)
 BUFFER_BYTES = 1 << 20
@@ -45,7 +50,7 @@ MOST_RELEASES = 1000
 
 
 class Operation(IntEnum):
-    """What a request asks for. Those of the log have JSON bodies."""
+    """What a request asks for. LOG_PART is followed by LOG_APPEND, with the rest of the body; reports are JSON."""
 
     FIND = 1
     DESCRIBE = 2
@@ -55,11 +60,12 @@ class Operation(IntEnum):
     MARK = 6
     DELETE = 7
     USAGE = 8
-    LOG_APPEND = 9
-    LOG_READ = 10
-    LOG_REPORT = 11
-    LOG_FORGET = 12
-    LOG_REPLICAS = 13
+    LOG_PART = 9
+    LOG_APPEND = 10
+    LOG_BEGIN = 11
+    LOG_READ = 12
+    LOG_REPORT = 13
+    LOG_REPORTS = 14
 
 
 class Status(IntEnum):
