@@ -21,10 +21,13 @@ _OURS = re.compile(rf"[0-9a-f]{{64}}|{PART}[a-z0-9_]+")
 def hold(path: Path, kind: int = SHARED) -> int:
     """A descriptor that holds a directory until it is closed. Raises: OSError if another holds it against that."""
     fd = os.open(path, LIST)
-    if lock(fd, kind):
-        return fd
-    os.close(fd)
-    raise BlockingIOError(errno.EAGAIN, "is held by another process", str(path))
+    try:
+        if not lock(fd, kind):
+            raise BlockingIOError(errno.EAGAIN, "is held by another process", str(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def remove_unheld(path: Path) -> None:
