@@ -19,11 +19,11 @@ class BreakerState(Enum):
 class Breaker:
     """closed -> open -> half-open -> closed; a failure while half-open opens it again, for twice as long.
 
-    failures:          in a row, that open it.
-    first_s, longest_s: the pauses.
-    steady_s:          after so long closed, the next pause is the first again.
-    rng:               lengthens each pause by up to a tenth, so that several processes do not try in the same moment.
-    opened:            how often it opened.
+    failures:           in a row, that open it.
+    first_s, longest_s: of a pause.
+    steady_s:           after so long closed, the next pause is the first again.
+    rng:                lengthens each pause by up to a tenth, so that several processes do not try at the same moment.
+    opened:             how often it opened.
     """
 
     def __init__(
