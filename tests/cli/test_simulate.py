@@ -76,6 +76,9 @@ def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
         (["--trace", "nowhere.jsonl"], "give one of conversation, synthetic, toolagent, or a file"),
         (["--strategy", "fastest"], "there is no strategy 'fastest'; there are auto, session"),
         (["--eviction", "fifo"], "there is no eviction 'fifo'; there are arc, lru"),
+        (["--replicas", "0"], "--replicas is '0': give a whole number from 1 to 4096"),
+        (["--gpu-tokens", "50000", "--gpu-tokens", "none"], "--gpu-tokens is"),
+        (["--gpu-tokens", "511"], "a GPU's pool of 511 tokens holds no block of 512"),
     ],
 )
 def test_what_can_not_be_is_said(arguments: list[str], message: str) -> None:
