@@ -100,14 +100,6 @@ async def test_sigterm_lets_streams_end_and_leaves_nobody(tmp_path: Path) -> Non
         assert "alpha stopped" in running.book and psutil.wait_procs(children, 60)[1] == []
 
 
-async def test_a_killed_store_takes_its_models_along(tmp_path: Path) -> None:
-    """After SIGKILL, which nobody can answer, models see that their front is gone and stop by themselves."""
-    async with process(tmp_path) as running:
-        children = running.children()
-        os.kill(running.process.pid, signal.SIGKILL)
-        await until(lambda: psutil.wait_procs(children, 0)[1] == [], 60)
-
-
 async def test_a_second_signal_cuts_off(tmp_path: Path) -> None:
     """Whoever is in a hurry signals twice: streams are cut, and nobody is left."""
     async with process(tmp_path, "--shutdown-timeout", "300") as running:
@@ -137,20 +129,21 @@ async def test_a_model_that_can_not_be_loaded_is_the_exit(tmp_path: Path) -> Non
         assert "Traceback" not in running.log.read_text()
 
 
-async def test_both_are_reached_and_started_in_turn(tmp_path: Path) -> None:
-    """The command line's store serves each of its directories by its name, loaded one after the other on a CPU."""
-    async with process(tmp_path, CUDA_VISIBLE_DEVICES="", FAKE_SLOW_S="0.2") as running:
-        assert "2 models, 1 at a time" in running.log.read_text()
+async def test_tls_turns_and_a_kill(tmp_path: Path) -> None:
+    """The store's port speaks TLS; its models load one after the other on a CPU; they end with it.
+
+    After SIGKILL the store can tell nobody: its models see that it is gone.
+    """
+    pair = make_certificate(tmp_path)
+    words = ("--ssl-certfile", str(pair.certificate), "--ssl-keyfile", str(pair.key))
+    slow = {"CUDA_VISIBLE_DEVICES": "", "FAKE_SLOW_S": "0.2"}
+    async with process(tmp_path, *words, certificate=pair.certificate, **slow) as running:
+        log = running.log.read_text()
+        assert "hotspan is ready on https://" in log and "2 models, 1 at a time" in log
         replies = await asyncio.gather(
             *(running.http.post(f"/predictions/{name}", json={}) for name in ("alpha", "beta"))
         )
         assert served_by(replies) == ["alpha", "beta"]
-
-
-async def test_tls_is_the_fronts(tmp_path: Path) -> None:
-    """With a certificate the port speaks TLS, and models are reached as before."""
-    pair = make_certificate(tmp_path)
-    words = ("--ssl-certfile", str(pair.certificate), "--ssl-keyfile", str(pair.key))
-    async with process(tmp_path, *words, certificate=pair.certificate) as running:
-        assert "hotspan is ready on https://" in running.log.read_text()
-        assert served_by([await running.http.post("/predictions/alpha", json={})]) == ["alpha"]
+        children = running.children()
+        os.kill(running.process.pid, signal.SIGKILL)
+        await until(lambda: psutil.wait_procs(children, 0)[1] == [], 60)
