@@ -292,7 +292,8 @@ def measure(point: Point, steps: int) -> dict[str, Any]:
 
         turnover = measured(load, meter, min(steps, load.point.requests // 2), turn)
         full = len(load.engine.cache.ram.entries)
-        return asdict(point) | {"chunks_held": full, "decode": decode, "turnover": turnover}
+        busy = round(os.getloadavg()[0], 1)  # who else runs on the machine slows memory down, and with it each step
+        return asdict(point) | {"chunks_held": full, "load_average": busy, "decode": decode, "turnover": turnover}
 
 
 def main() -> int:
