@@ -292,7 +292,7 @@ def test_a_tier_that_is_only_slow_is_kept(path: Path) -> None:
     bench.fill()
     files.hang()
     assert bench.lower.submit_load(CHUNKS[0].key, aligned(SIZE))
-    bench.lower._took_off(True, 32 << 20)
+    bench.lower._note_submitted(True, 32 << 20)
     bench.clock.advance(4 * (32 << 20) / 100e6)
     bench.lower.finished()
     assert bench.lower.is_up
@@ -332,7 +332,7 @@ def test_what_many_invalidations_of_a_tenant_take_is_that_tenants(
     bench.files.come_back()
     bench.until(lambda: bench.lower.is_up)
     assert sorted(scope.tenant or 0 for scopes in told for scope in scopes) == list(range(1, 22))
-    assert max(map(len, told)) <= lower_module._TOLD_AT_ONCE
+    assert max(map(len, told)) <= lower_module._SCOPES_AT_ONCE
     assert all(bench.lower.lookup(chunk.key) for chunk in CHUNKS)
     assert not any(bench.lower.lookup(chunk.key) for chunk in mine)
 
@@ -357,7 +357,7 @@ def test_what_a_few_invalidations_do_not_take_stays(bench: Bench) -> None:
     """As many as can be done one by one are: the rest is found again when the tier is back."""
     bench.files.go_away()
     bench.trip()
-    for number in range(lower_module._MAX_UNTOLD[bench.lower.tier]):
+    for number in range(lower_module._MAX_MISSED[bench.lower.tier]):
         bench.lower.invalidate([Scope(labels=frozenset([number + 1]))], lambda done: None)
     bench.files.come_back()
     bench.until(lambda: bench.lower.is_up)

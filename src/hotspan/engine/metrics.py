@@ -47,7 +47,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         "Requests whose prefix was cut: a promotion was late or found no room."
     ),
     "hotspan_cache_store_queue_chunks": OffloadingGaugeMetadata(
-        "Chunks that wait to be written to a tier, or are being written, as of the engine's last step.", _TIER
+        "Chunks that wait to be written to a tier, or are being written, as of the engine's last report.", _TIER
     ),
     "hotspan_l2_log_age_seconds": OffloadingGaugeMetadata(
         "Since the log of invalidations was last read; the L2 takes no part while that is long ago."

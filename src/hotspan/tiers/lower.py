@@ -1,11 +1,11 @@
-"""A circuit breaker around a tier: given up while it fails or stalls, opened anew in the background.
+"""One tier below RAM, with a circuit breaker: given up while it fails or stalls, opened again in the background.
 
-    working --faults, stall, late loads--> given up --its I/O has ended, a pause--> opening --> told --> working
-                                              ^                                        |          |
-                                              +-- could not be opened, fails again ----+----------+
+    working --faults, stall, late loads--> given up --its I/O has ended, a pause--> opening --> catching up --> working
+                                              ^                                        |             |
+                                              +-- could not be opened, fails again ----+-------------+
 
-Until it works every look-up is a miss, so that requests run as fast as without the tier. What was invalidated meanwhile
-it is told some at a time: for each it may have to look at all that it has.
+Until the tier works again, every look-up is a miss, so that requests run as fast as without it. To catch up, it gets
+the invalidations that it missed, a few at a time: each may have to look at all of its chunks.
 """
 
 import logging
@@ -39,11 +39,11 @@ _LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
 
 _TIMELY_S = 0.050
 _MAX_JOINS = 1 << 16
-_MAX_UNTOLD = {Tier.DISK: 16, Tier.L2: 1 << 10}
+_MAX_MISSED = {Tier.DISK: 16, Tier.L2: 1 << 10}
 """Scopes of one tenant that are remembered while a tier is given up; with more, all of the tenant is invalidated. On a
 disk each looks at all that the tenant has."""
 
-_TOLD_AT_ONCE = 8
+_SCOPES_AT_ONCE = 8
 _STEADY_S = 30.0
 """After so long without trouble, the next pause is the first again."""
 
@@ -63,21 +63,21 @@ class LowerTier:
         self.tier: Tier = self.storage.tier
         self.trips = 0
         self.is_up = True
-        self._flying = 0
+        self._in_flight = 0
         self._moved_s = 0.0  # when something in flight last ended, or the first went off
         self._stall_s = STALL_S
         self._breaker = Breaker(self._clock, MAX_FAULTS, steady_s=_STEADY_S)
         self._lates = 0
         self._opening: threading.Thread | None = None
         self._opened: StorageTier | None = None
-        self._missed = Backlog(_MAX_UNTOLD[self.tier])  # what was invalidated while it was given up
-        self._untold: deque[Scope] | None = None  # of that, while it is told
-        self._unlogged: dict[int, Sequence[Scope]] = {}  # what it was told, and is not durable yet
-        self._logged_s = 0.0  # when one of those was last durable, or the first was told
+        self._missed = Backlog(_MAX_MISSED[self.tier])  # what was invalidated while it was given up
+        self._catching_up: deque[Scope] | None = None  # those of them that it has not got yet
+        self._unlogged: dict[int, Sequence[Scope]] = {}  # invalidations that are not durable yet
+        self._logged_s = 0.0  # when one of those became durable, or the first came
         self._log_failed = False
         self._released: list[ChunkKey] = []  # by what was given up
         self._joins: dict[ChunkKey, Terms] = {}  # while it was given up
-        self._told = 0
+        self._entries = 0
         self._closed = False
 
     @property
@@ -98,18 +98,18 @@ class LowerTier:
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         """As StorageTier says."""
-        return self.is_up and self._took_off(self.storage.submit_store(chunk, terms, payload), len(payload))
+        return self.is_up and self._note_submitted(self.storage.submit_store(chunk, terms, payload), len(payload))
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
         """As StorageTier says."""
-        return self.is_up and self._took_off(self.storage.submit_load(key, into), len(into))
+        return self.is_up and self._note_submitted(self.storage.submit_load(key, into), len(into))
 
     def finished(self) -> list[Transfer]:
         """As StorageTier says; here the tier is given up, opened and taken again."""
         transfers = [] if self._opening is not None else self.storage.finished()
         now = self._clock.monotonic()
         if transfers:
-            self._flying -= len(transfers)
+            self._in_flight -= len(transfers)
             self._moved_s = now
             for transfer in transfers:
                 self._judge(transfer)
@@ -121,7 +121,7 @@ class LowerTier:
             self._trip("late")
         elif self._log_failed:
             self._trip("log")
-        elif (self._flying and now - self._moved_s > self._stall_s) or self._is_log_late(now):
+        elif (self._in_flight and now - self._moved_s > self._stall_s) or self._is_log_late(now):
             self._trip("stall")
         return transfers
 
@@ -134,7 +134,7 @@ class LowerTier:
         self._lates += 1
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
-        """As StorageTier says; while the tier is given up it may still hold the chunk, and is told when it is back."""
+        """As StorageTier says; while the tier is given up it may still hold the chunk, and gets it when it is back."""
         if self.is_up:
             self.storage.join(key, terms)
         elif not (terms.labels or terms.expires_s or terms.is_wild):
@@ -151,7 +151,7 @@ class LowerTier:
     def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
         """As StorageTier says; what could not be made durable is done again when the tier comes back."""
         if self.is_up:
-            return self._tell(scopes, durable)
+            return self._invalidate(scopes, durable)
         self._missed.add(scopes)
         durable(False)
         return 0
@@ -177,12 +177,12 @@ class LowerTier:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _took_off(self, submitted: bool, size: int) -> bool:
+    def _note_submitted(self, submitted: bool, size: int) -> bool:
         if submitted:
             self._stall_s = STALL_S + _AT_ONCE * size / _LEAST_BYTES_PER_S
-            if not self._flying:
+            if not self._in_flight:
                 self._moved_s = self._clock.monotonic()
-            self._flying += 1
+            self._in_flight += 1
         return submitted
 
     def _judge(self, transfer: Transfer) -> None:
@@ -198,8 +198,8 @@ class LowerTier:
     def _trip(self, reason: str) -> None:
         if self._breaker.state is not BreakerState.OPEN:
             self._breaker.open()
-        self._missed.add(self._untold or ())
-        self.is_up, self._untold = False, None
+        self._missed.add(self._catching_up or ())
+        self.is_up, self._catching_up = False, None
         self.trips += 1
         logger.warning("tier_given_up tier=%s reason=%s pause_s=%g", self.tier.value, reason, self._breaker.pause_s)
         self.storage.give_up()
@@ -209,15 +209,15 @@ class LowerTier:
         """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""
         if self._opened is not None:
             self.storage, self._opened, self._opening = self._opened, None, None
-            self._flying = self._lates = 0
+            self._in_flight = self._lates = 0
             self._log_failed = False
             for scopes in list(self._unlogged.values()):
                 self._missed.add(scopes)  # what the former one still does is done anew
             self._unlogged.clear()
-            self._untold = deque()
-            self._catch_up(now, self._untold)
-        elif self._untold is not None:
-            self._catch_up(now, self._untold)
+            self._catching_up = deque()
+            self._catch_up(now, self._catching_up)
+        elif self._catching_up is not None:
+            self._catch_up(now, self._catching_up)
         elif self._opening is None and self._is_idle(now) and self._breaker.can_take and not self._closed:
             self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
             self._opening.start()
@@ -225,7 +225,7 @@ class LowerTier:
             self._opening = None
             self._breaker.failed()
 
-    def _catch_up(self, now: float, untold: deque[Scope]) -> None:
+    def _catch_up(self, now: float, scopes: deque[Scope]) -> None:
         """Tell it some of what it missed; it works when nothing of that is left."""
         if self._log_failed or self._is_log_late(now):
             self._trip("log" if self._log_failed else "stall")
@@ -233,20 +233,20 @@ class LowerTier:
         for key, terms in self._joins.items():  # before what came after them: it takes what they joined
             self.storage.join(key, terms)
         self._joins.clear()
-        untold.extend(self._missed.take())
-        if untold:
-            some = [untold.popleft() for _ in range(min(_TOLD_AT_ONCE, len(untold)))]
-            self._tell(some, lambda done: None)
-        if untold or self._unlogged:
+        scopes.extend(self._missed.take())
+        if scopes:
+            some = [scopes.popleft() for _ in range(min(_SCOPES_AT_ONCE, len(scopes)))]
+            self._invalidate(some, lambda done: None)
+        if scopes or self._unlogged:
             return
-        self.is_up, self._untold = True, None
+        self.is_up, self._catching_up = True, None
         self._breaker.succeeded()
         logger.warning("tier_is_back tier=%s", self.tier.value)
 
-    def _tell(self, scopes: Sequence[Scope], durable: Durable) -> int:
+    def _invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
         """Let the tier invalidate; what it can't make durable, it is told again when it comes back."""
-        self._told += 1
-        number = self._told
+        self._entries += 1
+        number = self._entries
         if not self._unlogged:
             self._logged_s = self._clock.monotonic()
         self._unlogged[number] = scopes
@@ -267,7 +267,7 @@ class LowerTier:
 
     def _is_idle(self, now: float) -> bool:
         """Whether nothing that was submitted is still to end: transfers, and entries of a log that goes on."""
-        return not self._flying and (not self._unlogged or self._log_failed or self._is_log_late(now))
+        return not self._in_flight and (not self._unlogged or self._log_failed or self._is_log_late(now))
 
     def _reopen(self) -> None:
         """On its own thread: the old tier lets go of its files, a new one takes them."""
