@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from hotspan.config.options import build, options_of
 from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
@@ -43,8 +44,11 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
 def settings(bench: Bench, rng: random.Random) -> bool:
     """What the command line may hand to the engine."""
     given = {name: rng.choice(values) for name, values in _SETTINGS.items() if rng.random() < 0.3}
+    given["ram_gib"] = rng.choice(_NUMBERS)
+    kinds = {option.name: option.kind for option in options_of(CacheOptions)}
     try:
-        found = CacheOptions(ram_gib=rng.choice(_NUMBERS), **given).settings()
+        read = {name: kinds[name].parse(value, name) for name, value in given.items() if value is not None}
+        found = build(CacheOptions, read).settings()
     except ConfigError:
         return False
     if CacheSettings.from_json(json.loads(json.dumps(found.to_json()))) != found:
