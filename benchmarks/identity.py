@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,14 @@ def watching(found: Comparison) -> Iterator[None]:
         ram = manager.cache.ram
         return xxhash.xxh3_128_digest(ram.slab.slot(ram.entries[key].slot))
 
+    @wraps(complete_store)
     def store(self: Any, keys: Any, context: Any, success: bool = True) -> None:
         for chunk in self._chunks(keys, context):
             if chunk.key in self.cache.ram.entries:
                 found.stored[chunk.key] = digest(self, chunk.key)
         complete_store(self, keys, context, success)
 
+    @wraps(prepare_load)
     def load(self: Any, keys: Any, context: Any) -> Any:
         for chunk in self._chunks(keys, context):
             found.load(chunk.key, digest(self, chunk.key))

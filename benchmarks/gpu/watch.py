@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,13 @@ def watched(*, digests: bool) -> Iterator[Watch]:
         for chunk, slot in zip(self._chunks(keys, context), slots.block_ids.tolist(), strict=True):
             watch.names[slot] = chunk.key
 
+    @wraps(prepare_store)
     def store(self: HotspanManager, keys: Any, context: Any) -> Any:
         output = prepare_store(self, keys, context)
         named(self, output.keys_to_store, context, output.store_spec)
         return output
 
+    @wraps(prepare_load)
     def load(self: HotspanManager, keys: Any, context: Any) -> Any:
         slots = prepare_load(self, keys, context)
         named(self, keys, context, slots)

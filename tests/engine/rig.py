@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,13 @@ def recorded() -> Iterator[Digests]:
         for chunk, slot in zip(manager._chunks(keys, context), slots.block_ids.tolist(), strict=True):
             names[slot] = chunk.key
 
+    @wraps(prepare_store)
     def store(self: HotspanManager, keys: Any, context: Any) -> Any:
         output = prepare_store(self, keys, context)
         named(self, output.keys_to_store, context, output.store_spec)
         return output
 
+    @wraps(prepare_load)
     def load(self: HotspanManager, keys: Any, context: Any) -> Any:
         slots = prepare_load(self, keys, context)
         named(self, keys, context, slots)
