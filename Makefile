@@ -29,7 +29,7 @@ BRIEFLY := | awk '/^ *(Downloading|Using cached) / {sub(/-(cp|py)[0-9].*/, ""); 
 SAY := @printf '\n==> %s\n'
 BOUNDED := $(if $(shell command -v timeout),timeout -k 30 $(TEST_SECONDS))
 
-.PHONY: help install demo figures test test-slow test-timing test-random lint format lock clean
+.PHONY: help install demo figures test test-slow test-random lint format lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,17 +169,14 @@ test: lint servers helm  ## Everything that a change must pass
 # tests/groups.py has what shares a server, and so a worker.
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) bash -c 'failed=0; \
-	  $(BIN)/python -m pytest -m "not slow and not timing and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
-	  $(BIN)/python -m pytest -m "not slow and not timing and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
+	  $(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
+	  $(BIN)/python -m pytest -m "not slow and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
 
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
-test-timing: install servers  ## The tests that judge real time: wants a quiet machine
-	@$(BIN)/python -m pytest -m "timing and not slow" --durations=15
-
 test-random: install servers  ## The property tests, with other examples in each run
-	@$(BIN)/python -m pytest -m "not slow and not timing and not engine" -n $(WORKERS) --hypothesis-profile=random
+	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --hypothesis-profile=random
 
 # Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 10 GB, and 20 minutes the first time).
 RANGE_TESTS := $(addprefix tests/engine/test_,compat.py identity.py disk.py events.py forgetting.py) tests/server/test_serve.py

@@ -1,4 +1,4 @@
-"""Which tests judge real time: what `test_tree.py` forbids outside the marks `timing` and `slow`.
+"""Which tests judge real time: what `test_tree.py` forbids outside the mark `slow`.
 
 A test judges time if it, or a function of tests that it uses, compares a reading of a clock of the module `time`, or
 what was computed from one, by <, <=, > or >=. A hang guard is no such comparison: an elapsed time below 60 s or more,
@@ -16,7 +16,7 @@ from pathlib import Path
 
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "thread_time", "process_time", "time"}
 GUARD_S = 60.0
-MARKS = {"timing", "slow"}
+MARKS = {"slow"}
 ORDERS = ast.Lt | ast.LtE | ast.Gt | ast.GtE
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

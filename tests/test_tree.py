@@ -87,7 +87,7 @@ def test_only_one_place_reads_the_environment() -> None:
 
 
 def test_no_test_of_the_gate_judges_real_time() -> None:
-    """What compares readings of a clock has the mark `timing`, or `slow`; `real_time.py` lists what is not seen."""
+    """What compares readings of a clock has the mark `slow`; `real_time.py` lists what is not seen."""
     assert judging_tests(Path(__file__).parent) == set()
 
 

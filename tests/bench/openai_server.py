@@ -39,7 +39,6 @@ class Behaviour:
     tokens_per_word: int = 0  # 0: no /tokenize
     root: str = ""
     labels: str = 'tier="ram"'
-    writes_s: float = 0.0  # CPU-seconds in the background after each answer of one token
 
 
 @dataclass
@@ -54,13 +53,6 @@ class Served:
     @property
     def contents(self) -> list[str]:
         return [body["messages"][0]["content"] for body in self.bodies]
-
-
-def burn(seconds: float) -> None:
-    """Use so many CPU-seconds, a little at a time, so that the thread doesn't stand in others' way."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        sum(range(1000))
 
 
 class OpenAIServer:
@@ -148,8 +140,6 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
             return await self._stream(request, body)
         finally:
             self.served.running -= 1
-            if self.behaviour.writes_s and body["max_tokens"] == 1:
-                threading.Thread(target=burn, args=(self.behaviour.writes_s,)).start()
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         how = self.behaviour

@@ -377,6 +377,10 @@ async def test_a_hold_ends_a_little_early() -> None:
         held = await routes.lease(object_key("b", "k"), b"timeout_ms=%d" % timeout_ms)
         assert held.status == 504
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(max_s)
+    began_s = asyncio.get_running_loop().time()
+    for timeout_ms in (0, 60_000):
+        assert (await routes.lease(object_key("b", "absent"), b"timeout_ms=%d" % timeout_ms)).status == 404
+    assert asyncio.get_running_loop().time() == began_s
 
 
 async def test_a_client_that_leaves_while_it_is_held(server: Server) -> None:

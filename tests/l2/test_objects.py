@@ -382,7 +382,7 @@ def test_without_eviction_metadata_begins_with_the_first_mark(blobs: MemoryBlobs
     assert one is not None and one.terms.labels == TERMS.labels | TAG.labels and appended.count("append") == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"short", new_life(), b"x" * 40])
+@pytest.mark.parametrize("data", [b"", b"short", bytes(16), b"x" * 40])
 def test_without_eviction_metadata_of_something_else_is_a_miss(
     blobs: MemoryBlobs, clock: SimulatedClock, data: bytes
 ) -> None:
