@@ -182,7 +182,8 @@ def test_a_stream_has_a_row_for_every_token(container: Container) -> None:
 def test_a_stream_comes_token_by_token(container: Container, accept: str) -> None:
     """Rows arrive as they are made: the first is read while the engine still computes the others."""
     container.wait_until_idle()
-    body = {"inputs": PROMPT, "parameters": GREEDY | {"max_new_tokens": 2000}, "stream": True}
+    long = GREEDY | {"max_new_tokens": 2000, "ignore_eos_token": True}
+    body = {"inputs": PROMPT, "parameters": long, "stream": True}
     with container.http.stream("POST", "/invocations", json=body, headers={"accept": accept}) as reply:
         assert reply.headers["content-type"].startswith(accept)
         assert json.loads(next(reply.iter_lines()).removeprefix("data:"))["token"]

@@ -39,7 +39,7 @@ VARIABLES = {
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": str(LIMIT_S),
     "HOTSPAN_NO_CACHE": "true",
 }
-LONG: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000}}
+LONG: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000, "ignore_eos_token": True}}
 SHORT: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 1}}
 
 
