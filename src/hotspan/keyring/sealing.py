@@ -52,7 +52,7 @@ class NonceCounter:
         return value.to_bytes(NONCE_BYTES, "big")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sealing:
     """What seals one frame of a tenant's. Any thread may use it; ask the keyring again for the next frame."""
 
