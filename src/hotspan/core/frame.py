@@ -72,9 +72,20 @@ class FrameIdentity:
 class FrameSealing(Protocol):
     """What a writer seals with: a key of its own, and a nonce for each frame that it never gives twice."""
 
-    key_id: bytes  # 16 bytes: the tenant's root key
-    writer: bytes  # 16 bytes: with which the writer's key was derived from it
-    aead: AESGCM
+    @property
+    def key_id(self) -> bytes:
+        """16 bytes: the tenant's root key."""
+        ...
+
+    @property
+    def writer(self) -> bytes:
+        """16 bytes: with which the writer's key was derived from it."""
+        ...
+
+    @property
+    def aead(self) -> AESGCM:
+        """The writer's key."""
+        ...
 
     def next_nonce(self) -> bytes:
         """8 bytes."""
