@@ -206,6 +206,14 @@ async def test_the_operator_drains() -> None:
         assert await at.status({"replica": one.url}, drain, headers={"x-forwarded-for": "10.0.0.1"}) == 403
 
 
+async def test_the_operator_drains_while_clients_hold_all_memory() -> None:
+    """Bodies of clients leave room for the operator's."""
+    async with replicas(say_ok, say_ok) as (one, two), routed([one, two], held_bytes=1 << 20) as at:
+        assert at.router._bodies._held.take(b"", 1 << 20)
+        assert await at.status() == 503
+        assert await at.status({"replica": one.url}, "/router/replicas/drain") == 200
+
+
 async def test_administration_takes_a_token() -> None:
     """With a token, the router's own routes and /metrics answer nobody without it."""
     async with replicas(say_ok) as (fake,), routed([fake], admin_token="t" * 20) as at:

@@ -3,8 +3,12 @@
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from prometheus_client import values
+
+from hotspan.router.metrics import Metrics
 
 REMAKE = """
 import sys
@@ -37,3 +41,13 @@ def test_a_table_made_anew_leaves_no_hole() -> None:
 
     assert returned("settled") >= 19 << 20
     assert returned("as it is") < 1 << 20  # else there is nothing to settle
+
+
+def test_metrics_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory for the metrics of an engine's processes, which all of a user's programs are told of, stays empty."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue())  # what the library takes then
+    metrics = Metrics()
+    metrics.requests.labels("work", "answered").inc()
+    assert b'hotspan_router_requests_total{outcome="answered",route="work"} 1.0' in metrics.page()
+    assert not list(tmp_path.iterdir())

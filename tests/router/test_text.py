@@ -232,8 +232,9 @@ def test_a_body_that_is_no_object_counts_by_its_size() -> None:
         assert (found.keys, found.tokens, reading.unread) == ((), len(body) // 4, count)
         assert found.session == reading.ask("", headers, {}).session != b""
     bodies: dict[str, dict[str, Any]] = {CHAT: {"messages": [USER]}, "/v1/completions": {"prompt": LONG}}
-    for path, fields in (bodies | {"/invocations": {"inputs": LONG}}).items():
-        assert reading.read("", {}, orjson.dumps(fields)) == reading.ask(path, {}, fields)
+    for path, fields in (bodies | {"/invocations": {"inputs": LONG}, "/v1/responses": {"input": LONG}}).items():
+        found = reading.read("", {}, orjson.dumps(fields))
+        assert found == reading.ask(path, {}, fields) and found.session
 
 
 def test_a_body_nested_without_end_is_no_error() -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -33,6 +33,7 @@ class Metrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        values.ValueClass = values.MutexValue  # in memory, also where PROMETHEUS_MULTIPROC_DIR is set for an engine
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests, by route and outcome.", "route", "outcome")
         self.decisions = self._counter("decisions", "Replicas chosen.", "strategy", "group", "session_bound")

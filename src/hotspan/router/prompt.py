@@ -44,9 +44,8 @@ def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
 
 def path_of(body: Mapping[str, Any]) -> str:
     """A path that takes such bodies."""
-    if "messages" in body:
-        return "/v1/chat/completions"
-    return "/v1/completions" if "prompt" in body else "/invocations"
+    paths = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
+    return next((path for name, path in paths.items() if name in body), "/invocations")
 
 
 def _plain(prompt: object, max_tokens: int) -> Prompt:
