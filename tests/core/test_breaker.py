@@ -60,6 +60,20 @@ def test_each_trial_that_fails_doubles_the_wait() -> None:
     assert one.wait_s <= 1.1
 
 
+def test_a_trial_that_breaks_off_lengthens_it() -> None:
+    """A call that begins to succeed closes it; if it fails after all, the pause goes on growing."""
+    one, clock = breaker()
+    for _ in range(3):
+        one.failed()
+    for expected_s in (1, 2, 4):
+        assert expected_s <= one.wait_s <= 1.1 * expected_s
+        clock.advance(one.wait_s)
+        one.took()
+        one.answered()
+        assert one.state is BreakerState.CLOSED
+        assert one.failed()
+
+
 def test_late_failures_do_not_lengthen_it() -> None:
     """Requests that were under way when it opened, and fail too, change nothing."""
     one, _ = breaker()

@@ -1,5 +1,6 @@
 """A circuit breaker: opens after failures in a row, and lets one call try again after a pause."""
 
+import math
 import random
 from enum import Enum
 
@@ -43,7 +44,7 @@ class Breaker:
         self._failures = 0
         self._pause_s = first_s
         self._until_s: float | None = None  # None: closed
-        self._closed_s = -float("inf")
+        self._closed_s = -math.inf  # inf: nothing has succeeded since
         self._is_trying = False
         self.opened = 0
 
@@ -77,15 +78,16 @@ class Breaker:
         self._is_trying = False
 
     def answered(self) -> None:
-        """A call has begun to succeed: the breaker closes, and a failure from now on still counts in the row."""
+        """A call has begun to succeed: the breaker closes. Until one succeeded, a failure is one more in the row."""
         self._is_trying = False
         if self._until_s is not None:
-            self._until_s, self._closed_s = None, self._clock.monotonic()
+            self._until_s, self._closed_s = None, math.inf
 
     def succeeded(self) -> None:
         """A call succeeded."""
         self.answered()
         self._failures = 0
+        self._closed_s = min(self._closed_s, self._clock.monotonic())
 
     def failed(self) -> bool:
         """A call failed. Returns whether that opened the breaker."""
