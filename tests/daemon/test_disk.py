@@ -37,7 +37,7 @@ KEYS = [key_of(name) for name in "abcdefgh"]
 
 @dataclass
 class Node:
-    """A daemon's pool, disk, journal and log in this thread: I/O ends when the test turns the crank."""
+    """A daemon's pool, disk and log in this thread: I/O ends when the test turns the crank."""
 
     path: Path
     files: Files = field(default_factory=Files)
@@ -393,6 +393,47 @@ def test_a_hanging_disk_is_left_alone(node: Node) -> None:
     node.pool.check()
 
 
+def test_a_disk_hangs_until_an_io_ends(node: Node) -> None:
+    """That what was queued is dropped does not make a disk work whose threads all hang: nobody waits for it again."""
+    for key in KEYS[:7]:
+        node.put(key, content(key, PAGE_BYTES))
+        node.queues.run()
+    node.evict()
+    node.queues.hang()
+    assert all(node.pool.load(key) for key in KEYS[:6])  # four threads have begun
+    node.clock.advance(1.1)
+    for _ in range(20):
+        node.pool.sweep()
+        assert not node.disk.is_up and node.disk.counts.trips == 1
+        node.clock.advance(0.25)
+    node.queues.hang(False)
+    node.queues.run()
+    node.pool.sweep()
+    assert node.disk.is_up and node.read(KEYS[6]) == content(KEYS[6], PAGE_BYTES)
+
+
+def test_a_trial_that_hangs_is_not_the_last(node: Node) -> None:
+    """A disk that failed, and then hung in the read that was to try it, is used again once it works."""
+    node.kill()
+    node.files = files = FaultyFiles()
+    node.start()
+    for key in KEYS[:5]:
+        node.put(key, content(key, 4 * PAGE_BYTES))
+        node.queues.run()
+    node.evict()
+    files.arm(1, errno.EIO, kinds=["preadv"], lasting=True)
+    assert [node.read(key) for key in KEYS[:3]] == [None] * 3 and not node.disk.is_up
+    files.disarm()
+    node.clock.advance(1.1)
+    assert node.pool.load(KEYS[3]) is not None
+    node.clock.advance(3.0)
+    node.pool.sweep()
+    assert not node.disk.is_up and node.disk.counts.trips == 2
+    node.queues.run()
+    node.pool.sweep()
+    assert node.disk.is_up and node.read(KEYS[4]) == content(KEYS[4], 4 * PAGE_BYTES)
+
+
 @pytest.mark.parametrize("is_repaired", [True, False])
 def test_a_log_that_can_not_be_written_is_emptied(node: Node, is_repaired: bool) -> None:
     """What the log could not take is confirmed when the log is empty: the next start then forgets hotspan's own.
@@ -415,6 +456,34 @@ def test_a_log_that_can_not_be_written_is_emptied(node: Node, is_repaired: bool)
     node.start()
     assert node.read(KEYS[1]) == b"other"
     assert (node.log.read(0) == before) is is_repaired and (node.read(KEYS[0]) is not None) is is_repaired
+
+
+def test_a_log_is_emptied_under_every_name_that_it_may_have(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new log got its name, and nobody knows if a power loss undoes that; then the disk takes no other new log.
+
+    An invalidation that is confirmed then is known after a restart, or hotspan's own objects are gone.
+    """
+    node.kill()
+    node.files = files = FaultyFiles()
+    node.start()
+    store(node.pool, KEYS[0], own(KEYS[0], tenant=8), is_own=True)
+    node.shared.append([Scope(tenant=7)], "me")
+
+    def not_synced(source: Path, target: Path) -> None:
+        source.replace(target)
+        raise OSError(errno.EIO, "the directory was not synced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", not_synced)
+        assert node.settled()
+    node.shared.append([Scope(tenant=8)], "me")
+    files.arm(1, errno.ENOSPC, kinds=["open"], lasting=True)
+    assert node.settled() and files.hits == 1
+    files.disarm()
+    open_fds = len(files.open_fds)
+    node.kill()
+    node.start()
+    assert len(node.log) == 0 and node.read(KEYS[0]) is None and len(files.open_fds) == open_fds
 
 
 def test_nothing_is_confirmed_on_a_disk_that_takes_nothing(node: Node) -> None:

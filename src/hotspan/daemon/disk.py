@@ -220,7 +220,8 @@ class DiskCopies:
         self._stall_s = max(self._stall_s, STALL_S + 4 * size / _LEAST_BYTES_PER_S)
 
     def _end(self, done: Callable[[Fault | None], None], transfer: Transfer) -> None:
-        self._moved_s = self._clock.monotonic()
+        if transfer.fault is not Fault.DROPPED:  # which says nothing about the disk
+            self._moved_s = self._clock.monotonic()
         if transfer.is_load:
             self._loads -= 1
         else:
@@ -230,6 +231,7 @@ class DiskCopies:
 
     def _judge(self, transfer: Transfer) -> None:
         counts, was_up = self.counts, self.is_up  # what was in flight when it was left alone is no trial
+        self._breaker.gave_up()  # unless it says below how it went
         if transfer.fault is None:
             if was_up:
                 self._breaker.succeeded()
@@ -240,7 +242,6 @@ class DiskCopies:
                 counts.stored += 1
                 counts.stored_bytes += transfer.bytes
             return
-        self._breaker.gave_up()
         if transfer.fault is Fault.CORRUPT:
             counts.corrupt += 1
         elif transfer.fault in (Fault.IO, Fault.FULL):

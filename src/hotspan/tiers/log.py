@@ -56,6 +56,7 @@ class LogFile:
         self._files = files
         self._path = path
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
+        self._unsure: list[int] = []  # files that the name may lead to instead after a power loss
         self._is_sound = True
         self.bytes = 0
 
@@ -87,11 +88,13 @@ class LogFile:
             self._files.sync(fd)
             self._files.replace(fresh, self._path)
         except BaseException:
-            if not fresh.exists():
+            if fresh.exists():
+                self._files.close(fd)
+            else:
                 self._is_sound = False
-            self._files.close(fd)
+                self._unsure.append(fd)
             raise
-        self._files.close(self._fd)
+        self.close()
         self._fd, self.bytes, self._is_sound = fd, len(data), True
 
     def add(self, bodies: Iterable[dict[str, Any]]) -> None:
@@ -116,13 +119,20 @@ class LogFile:
     def clear(self) -> None:
         """Leave nothing, durably; nothing is added until `rewrite` works."""
         self._is_sound = False
-        self._files.truncate(self._fd, 0)
-        self._files.sync(self._fd)
+        for fd in (self._fd, *self._unsure):
+            self._files.truncate(fd, 0)
+            self._files.sync(fd)
         self.bytes = 0
+        self._close_unsure()  # nobody writes to them any more
 
     def close(self) -> None:
         """Let go of the file."""
         self._files.close(self._fd)
+        self._close_unsure()
+
+    def _close_unsure(self) -> None:
+        while self._unsure:
+            self._files.close(self._unsure.pop())
 
 
 class GenerationLog(LogFile):
