@@ -708,6 +708,25 @@ def test_closing_does_not_wait_for_a_hanging_disk(path: Path) -> None:
         os.fstat(tier.directory.slab_fd)
 
 
+def test_a_tag_outlives_a_disk_that_hangs(path: Path) -> None:
+    """A tag that a chunk got while everything hung is on the disk when that opens it again, and so is found by it."""
+    files, tag = SlowFiles(kinds=["preadv", "sync"]), tag_labels(["x"])
+    tier = DiskTier(DiskOptions(path, SLOTS * SLOT, threads=1, files=files), NAMESPACE, SIZE)
+    assert store(tier, CHUNKS[0], SIZE)
+    files.hang()
+    assert tier.submit_load(CHUNKS[0].key, aligned(SIZE))
+    tier.invalidate([Scope(tenant=99)], lambda done: None)
+    files.wait_hanging(2)  # the only thread for data, and the log's
+    tier.join(CHUNKS[0].key, Terms(labels=tag))
+    tier.give_up()
+    tier.close(0.05)
+    assert files.hanging == 2, "it waited for what hangs"
+    files.release()
+    tier.close(5.0)
+    with opened(path) as again:
+        assert again.terms(CHUNKS[0].key).labels == tag and invalidate(again, Scope(labels=tag)) == 1
+
+
 def test_loads_go_before_waiting_stores(path: Path) -> None:
     """A load that comes while stores wait for a thread is the next thing that is done."""
     files = SlowFiles()

@@ -311,6 +311,8 @@ class DiskSlab:
         self._log_queue.submit(lambda scratch: self._flush(), self._flushed, urgent=False)
         if self._log_queue.close(max(0.0, deadline - time.monotonic())) and all(ended):
             self.is_closed = True
+            if self._table.is_dirty:  # the log had no time for it: tags that were joined must not get lost
+                self._flush()
             self.directory.close()
         else:
             # An I/O that hangs still uses the descriptors: the process's end closes them, and frees the lock.
