@@ -10,6 +10,7 @@ from hotspan.core.terms import MOST_LABELS, Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content, key_of
 from hotspan.tiers.base import Fault
+from hotspan.tiers.shares import Share, Shares
 
 from .rig import SIZE, Rig
 
@@ -907,3 +908,14 @@ def test_a_large_tier_evicts_a_few_leaves_at_a_time() -> None:
         assert sum(chunk.key in rig.cache.ram.entries for chunk in first) == 4094
         rig.store(more[2:3])
         assert sum(chunk.key in rig.cache.ram.entries for chunk in first) == 4093
+
+
+def test_a_large_tier_evicts_no_tenant_below_its_floor() -> None:
+    """Who is at its floor gives one chunk for one of its own, and no more that others could have the room of."""
+    shares = Shares(by_tenant={tenant: Share(floor=0.5) for tenant in (1, 2)})
+    with Rig(ram=4096, shares=shares) as rig:
+        for number in range(4096 + 2):
+            place = chain(f"root-{number}", 1)
+            reader = Reader(terms=Terms(tenant=1 + number % 2))
+            rig.cache.end_store([each.chunk for each in rig.cache.begin_store(place, reader)])
+            assert number < 4095 or rig.cache.ram.usage().tenants == {1: 2048, 2: 2048}

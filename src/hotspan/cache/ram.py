@@ -21,6 +21,9 @@ _MAX_SPARE, _SLOTS_PER_SPARE = 7, 4096
 """Leaves that are evicted besides the one that must go. While requests decode, a step of the engine stores about one
 chunk: evicting eight in every eighth step costs less, since the code is in the CPU's caches after the first."""
 
+_NOBODY = -1
+"""The tenant for whom those leaves are evicted: they come from tenants above their floors."""
+
 
 class RamTier:
     """Entries by key, each with a slot of its own.
@@ -98,7 +101,7 @@ class RamTier:
         """Evict the leaf whose turn has come, and in a large tier a few more; whether there was one."""
         spare = 0 if self._free else min(_MAX_SPARE, self.slab.slots // _SLOTS_PER_SPARE)
         for evicted in range(1 + spare):
-            victim = self._victim(chunk, tenant, lower)
+            victim = self._victim(chunk, _NOBODY if evicted else tenant, lower)
             if victim is None or (evicted and lower.waits(victim)):
                 return evicted > 0
             self._free.append(self._take(self.entries[victim], evicted=True))
