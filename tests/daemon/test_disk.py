@@ -574,6 +574,29 @@ def test_a_power_loss_brings_nothing_back(tmp_path: Path) -> None:
     assert found > 100 and dead > 100
 
 
+def test_a_power_loss_takes_no_confirmed_invalidation(tmp_path: Path) -> None:
+    """Whatever of the unsynced writes is lost: what was confirmed as invalidated is in the log that a start finds."""
+    files = RecordingFiles(tmp_path / "disk")
+    node, rng = Node(tmp_path / "disk", files), random.Random(5)
+    for n in range(20):
+        node.put(rng.choice(KEYS), content(KEYS[0], rng.randrange(1, 4 * PAGE_BYTES), n))
+        node.queues.run(rng.randrange(4))
+        generation = node.shared.append([Scope(tenant=n)], "me")
+        if rng.random() < 0.7:
+            assert node.settled()
+            files.mark(generation)
+    confirmed = 0
+    for image in power_loss_images(files.recording, seed=4, count=60):
+        shutil.rmtree(tmp_path / "image", ignore_errors=True)
+        image.restore(tmp_path / "image")
+        after = Node(tmp_path / "image")
+        if image.marks:
+            confirmed += 1
+            assert after.log.oldest is not None and after.shared.read(0).generation >= max(image.marks)
+        after.kill()
+    assert confirmed > 30
+
+
 def test_values_in_fragments(node: Node) -> None:
     """A value whose place in memory is in pieces is written and read back as it was."""
     for n in range(MEMORY_PAGES):
