@@ -1,17 +1,23 @@
 """`hotspan daemon --disk`: a real daemon with a real disk that is killed, restarted, filled, broken and stopped."""
 
+import errno
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hotspan.core.errors import DirectoryError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB
+from hotspan.daemon.options import DaemonOptions
+from hotspan.daemon.server import run_daemon
 from hotspan.l2.base import marks_of
 from hotspan.testing.chunks import aligned, content, key_of
+from hotspan.tiers.files import Files
 from tests.daemon.rig import DaemonProcess, HangingDaemon, PatientDaemon, patient_store, until
 from tests.daemon.test_protocol import Client
 from tests.daemon.test_sharing import PAYLOAD_BYTES, chunk, reads_whole, share
@@ -314,6 +320,32 @@ def test_a_file_that_can_not_be_read_is_said(disk: Path, name: str) -> None:
     done = subprocess.run(warm_daemon(disk).command(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "--disk" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (disk / name).is_dir()
+
+
+def test_a_log_whose_disk_fails_is_said(disk: Path) -> None:
+    """A read of the log that fails at the start is an error that names the directory, and no memory stays."""
+
+    class Failing(Files):
+        log_fd = -1
+
+        def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+            fd = super().open(path, flags, mode)
+            self.log_fd = fd if path.name == "log" else self.log_fd
+            return fd
+
+        def pread(self, fd: int, size: int, at: int) -> bytes:
+            if fd == self.log_fd:
+                raise OSError(errno.EIO, "the disk fails")
+            return super().pread(fd, size, at)
+
+    daemon = DaemonProcess()
+    disk.mkdir(mode=0o700)
+    (disk / "objects").touch()
+    (disk / "log").write_bytes(b"x")
+    of: dict[str, Any] = {"port": 0, "shared_memory_name": daemon.name, "size_gib": 1 / 64}
+    with pytest.raises(DirectoryError, match="the disk fails"):
+        run_daemon(DaemonOptions(disk=disk, disk_gib=1 / 64, **of), files=Failing())
+    assert not daemon.segment.exists()
 
 
 def test_a_second_daemon_is_refused(warm: DaemonProcess, disk: Path) -> None:

@@ -19,7 +19,7 @@ from hotspan.core.addresses import is_loopback
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
-from hotspan.daemon.disk import DiskCopies, DiskCounts, disk_options
+from hotspan.daemon.disk import LAYOUT, DiskCopies, DiskCounts, disk_options
 from hotspan.daemon.door import LocalDoor
 from hotspan.daemon.log import MAX_ENTRIES, NodeLog
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
@@ -32,6 +32,7 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.files import Files
+from hotspan.tiers.owned import explained
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class Daemon:
         if disk is not None:
             disk.post = partial(_post, asyncio.get_running_loop())
         self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=disk)
-        self._log = NodeLog(clock, file=disk.log if disk is not None else None)
+        self._log = _read_log(disk, clock)
         if self._log.oldest is None:
             self._pool.forget_own()
         self._shared_log = SharedInvalidationLog(self._log, MAX_ENTRIES, clock)
@@ -193,6 +194,16 @@ class Daemon:
             segment_named=int(self._segment.is_named),
             uptime_s=self._clock.monotonic() - self._started_s,
         )
+
+
+def _read_log(disk: DiskCopies | None, clock: Clock) -> NodeLog:
+    """The log as an earlier daemon left it. Raises: DirectoryError if it can't be read."""
+    if disk is None:
+        return NodeLog(clock)
+    try:
+        return NodeLog(clock, file=disk.log)
+    except OSError as error:
+        raise explained(disk.slab.directory.path, error, LAYOUT.whose) from error
 
 
 async def _serve(
