@@ -45,7 +45,7 @@ class DaemonGauges:
     """What is so now.
 
     objects, used_bytes: whole, in memory. pinned_bytes: leased or being written, so that they can't give way.
-    disk_unsaved:        objects that wait to be written to disk, and notes of what is there, which a kill would lose.
+    disk_unsaved:        objects that wait to be written to disk, which a kill would lose.
     disk_is_up:          0 if there is none, or it is left alone.
     segment_named:       0 if clients don't find the shared memory by its name, and miss everything.
     is_exposed:          1 if other machines can reach the HTTP port, which knows no authentication.
