@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -123,10 +123,10 @@ class Router:
         self.url = url
         self.model = model
 
-    def ask(self, prompt: str, tokens: int = 4) -> Found:
-        """An answer to a text, streamed, as chats are."""
+    def ask(self, prompt: str, tokens: int = 4, session: str = "") -> Found:
+        """An answer to a text, streamed, as chats are. session: the chat's name."""
         texts, said = [], {}
-        with self._asked(prompt, tokens) as answer:
+        with self._asked(prompt, tokens, {"x-session-id": session} if session else {}) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     said = json.loads(line[6:])
@@ -140,7 +140,7 @@ class Router:
         """What comes of one until its end or until it breaks off."""
         got = Stream([], False)
         try:
-            with self._asked(prompt, tokens) as answer:
+            with self._asked(prompt, tokens, {}) as answer:
                 for line in answer.iter_lines():
                     got.is_whole |= line == "data: [DONE]"
                     if line.startswith("data: {"):
@@ -150,10 +150,10 @@ class Router:
         return got
 
     @contextmanager
-    def _asked(self, prompt: str, tokens: int) -> Iterator[httpx.Response]:
+    def _asked(self, prompt: str, tokens: int, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=120) as answer:
+        with httpx.stream("POST", self.url + "/v1/completions", json=body, headers=headers, timeout=120) as answer:
             assert answer.status_code == 200, answer.read()
             yield answer
 
@@ -212,6 +212,8 @@ def events(endpoint: str, replay: str) -> str:
 def chat(at: Server | Router, seeds: Iterable[int], replicas: Sequence[Server], turns: int = 4) -> list[Found]:
     """Chats that go on side by side, each turn with all that was said before; answers turn by turn.
 
+    Each has a name: what the router takes for one otherwise, a text's first 4 KiB, changes as long as it is shorter.
+    Then the chat's home moves, and on a slow machine, where computing what is new costs much, the chat with it.
     replicas: a turn begins when all that these computed in the one before is in the L2.
     """
     to = at if isinstance(at, Router) else Router(at.url, at.model)
@@ -220,7 +222,8 @@ def chat(at: Server | Router, seeds: Iterable[int], replicas: Sequence[Server], 
     talks = {seed: prose(seed, 500) for seed in seeds}
     with ThreadPoolExecutor(4) as pool:
         for turn in range(turns):
-            answers = dict(zip(talks, pool.map(lambda text: to.ask(text, 16), talks.values()), strict=True))
+            asked = pool.map(lambda talk: to.ask(talk[1], 16, f"chat-{talk[0]}"), talks.items())
+            answers = dict(zip(talks, asked, strict=True))
             found += answers.values()
             settle(before + sum(one.tokens // CHUNK for one in answers.values()), *replicas)
             talks = {seed: one.prompt + one.answer + prose(1000 * turn + seed, 120) for seed, one in answers.items()}
