@@ -109,6 +109,55 @@ def test_a_hit_during_a_delete_keeps_its_tag(
     assert found is not None and not found.terms.labels
 
 
+def test_a_delete_takes_nothing_from_a_chunk_that_another_delete_made_room_for(
+    replica: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata that was emptied and got the same mark again is not what it was, though S3's ETag is of its bytes."""
+    store, other, (chunk,), delete = replica(), replica(), chain("a", 1), S3Blobs.remove
+    put_all(store, [chunk])
+    store.mark({chunk.key: marks_of(TAG, 9)})
+
+    def overtaken(bucket: S3Blobs, paths: Sequence[str]) -> None:
+        delete(bucket, paths)
+        monkeypatch.setattr(S3Blobs, "remove", delete)
+        other.delete([chunk.key], TENANT)
+        assert put_all(other, [chunk]) == [True]
+        other.mark({chunk.key: marks_of(TAG, 9)})
+
+    monkeypatch.setattr(S3Blobs, "remove", overtaken)
+    store.delete([chunk.key], TENANT)
+    (found,) = find(store, [chunk])
+    assert found is not None and TAG.labels <= found.terms.labels
+
+
+def test_a_delete_between_a_put_and_its_hit_leaves_no_chunk_without_its_tag(
+    replica: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks older than a put may be emptied after a hit that relied on them: then the chunk goes as well."""
+    store, other, (chunk,), create, delete = replica(), replica(), chain("a", 1), S3Blobs.create, S3Blobs.remove
+    store.mark({chunk.key: marks_of(TAG, 9)})
+
+    def put_late(bucket: S3Blobs, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        def removed(other_bucket: S3Blobs, paths: Sequence[str]) -> None:
+            delete(other_bucket, paths)
+            monkeypatch.setattr(S3Blobs, "remove", delete)
+            assert create(bucket, name, data)
+            (hit,) = find(other, [chunk])
+            assert hit is not None and TAG.labels <= hit.terms.labels
+
+        monkeypatch.setattr(S3Blobs, "create", create)
+        monkeypatch.setattr(S3Blobs, "remove", removed)
+        other.delete([chunk.key], TENANT)
+        return True
+
+    monkeypatch.setattr(S3Blobs, "create", put_late)
+    put_all(store, [chunk])
+    assert find(store, [chunk]) == [None]
+    assert put_all(store, [chunk]) == [True]
+    (found,) = find(other, [chunk])
+    assert found is not None and not found.terms.labels
+
+
 @pytest.mark.parametrize("lost", ["log", "epochs", ""])
 def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost: str) -> None:
     """Once the log began anew nothing of before is found by who has read it; the text can be stored again."""

@@ -56,7 +56,8 @@ class Blobs(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Delete blobs in this order, or at once; those that are not there are no error.
 
-        Metadata that somebody appends to meanwhile may stay; on a medium that does not evict, it has to.
+        Metadata that somebody appends to meanwhile may stay; on a medium that does not evict, it has to. What is not
+        deleted with its object, but emptied, begins another life.
         """
         ...
 

@@ -24,7 +24,7 @@ from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.l2.base import StoreUsage, marked, marks_of
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon, Lease
-from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, pack_marks, parse_metadata
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, Metadata, new_life, pack_marks, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import HyperpodOptions
 
@@ -49,11 +49,13 @@ class _Metadata:
 
     last:    its highest number, -1 if there is none. missing: the lowest number known not to be there.
     marks:   what the last one has; None if it can't be read: nobody knows what it forbids.
+    life:    that of the objects it belongs to; another one once it was emptied.
     """
 
     last: int = -1
     missing: int = MAX_NUMBERS
     marks: frozenset[bytes] | None = frozenset()
+    life: bytes = NO_LIFE
 
     @property
     def probe(self) -> int | None:
@@ -73,7 +75,11 @@ class _Metadata:
         """As a blob."""
         if self.marks is None:
             return b""
-        return NO_LIFE + pack_marks(self._all(self.marks)) if self.last >= 0 else None
+        return self.life + pack_marks(self._all(self.marks)) if self.last >= 0 else None
+
+    def successor(self, marks: frozenset[bytes] | None, life: bytes | None = None) -> "_Metadata":
+        """What is put under the next number, unless somebody else puts it first."""
+        return _Metadata(self.last + 1, self.last + 2, marks, life or self.life)
 
     def joined(self, marks: Iterable[bytes]) -> frozenset[bytes] | None:
         """What the next number has to say to add marks; None if it is all there. Raises: OSError if that can't be."""
@@ -95,7 +101,10 @@ class _Metadata:
 
 
 class HyperpodBlobs:
-    """Blobs on a daemon that speaks HyperPod's protocol. `read` passes over the metadata of what is not there."""
+    """Blobs on a daemon that speaks HyperPod's protocol.
+
+    `read` passes over the metadata of what is not there, unless it is asked for one chunk alone, as a put does.
+    """
 
     batch = 4
 
@@ -114,16 +123,21 @@ class HyperpodBlobs:
             self.daemon.release_all(leases)
         found = {part.name: data for part, data in zip(objects, begun, strict=True)}
         there = {_name(name) for name, data in found.items() if data is not None}
-        beside = [part.name for part in parts if _is_metadata(part.name) and _name(part.name) in there]
+        is_alone = len(objects) == 1
+        beside = [part.name for part in parts if _is_metadata(part.name) and (is_alone or _name(part.name) in there)]
         # After the objects: a daemon evicts what was asked for first.
         metadata = self._found({_name(name): _Metadata() for name in beside}, deadline)
         found |= {name: metadata[_name(name)].data() for name in beside}
         return [found.get(part.name) for part in parts]
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
-        (lease,) = self.daemon.lease_all([_name(name)], Deadline(self._timeout_s))
+        deadline = Deadline(self._timeout_s)
+        (lease,) = self.daemon.lease_all([_name(name)], deadline)
         try:
-            return lease is not None and lease.size == sum(map(len, into)) and self.daemon.read(lease, 0, into)
+            if lease is None or lease.size != sum(map(len, into)) or not self.daemon.read(lease, 0, into):
+                return False
+            self._found({_name(name): _Metadata()}, deadline)  # so that a daemon still evicts the object first
+            return True
         finally:
             self.daemon.release_all([lease])
 
@@ -131,8 +145,7 @@ class HyperpodBlobs:
         deadline = Deadline(self._timeout_s)
         if self.daemon.can_delete(deadline):  # who deletes a former object must not empty what hits of this one rely on
             found = self._found({_name(name): _Metadata()}, deadline)
-            again = {key: (one.last + 1, one.marks) for key, one in found.items() if one.marks and one.can_be_emptied}
-            self._put(again, deadline)
+            self._put({key: one.successor(one.marks) for key, one in found.items() if one.can_be_emptied}, deadline)
         return self.daemon.put(_name(name), data)
 
     def append(self, additions: Sequence[Addition]) -> None:
@@ -141,7 +154,7 @@ class HyperpodBlobs:
         found = self._found(dict.fromkeys(added, _Metadata()), deadline)
         while found:
             joined = {name: metadata.joined(added[name]) for name, metadata in found.items()}
-            lacking = {name: (found[name].last + 1, marks) for name, marks in joined.items() if marks is not None}
+            lacking = {name: found[name].successor(marks) for name, marks in joined.items() if marks is not None}
             beaten = self._put(lacking, deadline)
             ahead = {name: replace(found[name], missing=found[name].last + 2) for name in beaten}
             found = self._found(ahead, deadline, hold=True)
@@ -149,8 +162,9 @@ class HyperpodBlobs:
     def delete(self, names: Sequence[str]) -> None:
         """On hotspan's own daemon; HyperPod's can't, and its objects stay until it evicts them.
 
-        Metadata is emptied under the next number, unless somebody uses that meanwhile. If it has all its numbers it
-        stays as it is: who hits the chunk once it is put anew relies on it.
+        Metadata is emptied under the next number, unless somebody uses that meanwhile, and begins another life: what
+        was put before that is gone with the marks that its hits rely on. If it has all its numbers it stays as it is:
+        who hits the chunk once it is put anew relies on it.
         """
         deadline = Deadline(self._timeout_s)
         objects = [_name(name) for name in names if not _is_metadata(name)]
@@ -162,7 +176,7 @@ class HyperpodBlobs:
         beside = {_name(name): _Metadata() for name in names if _is_metadata(name)}
         found = self._found(beside, deadline)
         self.daemon.delete_all(objects, deadline)
-        emptied = {name: (one.last + 1, frozenset[bytes]()) for name, one in found.items() if one.can_be_emptied}
+        emptied = {name: one.successor(frozenset(), new_life()) for name, one in found.items() if one.can_be_emptied}
         self._put(emptied, deadline)
         damaged = [name for name, one in found.items() if one.marks is None]
         self.daemon.delete_all([f"{name}.m{number}" for name in damaged for number in range(MAX_NUMBERS)], deadline)
@@ -178,11 +192,14 @@ class HyperpodBlobs:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _put(self, numbers: Mapping[str, tuple[int, frozenset[bytes]]], deadline: Deadline) -> list[str]:
-        """Put metadata under numbers; returns the names where somebody else was faster."""
-        values = {f"{name}.m{number}": [_packed(name, number, marks)] for name, (number, marks) in numbers.items()}
+    def _put(self, metadata: Mapping[str, _Metadata], deadline: Deadline) -> list[str]:
+        """Put metadata under its number; returns the names where somebody else was faster."""
+        values = {
+            f"{name}.m{one.last}": [_packed(name, one.last, one.marks or (), one.life)]
+            for name, one in metadata.items()
+        }
         stored = self.daemon.put_all(values, deadline)
-        return [name for name, won in zip(numbers, stored, strict=True) if not won]
+        return [name for name, won in zip(metadata, stored, strict=True) if not won]
 
     def _found(
         self, metadata: Mapping[str, _Metadata], deadline: Deadline, *, hold: bool = False
@@ -197,7 +214,9 @@ class HyperpodBlobs:
                         found[name] = replace(one, missing=probe)
                     else:
                         data = self._begin_of(lease, _MAX_BYTES) if lease.size <= _MAX_BYTES else None
-                        found[name] = _Metadata(probe, one.missing, _unpacked(name, probe, data or b""))
+                        parsed = _unpacked(name, probe, data or b"")
+                        marks, life = (None, NO_LIFE) if parsed is None else (frozenset(parsed.marks), parsed.life)
+                        found[name] = _Metadata(probe, one.missing, marks, life)
             finally:
                 self.daemon.release_all(leases)
         return found
@@ -238,15 +257,14 @@ def _marks_in(data: bytes) -> tuple[bytes, ...]:
     return () if metadata is None else metadata.marks
 
 
-def _packed(name: str, number: int, marks: Iterable[bytes]) -> bytes:
-    body = _HEAD.pack(_MAGIC, number, bytes.fromhex(name)) + NO_LIFE + pack_marks(sorted(marks))
+def _packed(name: str, number: int, marks: Iterable[bytes], life: bytes = NO_LIFE) -> bytes:
+    body = _HEAD.pack(_MAGIC, number, bytes.fromhex(name)) + life + pack_marks(sorted(marks))
     return body + xxhash.xxh3_64_digest(body)
 
 
-def _unpacked(name: str, number: int, data: bytes) -> frozenset[bytes] | None:
-    """The marks in a numbered blob; None if it is not the metadata of that chunk."""
+def _unpacked(name: str, number: int, data: bytes) -> Metadata | None:
+    """The metadata in a numbered blob; None if it is not that of that chunk."""
     body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if xxhash.xxh3_64_digest(body) != check or body[: _HEAD.size] != _HEAD.pack(_MAGIC, number, bytes.fromhex(name)):
         return None
-    metadata = parse_metadata(body[_HEAD.size :])
-    return None if metadata is None or metadata.life != NO_LIFE else frozenset(metadata.marks)
+    return parse_metadata(body[_HEAD.size :])

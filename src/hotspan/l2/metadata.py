@@ -18,7 +18,7 @@ from hotspan.l2.base import MARK_BYTES
 
 LIFE_BYTES = 16
 NO_LIFE = b"hotspan metadata"
-"""The life of all chunks on a medium that never drops metadata before its object."""
+"""The life of a chunk on a medium that never drops metadata before its object, until its metadata is emptied."""
 
 MAX_MARKS = 1024
 """In one blob. With more of them the chunk counts as gone, and its next put begins another life."""

@@ -6,8 +6,8 @@
 EPOCH is the log's: where that was lost and began anew, so do all objects. TENANT is 0 where tenants share names.
 
 A medium that evicts key by key may drop metadata and keep its object: there each put begins metadata with a life of its
-own. On other media metadata begins with the first mark, all lives are NO_LIFE, and an object without metadata has no
-marks; there metadata has to outlive its object.
+own. On other media metadata begins with the first mark and NO_LIFE, and an object without metadata has no marks; there
+metadata has to outlive its object, and a delete that can't take both at once empties it into another life.
 """
 
 import errno

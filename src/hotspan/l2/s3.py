@@ -31,7 +31,7 @@ from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_BYTES, NO_LIFE
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_BYTES, new_life
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import S3Options
 from hotspan.tiers.io import copy
@@ -110,17 +110,21 @@ class S3Blobs:
         self.each(self._append, additions)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Objects first. Metadata is emptied, unless it changes meanwhile: the chunk may have been put anew and hit."""
+        """Objects first. Metadata is emptied, unless it changes meanwhile: the chunk may have been put anew and hit.
+
+        What is emptied begins another life: an object that was put meanwhile is gone with the marks that its hits rely
+        on, and no version of metadata ever comes twice, whose tag would meet the condition again.
+        """
         until_s = time.monotonic() + self._timeout_s
         beside = [name for name in names if name.startswith("metadata/")]
-        former = self.each(lambda name: self.get(name, LIFE_BYTES + 1), beside, until_s)
+        former = self.each(lambda name: self.get(name, 1), beside, until_s)
         self.each(self.remove, [[name for name in names if not name.startswith("metadata/")]], until_s)
         marked = [
             (name, found.e_tag)
             for name, found in zip(beside, former, strict=True)
-            if found is not None and bytes(found.data) != NO_LIFE
+            if found is not None and found.size != LIFE_BYTES
         ]
-        self.each(lambda one: self.put(one[0], [NO_LIFE], over=one[1]), marked, until_s)
+        self.each(lambda one: self.put(one[0], [new_life()], over=one[1]), marked, until_s)
 
     def overwrite(self, name: str, data: bytes) -> None:
         with _os_errors():

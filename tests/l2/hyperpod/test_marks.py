@@ -201,6 +201,46 @@ class TestMarks:
         store.delete([one.key])
         assert 2 in there(store, one.key).terms.labels
 
+    def test_a_delete_between_a_put_and_its_hit_leaves_no_chunk_without_its_tag(
+        self, peer: Peer, make: Callable[..., HyperpodStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Marks older than a put may be emptied after a hit that relied on them: then the chunk goes as well."""
+        peer.is_hotspan = True
+        store, other, one = make(), make(), Object()
+        put, delete = HyperpodDaemon.put, HyperpodDaemon.delete_all
+        self.mark(store, one, labels=frozenset([2]))
+
+        def put_late(daemon: HyperpodDaemon, name: str, value: Any) -> bool:
+            def removed(other_daemon: HyperpodDaemon, names: Any, deadline: Any) -> list[bool]:
+                were = delete(other_daemon, names, deadline)
+                monkeypatch.setattr(HyperpodDaemon, "delete_all", delete)
+                assert put(daemon, name, value)
+                assert 2 in there(other, one.key).terms.labels
+                return were
+
+            monkeypatch.setattr(HyperpodDaemon, "put", put)
+            monkeypatch.setattr(HyperpodDaemon, "delete_all", removed)
+            other.delete([one.key])
+            return True
+
+        monkeypatch.setattr(HyperpodDaemon, "put", put_late)
+        one.put(store)
+        assert found_in(store, one.key) is None
+        assert one.put(store) and not there(other, one.key).terms.labels
+
+    def test_metadata_is_used_after_its_object(
+        self, peer: Peer, store: HyperpodStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A daemon that evicts what was not used for longest takes an object before its marks, also after a load."""
+        one, asked, lease = Object(), [], peer.lease
+        one.put(store)
+        self.mark(store, one, labels=frozenset([2]))
+        monkeypatch.setattr(peer, "lease", lambda name, *rest: (asked.append(name[1]), lease(name, *rest))[1])
+        found = there(store, one.key)
+        assert asked.index(one.key.hex()) < asked.index(beside(one, 0))
+        asked.clear()
+        assert one.get(store, found) and asked[:2] == [one.key.hex(), beside(one, 0)]
+
     def test_full_metadata_outlives_a_delete(self, peer: Peer, store: HyperpodStore) -> None:
         """Nothing can be added to it: a tag of a hit that comes during the delete counts because the chunk is wild."""
         peer.is_hotspan = True
