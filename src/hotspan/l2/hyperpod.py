@@ -149,6 +149,7 @@ class HyperpodBlobs:
         return self.daemon.put(_name(name), data)
 
     def append(self, additions: Sequence[Addition]) -> None:
+        """Until a reader finds it: numbers may be there above those that were evicted, and hide what is put below."""
         deadline = Deadline(self._timeout_s)
         added = {_name(one.name): _marks_in(one.first + one.data) for one in additions if one.data}
         found = self._found(dict.fromkeys(added, _Metadata()), deadline)
@@ -157,7 +158,9 @@ class HyperpodBlobs:
             lacking = {name: found[name].successor(marks) for name, marks in joined.items() if marks is not None}
             beaten = self._put(lacking, deadline)
             ahead = {name: replace(found[name], missing=found[name].last + 2) for name in beaten}
-            found = self._found(ahead, deadline, hold=True)
+            self._found(ahead, deadline, hold=True)
+            added |= {name: (*added[name], *(one.marks or ())) for name, one in lacking.items()}
+            found = self._found(dict.fromkeys(lacking, _Metadata()), deadline)
 
     def delete(self, names: Sequence[str]) -> None:
         """On hotspan's own daemon; HyperPod's can't, and its objects stay until it evicts them.

@@ -228,6 +228,22 @@ class TestMarks:
         assert found_in(store, one.key) is None
         assert one.put(store) and not there(other, one.key).terms.labels
 
+    @pytest.mark.parametrize(("count", "gone"), [(2, 1), (4, 1), (4, 2), (5, 3)])
+    def test_a_mark_above_evicted_numbers_is_found(
+        self, peer: Peer, store: HyperpodStore, count: int, gone: int
+    ) -> None:
+        """Of former metadata the last numbers may be left: what is added since counts, whatever a reader finds."""
+        one = Object()
+        one.put(store)
+        for label in range(count):
+            self.mark(store, one, labels=frozenset([100 + label]))
+        for name in (one.key.hex(), *(beside(one, number) for number in range(gone))):
+            peer.evict(name)
+        assert one.put(store)
+        for label in range(1, 6):
+            self.mark(store, one, 9, labels=frozenset([label]))
+            assert there(store, one.key).terms.labels >= set(range(1, label + 1))
+
     def test_metadata_is_used_after_its_object(
         self, peer: Peer, store: HyperpodStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
