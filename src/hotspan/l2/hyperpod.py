@@ -31,7 +31,7 @@ from hotspan.l2.options import HyperpodOptions
 logger = logging.getLogger(__name__)
 
 MAX_NUMBERS = MOST_LABELS + 1
-"""Of metadata; the last one makes the chunk wild, whatever it says."""
+"""Of metadata; with the last one the chunk is over, whatever it says, so that nothing need ever be added to it."""
 
 _LABELS_UNTIL = 48
 """From this number on metadata says "wild" instead of labels, so that there is room for earlier expiries."""
@@ -41,6 +41,7 @@ _MAGIC = b"HSHM"
 _CHECK_BYTES = 8
 _MAX_BYTES = _HEAD.size + LIFE_BYTES + MOST_LABELS * ENTRY_BYTES + _CHECK_BYTES
 (_WILD,) = marks_of(Terms(is_wild=True), 0)
+_OVER = frozenset(marks_of(Terms(is_wild=True, expires_s=1), 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +90,13 @@ class _Metadata:
         after = marked(before, marks)
         if after == before:
             return None
-        if self.last + 1 == MAX_NUMBERS:
-            raise OSError("a chunk has all the metadata that it can have, and needs another expiry")
         union = self.marks.union(mark or _WILD for mark in marks)
         if len(union) <= MOST_LABELS and self.last + 1 < _LABELS_UNTIL:
             return union
         return frozenset(marks_of(replace(after, labels=frozenset(), is_wild=True), after.generation))
 
     def _all(self, marks: frozenset[bytes]) -> frozenset[bytes]:
-        return marks | {_WILD} if self.last == MAX_NUMBERS - 1 else marks
+        return marks | _OVER if self.last == MAX_NUMBERS - 1 else marks
 
 
 class HyperpodBlobs:
