@@ -20,11 +20,12 @@ from urllib.parse import parse_qs, unquote_to_bytes
 from hotspan.core.errors import HotspanError
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.daemon.pool import Pool, Refusal, Writing
-from hotspan.daemon.stored import OWN_BUCKET, StoredObject, object_key
+from hotspan.daemon.stored import StoredObject, object_key
 from hotspan.http.bodies import read_into, read_parts
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange, Receive, Scope, Send
+from hotspan.l2.options import OWN_BUCKET
 
 MAX_HOLD_S = 60.0
 MAX_UNWANTED_BYTES = 256 * MIB

@@ -9,10 +9,8 @@ from hotspan.core.terms import MOST_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.space import Extent
 from hotspan.l2.base import marked, marks_of
+from hotspan.l2.options import OWN_BUCKET
 from hotspan.tiers.record import unpack
-
-OWN_BUCKET = "hotspan"
-"""Where replicas of hotspan keep theirs: the name of an object there is its chunk's key, in hexadecimal."""
 
 _MAX_MARKS = 2 * MOST_LABELS
 

@@ -21,6 +21,9 @@ HYPERPOD_PREFIX = "sagemaker_hyperpod_"
 SEGMENT_NAME = "ai_toolkit_cache"
 """The name of the daemon's shared memory where nothing else is said: HyperPod's."""
 
+OWN_BUCKET = "hotspan"
+"""Where hotspan's daemon keeps what comes by its Unix socket: an object's name is its chunk's key, in hexadecimal."""
+
 _MAX = 2**31 - 1
 _MAX_NAME = 255  # of a file in /dev/shm
 _HOLD_ALLOWANCE_S = 0.5
@@ -135,6 +138,11 @@ class HyperpodOptions(_Checked):
         _Checked.__post_init__(self)
         if not self.bucket or not self.bucket.isprintable():
             raise ConfigError(f"bucket is {self.bucket!r}: give a name (lmcache is the default)")
+        if self.bucket == OWN_BUCKET:
+            raise ConfigError(
+                f"bucket is {self.bucket}, where hotspan's daemon keeps what comes by its Unix socket, whose tags HTTP "
+                "does not show: give another name (lmcache is the default)"
+            )
         name = self.shared_memory_name.removeprefix("/")  # POSIX's
         if not 0 < len(name.encode()) <= _MAX_NAME or name in (".", "..") or {"/", "\0"} & set(name):
             raise ConfigError(
