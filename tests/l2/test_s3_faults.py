@@ -130,6 +130,17 @@ def test_a_delete_takes_nothing_from_a_chunk_that_another_delete_made_room_for(
     assert found is not None and TAG.labels <= found.terms.labels
 
 
+def test_a_delete_by_who_does_not_know_the_tenant_takes_chunk_and_tags(replica: Replicas) -> None:
+    """Such as one that renews a time to live: the chunk is gone as its tags are, and can be put again."""
+    store, text = replica(), chain("a", 2)
+    put_all(store, text)
+    store.mark({text[0].key: marks_of(TAG, 9)})
+    store.delete([chunk.key for chunk in text])
+    assert places(find(replica(), text)) == []
+    assert put_all(store, text, stamp=2) == [True, True]
+    assert [one and one.terms.labels for one in find(replica(), text)] == [frozenset(), frozenset()]
+
+
 def test_a_delete_between_a_put_and_its_hit_leaves_no_chunk_without_its_tag(
     replica: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

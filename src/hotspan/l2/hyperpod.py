@@ -78,6 +78,12 @@ class _Metadata:
             return b""
         return self.life + pack_marks(self._all(self.marks)) if self.last >= 0 else None
 
+    def found(self, number: int, said: Metadata | None) -> "_Metadata":
+        """After a number that is there; `said` is None if it can't be read."""
+        if said is None:
+            return _Metadata(number, self.missing, None)
+        return _Metadata(number, self.missing, frozenset(said.marks), said.life)
+
     def successor(self, marks: frozenset[bytes] | None, life: bytes | None = None) -> "_Metadata":
         """What is put under the next number, unless somebody else puts it first."""
         return _Metadata(self.last + 1, self.last + 2, marks, life or self.life)
@@ -216,9 +222,7 @@ class HyperpodBlobs:
                         found[name] = replace(one, missing=probe)
                     else:
                         data = self._begin_of(lease, _MAX_BYTES) if lease.size <= _MAX_BYTES else None
-                        parsed = _unpacked(name, probe, data or b"")
-                        marks, life = (None, NO_LIFE) if parsed is None else (frozenset(parsed.marks), parsed.life)
-                        found[name] = _Metadata(probe, one.missing, marks, life)
+                        found[name] = one.found(probe, _unpacked(name, probe, data or b""))
             finally:
                 self.daemon.release_all(leases)
         return found

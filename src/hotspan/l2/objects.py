@@ -97,6 +97,10 @@ class BlobStore:
     def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         with self._epoch() as epoch:
             objects = [self._object(epoch, key, tenant) for key in keys]
+            if self._is_per_tenant and not tenant:
+                # Whose objects they are is not known, nor so their names; under another life they are gone as well.
+                for key in keys:
+                    self.blobs.create(_metadata(epoch, key), [new_life()])
             self.blobs.delete([*objects, *(_metadata(epoch, key) for key in keys)])
 
     def usage(self) -> StoreUsage:
