@@ -35,7 +35,10 @@ class Blobs(Protocol):
     """How many chunks of a text to ask for first: many, if that takes one round trip."""
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
-        """The beginnings of blobs, None for those that are not there; in one round trip where the medium can."""
+        """The beginnings of blobs, None for those that are not there; in one round trip where the medium can.
+
+        Metadata that is named after its object need not be looked for where the object is not there.
+        """
         ...
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:

@@ -106,10 +106,7 @@ class _Metadata:
 
 
 class HyperpodBlobs:
-    """Blobs on a daemon that speaks HyperPod's protocol.
-
-    `read` passes over the metadata of what is not there, unless it is asked for one chunk alone, as a put does.
-    """
+    """Blobs on a daemon that speaks HyperPod's protocol."""
 
     batch = 4
 
@@ -128,11 +125,13 @@ class HyperpodBlobs:
             self.daemon.release_all(leases)
         found = {part.name: data for part, data in zip(objects, begun, strict=True)}
         there = {_name(name) for name, data in found.items() if data is not None}
-        is_alone = len(objects) == 1
-        beside = [part.name for part in parts if _is_metadata(part.name) and (is_alone or _name(part.name) in there)]
+        is_first = bool(parts) and _is_metadata(parts[0].name)
+        beside = [part.name for part in parts if _is_metadata(part.name) and (is_first or _name(part.name) in there)]
         # After the objects: a daemon evicts what was asked for first.
         metadata = self._found({_name(name): _Metadata() for name in beside}, deadline)
-        found |= {name: metadata[_name(name)].data() for name in beside}
+        for name in beside:
+            data = metadata[_name(name)].data()
+            found[name] = data if data or _name(name) in there else None  # damaged: nobody will find what is put
         return [found.get(part.name) for part in parts]
 
     def read_into(self, name: str, into: Sequence[memoryview]) -> bool:

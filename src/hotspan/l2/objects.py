@@ -66,7 +66,7 @@ class BlobStore:
         with self._epoch() as epoch:
             name, beside = self._object(epoch, key, tenant), _metadata(epoch, key)
             for _ in range(_MAX_TRIES):
-                head, data = self.blobs.read(self._parts(epoch, key, tenant))
+                data, head = self.blobs.read(self._parts(epoch, key, tenant)[::-1])
                 metadata = parse_metadata(data)
                 if _found(key, head, data) is not None:
                     return False
