@@ -14,6 +14,8 @@ from hotspan.testing.clock import SimulatedClock
 
 from .harness.core import BLOCK, CHUNK, HANG_S, Core, core
 
+pytestmark = pytest.mark.usefixtures("books_agree")
+
 LENGTH = 900
 OWN = LENGTH // BLOCK * BLOCK
 WHOLE = LENGTH // CHUNK * CHUNK
@@ -23,14 +25,6 @@ WHOLE = LENGTH // CHUNK * CHUNK
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
     with core(tiny_model, disk=tmp_path_factory.mktemp("admin") / "kv") as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def _books_agree(engine: Core) -> Iterator[None]:
-    yield
-    engine.finish()
-    engine.settle()
-    engine.check()
 
 
 def test_what_is_read_is_what_was_computed(engine: Core) -> None:

@@ -23,6 +23,8 @@ from hotspan.keyring.wrap import create_kek, open_wrapper
 
 from .harness.core import CHUNK, HANG_S, Core, core
 
+pytestmark = pytest.mark.usefixtures("books_agree")
+
 LENGTH = 900
 WHOLE = LENGTH // CHUNK * CHUNK
 
@@ -40,14 +42,6 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     directory = tmp_path_factory.mktemp("shredding")
     with core(tiny_model, disk=directory / "kv", cache=keys_in(directory)) as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def _books_agree(engine: Core) -> Iterator[None]:
-    yield
-    engine.finish()
-    engine.settle()
-    engine.check()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from proofs.simulated.memory_store import MemoryLog, MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
 
+pytestmark = pytest.mark.usefixtures("books_agree")
+
 LENGTH = 900
 OWN = LENGTH // BLOCK * BLOCK
 WHOLE = LENGTH // CHUNK * CHUNK
@@ -32,14 +34,6 @@ def server() -> MemoryServer:
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, server: MemoryServer) -> Iterator[Core]:
     with core(tiny_model, disk=tmp_path_factory.mktemp("following") / "kv", l2=server) as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def _books_agree(engine: Core) -> Iterator[None]:
-    yield
-    engine.finish()
-    engine.settle()
-    engine.check()
 
 
 class Another:
