@@ -169,7 +169,7 @@ def from_disk(directory: Path, repetitions: int) -> dict[str, list[float]]:
     some = count // 8  # of a round: fewer than memory holds, so that each is on disk only when its turn comes
     source, targets = buffer(frame), [buffer(frame) for _ in range(THREADS)]
     rates: dict[str, list[float]] = {"get": [], "slab": []}
-    slab_gib = (count + 1) * (frame + PREAMBLE_BYTES) / GIB
+    slab_gib = 1.25 * count * (frame + PREAMBLE_BYTES) / GIB  # a chunk takes whole slots, so more than its bytes
     with daemon(memory_gib, "--disk", str(directory), "--disk-gib", f"{slab_gib}") as running:
         store, client = DaemonStore(running.door), http.client.HTTPConnection("127.0.0.1", running.port)
 
