@@ -8,6 +8,7 @@ from rich.console import Console
 
 from hotspan.bench.records import Quantiles, RoundName, RoundResult
 from hotspan.bench.report import rounds_table
+from hotspan.bench.tables import Cell, Group, Table
 from hotspan.cli.output import stdout_console
 
 
@@ -50,3 +51,18 @@ def test_a_row_is_shown_where_a_round_has_its_figure() -> None:
     assert float(rows["goodput (requests/s)"][1]) == pytest.approx(2 / plain.summary.elapsed_s, abs=1e-3)
     assert plain.pacing == ""
     assert "1.250 s (p50) and 3.000 s (p99)" in paced.pacing and "3 that were due" in paced.pacing
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_figures_are_whole_on_a_narrow_terminal(width: int) -> None:
+    """Names and other words are wrapped; of a figure nothing is left out."""
+    figures = ("12.34", "13.32 s", "0.93", "-")
+    words = "memcpy, a chunk at a time"
+    cells = [*map(Cell, figures), Cell(words)]
+    groups = [Group("", ("GB/s", "limit GB/s", "ratio", "goal", "limit"))]
+    console = Console(width=width, file=io.StringIO())
+    console.print(Table("storage", groups, [("engine to slab, 10 x 92 KiB a block", cells)], "what").terminal())
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert all(figure in shown for figure in figures) and "…" not in shown
+    assert set(words.split()) < set(shown.split())

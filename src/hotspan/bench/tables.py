@@ -64,11 +64,12 @@ class Table:
             show_edge=False,
             pad_edge=False,
         )
-        table.add_column(self.head, vertical="bottom", no_wrap=True)
-        for group in self.groups:
-            for column in group.columns:
-                heading = f"{group.title}\n{column}" if group.title else column
-                table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
+        table.add_column(self.head, vertical="bottom", overflow="fold")
+        headings = [f"{g.title}\n{column}" if g.title else column for g in self.groups for column in g.columns]
+        for at, heading in enumerate(headings):
+            # On a narrow terminal words are wrapped, and figures stay whole.
+            is_words = any(cells[at].text[:1].isalpha() for _, cells in self.rows)
+            table.add_column(heading, justify="right", vertical="bottom", no_wrap=not is_words, overflow="fold")
         for name, cells in self.rows:
             table.add_row(Text(name), *(Text(cell.text, style=_STYLES.get(cell.style, "")) for cell in cells))
         return table
