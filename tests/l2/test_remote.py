@@ -282,6 +282,24 @@ def test_a_hit_adds_its_tags_everywhere(make: Callable[..., Replica]) -> None:
     assert make("d").ask(chunks) == [False, False]
 
 
+@pytest.mark.parametrize("is_stored_late", [False, True])
+def test_a_hit_of_another_copy_brings_back_nothing(make: Callable[..., Replica], is_stored_late: bool) -> None:
+    """A replica hits its own copy of a chunk whose object was invalidated: the tag does not make the object younger.
+
+    Nor one that a replica stores which has not read the invalidation.
+    """
+    a, b = make("a"), make("b")
+    (chunk,) = chain("text", 1)
+    if not is_stored_late:
+        a.store([chunk], Terms(labels=frozenset({8})))
+    assert b.invalidate(labels=frozenset({8}))
+    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    b.turn()
+    if is_stored_late:
+        a.store([chunk], Terms(labels=frozenset({8})))
+    assert make("c").ask([chunk]) == [False]
+
+
 def test_a_tag_counts_for_what_lies_behind_a_gap(make: Callable[..., Replica], server: MemoryServer) -> None:
     """A request used chunks whose root L2 had lost: when somebody stores the root again, its tag still takes them."""
     one, two, three = make("one"), make("two"), make("three")

@@ -334,8 +334,12 @@ class RemoteTier:
         if self._marks and not self._is_marking:
             self._is_marking = True
             marks = dict(islice(self._marks.items(), at_most))
+            # An object that is not known here may have been invalidated: a hit of another copy does not undo that.
+            packed = {
+                key: marks_of(each, each.generation if self._known.get(key) else 0) for key, each in marks.items()
+            }
             self._queue.submit(
-                lambda scratch: self._write_marks(marks),
+                lambda scratch: self._write_marks(marks, packed),
                 lambda: self._report(partial(self._marked, {})),
                 urgent=False,
             )
@@ -444,10 +448,10 @@ class RemoteTier:
             logger.warning("l2_frame_refused fault=%s", wrong.value)
         self._report(partial(self._loaded, record, fault, self._clock.monotonic() - started))
 
-    def _write_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
-        written: Mapping[ChunkKey, Terms] = marks
+    def _write_marks(self, marks: Mapping[ChunkKey, Terms], packed: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        written = marks
         try:
-            self._store.mark({key: marks_of(terms, terms.generation) for key, terms in marks.items()})
+            self._store.mark(packed)
         except OSError as error:
             written = {}
             logger.warning("l2_marks_not_written keys=%d error=%s", len(marks), str(error))
