@@ -140,7 +140,8 @@ class HyperpodBlobs:
         try:
             if lease is None or lease.size != sum(map(len, into)) or not self.daemon.read(lease, 0, into):
                 return False
-            self._found({_name(name): _Metadata()}, deadline)  # so that a daemon still evicts the object first
+            touched = {_name(name): _Metadata()}
+            self._found(touched, deadline, is_sure=False)  # so that a daemon still evicts the object first
             return True
         finally:
             self.daemon.release_all([lease])
@@ -209,12 +210,16 @@ class HyperpodBlobs:
         return [name for name, won in zip(metadata, stored, strict=True) if not won]
 
     def _found(
-        self, metadata: Mapping[str, _Metadata], deadline: Deadline, *, hold: bool = False
+        self, metadata: Mapping[str, _Metadata], deadline: Deadline, *, hold: bool = False, is_sure: bool = True
     ) -> dict[str, _Metadata]:
-        """The metadata of chunks, asked for until the last number of each is known."""
+        """The metadata of chunks, asked for until the last number of each is known.
+
+        is_sure: a number that the daemon refuses is an OSError: it is not known to be absent, and may forbid a hit.
+        """
         found = dict(metadata)
         while asked := [(name, one, probe) for name, one in found.items() if (probe := one.probe) is not None]:
-            leases = self.daemon.lease_all([f"{name}.m{probe}" for name, _, probe in asked], deadline, hold=hold)
+            names = [f"{name}.m{probe}" for name, _, probe in asked]
+            leases = self.daemon.lease_all(names, deadline, hold=hold, is_sure=is_sure)
             try:
                 for (name, one, probe), lease in zip(asked, leases, strict=True):
                     if lease is None:

@@ -14,7 +14,7 @@ from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import MAX_NUMBERS, HyperpodStore, _packed
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon
 from hotspan.testing.chunks import chain, key_of
-from tests.daemon_protocol.peer import Peer
+from tests.daemon_protocol.peer import Handler, Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, status
 from tests.l2.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, eventually, found_in, there
 
@@ -327,6 +327,33 @@ class TestMarks:
         with pytest.raises(OSError):
             self.mark(quick, one, labels=frozenset([1]))
         assert time.monotonic() - begun < TIMEOUT_S + SLACK_S
+
+    @pytest.mark.parametrize(("code", "is_hotspan"), [(503, False), (500, False), (429, False), (504, True)])
+    def test_metadata_that_is_refused_is_not_absent(
+        self, peer: Peer, store: HyperpodStore, code: int, is_hotspan: bool
+    ) -> None:
+        """A daemon that has metadata and does not lease it now makes no hit without its tags, and no mark is lost.
+
+        hotspan's own daemon answers 504 while it reads metadata from its disk.
+        """
+        one = Object()
+        peer.is_hotspan = is_hotspan
+        one.put(store)
+        self.mark(store, one, labels=frozenset([1]), expires_s=77)
+
+        def answer(handler: Handler) -> None:
+            if beside(one, 0) in handler.path:
+                handler.answer(code)
+            else:
+                handler._lease(("lmcache", one.key.hex()))
+
+        peer.instead["lease"] = answer
+        with pytest.raises(OSError, match=f"answered {code} to a lease"):
+            found_in(store, one.key)
+        with pytest.raises(OSError, match=f"answered {code} to a lease"):
+            self.mark(store, one, labels=frozenset([2]))
+        peer.instead.clear()
+        assert there(store, one.key).terms.labels == {1} and there(store, one.key).terms.expires_s == 77
 
     def test_a_number_that_is_taken_and_not_there(self, peer: Peer, quick: HyperpodStore) -> None:
         """A peer that says 409 to every number and leases none is an OSError when the deadline is over."""
