@@ -53,7 +53,7 @@ LOOKUP_GOAL_US = 300
 class Running:
     """A daemon that answers."""
 
-    door: Path
+    unix_socket: Path
     port: int
 
 
@@ -90,7 +90,7 @@ def copies(running: Running, chunks: int, repetitions: int) -> dict[str, list[fl
     source, target = buffer(chunks * frame), buffer(chunks * frame)
     pieces = [slice(n * frame, (n + 1) * frame) for n in range(chunks)]
     into, out = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
-    store = DaemonStore(running.door)
+    store = DaemonStore(running.unix_socket)
     rates: dict[str, list[float]] = {"put": [], "get": [], "memcpy": []}
 
     def timed(name: str, job: Callable[[], object]) -> None:
@@ -123,7 +123,7 @@ def copies(running: Running, chunks: int, repetitions: int) -> dict[str, list[fl
 
 def lookups(running: Running, repetitions: int) -> dict[str, list[float]]:
     """Microseconds of each look-up of 400 keys, and of an empty HTTP request."""
-    store = DaemonStore(running.door)
+    store = DaemonStore(running.unix_socket)
     keys = [ChunkKey(os.urandom(32)) for _ in range(KEYS)]
     parents = [None, *keys]
     frame = memoryview(bytes(HEADER_BYTES + SMALL_BYTES))
@@ -141,7 +141,7 @@ def lookups(running: Running, repetitions: int) -> dict[str, list[float]]:
         return seconds * 1e6
 
     def first() -> float:
-        with contextlib.closing(DaemonStore(running.door)) as fresh:
+        with contextlib.closing(DaemonStore(running.unix_socket)) as fresh:
             fresh.usage()  # connects
             return again(lambda: fresh.find(keys))
 
@@ -171,7 +171,7 @@ def from_disk(directory: Path, repetitions: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {"get": [], "slab": []}
     slab_gib = 1.25 * count * (frame + PREAMBLE_BYTES) / GIB  # a chunk takes whole slots, so more than its bytes
     with daemon(memory_gib, "--disk", str(directory), "--disk-gib", f"{slab_gib}") as running:
-        store, client = DaemonStore(running.door), http.client.HTTPConnection("127.0.0.1", running.port)
+        store, client = DaemonStore(running.unix_socket), http.client.HTTPConnection("127.0.0.1", running.port)
 
         def disk_objects() -> int:
             client.request("GET", "/v1/stats")
@@ -226,7 +226,7 @@ def main() -> int:
     print(
         f"look-up of {KEYS} keys: {us['again']:.0f} us (goal {LOOKUP_GOAL_US}), a replica's first {us['first']:.0f} us"
     )
-    print(f"round trip of the door {us['nothing']:.0f} us, of HTTP {us['http']:.0f} us")
+    print(f"round trip of the Unix socket {us['nothing']:.0f} us, of HTTP {us['http']:.0f} us")
     below = from_disk(options.disk, options.repetitions) if options.disk is not None else {}
     if below:
         get, slab = (statistics.median(below[name]) for name in ("get", "slab"))

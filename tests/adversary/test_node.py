@@ -25,7 +25,11 @@ def private_files(house: House) -> list[Path]:
     """All that server and daemon made."""
     kept = [house.disk, house.directory / "store", house.directory / "kek", house.directory / "sessions"]
     kept += [path for top in tuple(kept) for path in top.rglob("*")]
-    kept += [house.shared, house.daemon.segment, house.daemon.door]  # nobody enters what is below a private directory
+    kept += [
+        house.shared,
+        house.daemon.segment,
+        house.daemon.unix_socket,
+    ]  # nobody enters what is below a private directory
     return [path for path in kept if path.exists()]
 
 
@@ -40,7 +44,9 @@ def test_what_is_made_is_its_owners_alone(house: House) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_opens_nothing(house: House) -> None:
     """A process of another user neither opens the segment, the sockets, nor anything of the server's in /dev/shm."""
-    paths = [str(path) for path in (house.daemon.segment, house.daemon.door, *Path("/dev/shm").glob("**/*hotspan*"))]
+    paths = [
+        str(path) for path in (house.daemon.segment, house.daemon.unix_socket, *Path("/dev/shm").glob("**/*hotspan*"))
+    ]
     done = subprocess.run(
         ["/bin/sh", "-c", OPENS, "sh", *paths],
         user=ANOTHER,

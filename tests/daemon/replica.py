@@ -1,6 +1,6 @@
 """One replica without an engine: its L2 tier and its follower of the log, in a process that a test kills.
 
-usage: python -m tests.daemon.replica DOOR NAME SEED STOP_AT
+usage: python -m tests.daemon.replica SOCKET NAME SEED STOP_AT
 
 It stores and loads texts in random order and says so, a line each: `stored TEXT`, `loaded TEXT`. A wrong byte ends it
 with a traceback. With STOP_AT `put` or `lease` it says `stopped` in the middle of the first one, and waits there.
@@ -30,12 +30,12 @@ TEXTS = [f"text {n}" for n in range(12)]
 class Replica:
     """A tier on the daemon's store, driven as the cache drives one."""
 
-    def __init__(self, door: Path, name: str) -> None:
-        log = patient_store(door)
+    def __init__(self, unix_socket: Path, name: str) -> None:
+        log = patient_store(unix_socket)
         assert log.log is not None
         self.follower = LogFollower(log.log, name, store=log)
         self.follower.start(PATIENCE_S)
-        self.tier = RemoteTier(RemoteOptions(patient_store(door), self.follower, threads=2), NAMESPACE, SIZE)
+        self.tier = RemoteTier(RemoteOptions(patient_store(unix_socket), self.follower, threads=2), NAMESPACE, SIZE)
 
     def known(self, chunks: Sequence[Chunk]) -> int:
         """How many chunks of a text are there, from its beginning on."""
@@ -105,9 +105,9 @@ def stop_in(what: str) -> None:
         daemon._lease_of = leased
 
 
-def main(door: str, name: str, seed: str, stop_at: str) -> None:
+def main(unix_socket: str, name: str, seed: str, stop_at: str) -> None:
     follower.STALE_S = follower.REPORT_TTL_S = PATIENCE_S
-    replica, chance = Replica(Path(door), name), random.Random(seed)
+    replica, chance = Replica(Path(unix_socket), name), random.Random(seed)
     print("ready", flush=True)
     if stop_at:
         stop_in(stop_at)

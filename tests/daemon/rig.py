@@ -21,9 +21,9 @@ PATIENCE_S = 60.0
 """What a machine that others use may need for anything."""
 
 
-def patient_store(door: Path) -> DaemonStore:
+def patient_store(unix_socket: Path) -> DaemonStore:
     """A replica's store that gives up neither a call nor a copy because the machine stands still."""
-    return DaemonStore(door, deadline_s=PATIENCE_S, lease_s=10 * PATIENCE_S)
+    return DaemonStore(unix_socket, deadline_s=PATIENCE_S, lease_s=10 * PATIENCE_S)
 
 
 def until(condition: Callable[[], bool], what: str, max_s: float = PATIENCE_S) -> None:
@@ -43,7 +43,7 @@ class DaemonProcess:
         self.name = f"hotspan-test-{os.getpid()}-{secrets.token_hex(4)}"
         self.segment = SHARED_MEMORY / self.name
         self.kept = SHARED_MEMORY / f".{self.name}.hotspan"
-        self.door = SHARED_MEMORY / f"{self.name}.sock"
+        self.unix_socket = SHARED_MEMORY / f"{self.name}.sock"
         self.port = 0
         self._size_gib = size_gib
         self._options = options
@@ -108,7 +108,7 @@ class DaemonProcess:
             self.stop()
         self.segment.unlink(missing_ok=True)
         self.kept.unlink(missing_ok=True)
-        self.door.unlink(missing_ok=True)
+        self.unix_socket.unlink(missing_ok=True)
 
     def request(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of one request on a connection of its own."""
@@ -132,8 +132,8 @@ class DaemonProcess:
 
 PATIENT = f"""
 from hotspan.cli.main import main
-from hotspan.daemon import disk, door, server
-disk.STALL_S = disk.MAX_WAIT_S = door.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
+from hotspan.daemon import disk, server, unix_server
+disk.STALL_S = disk.MAX_WAIT_S = unix_server.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
 main()
 """
 

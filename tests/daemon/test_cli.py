@@ -29,12 +29,12 @@ def run(daemon: DaemonProcess, *options: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_leaves_nothing(unstarted: DaemonProcess, number: signal.Signals) -> None:
-    """On SIGTERM or SIGINT it ends with status 0; its memory and its door are gone."""
+    """On SIGTERM or SIGINT it ends with status 0; its memory and its socket are gone."""
     unstarted.start()
-    assert unstarted.segment.exists() and unstarted.door.exists()
+    assert unstarted.segment.exists() and unstarted.unix_socket.exists()
     connection = socket.create_connection(("127.0.0.1", unstarted.port))
     assert unstarted.end(number) == 0
-    assert not unstarted.segment.exists() and not unstarted.door.exists()
+    assert not unstarted.segment.exists() and not unstarted.unix_socket.exists()
     connection.close()
 
 
@@ -58,7 +58,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, unstarted: DaemonProc
     unstarted.port, unstarted.name = 0, daemon.name
     status, said = run(unstarted)
     assert status == 2 and "belongs to a daemon that runs" in said and "Traceback" not in said
-    assert daemon.stats()["capacity_bytes"] > 0 and daemon.door.exists()
+    assert daemon.stats()["capacity_bytes"] > 0 and daemon.unix_socket.exists()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_can_not_work_is_said(unstarted: DaemonProcess, options: tuple[str,
     of = ["daemon", "--port", "0", "--size-gib", "0.01", "--shared-memory-name", unstarted.name, *options]
     done = CliRunner().invoke(app, of)
     assert done.exit_code == 2 and hint in done.output and "Traceback" not in done.output
-    assert not unstarted.segment.exists() and not unstarted.door.exists()
+    assert not unstarted.segment.exists() and not unstarted.unix_socket.exists()
 
 
 def test_other_machines_are_warned_of() -> None:
@@ -95,7 +95,7 @@ def test_other_machines_are_warned_of() -> None:
     line = with_errors.stdout.readline()
     daemon.port = int(line.split("http://")[1].split()[0].rpartition(":")[2])
     assert daemon.stats()["is_exposed"] == 1
-    assert daemon.segment.stat().st_mode & 0o777 == 0o660 == daemon.door.stat().st_mode & 0o777
+    assert daemon.segment.stat().st_mode & 0o777 == 0o660 == daemon.unix_socket.stat().st_mode & 0o777
     with_errors.terminate()
     _, said = with_errors.communicate(timeout=PATIENCE_S)
     assert "no authentication" in said

@@ -1,6 +1,7 @@
 """The pool with a disk below it, against a model: what was evicted comes back as it was, or not at all."""
 
 import errno
+import fcntl
 import random
 import shutil
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,8 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.disk import DiskCopies, disk_options
 from hotspan.daemon.log import NodeLog
-from hotspan.daemon.pool import Pool, Refusal, Writing
-from hotspan.daemon.stored import StoredObject
+from hotspan.daemon.pool import Pool
+from hotspan.daemon.stored import Refusal, StoredObject, Writing
 from hotspan.l2.base import marked, marks_of
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.testing.chunks import content, key_of
@@ -57,7 +58,7 @@ class Node:
         self.disk.post = lambda call: call()
         memory = memoryview(bytearray((MEMORY_PAGES + 1) * PAGE_BYTES))
         self.pool = Pool(memory, PAGE_BYTES, self.clock, disk=self.disk)
-        self.log = NodeLog(self.clock, file=self.disk.log)
+        self.log = NodeLog(self.clock, file=self.disk.log, metadata=self.pool.metadata)
         self.shared = SharedInvalidationLog(self.log, 100, self.clock)
         if self.log.oldest is None:
             self.pool.forget_own()
@@ -98,6 +99,13 @@ class Node:
         writing = self.pool.reserve(key_of("everything"), keys * PAGE_BYTES, is_own=False)
         assert isinstance(writing, Writing), writing
         self.pool.abort(writing)
+
+    def terms(self, key: ChunkKey) -> Terms:
+        """What replicas are told of one of hotspan's own."""
+        stored = self.at(key)
+        record = unpack(stored.record)
+        assert record is not None
+        return marked(record.terms, stored.marks)
 
     def at(self, key: ChunkKey) -> StoredObject:
         """An object that is there."""
@@ -597,6 +605,69 @@ def test_a_power_loss_takes_no_confirmed_invalidation(tmp_path: Path) -> None:
     assert confirmed > 30
 
 
+def test_no_confirmed_mark_is_lost(tmp_path: Path) -> None:
+    """Chunks are marked while they are here, on their way, evicted or never stored, and the power goes.
+
+    Each tag and expiry that was confirmed binds the chunk that is found afterwards, or that is stored anew.
+    """
+    files = RecordingFiles(tmp_path / "disk")
+    node, rng = Node(tmp_path / "disk", files, disk_pages=16), random.Random(6)
+    node.shared.append([Scope(tenant=1)], "me")
+    assert node.settled()
+    for n in range(1, 80):
+        key = rng.choice(KEYS)
+        if there(node.pool, key) == [False] and rng.random() < 0.5 and node.pool.pinned_bytes < 4 * PAGE_BYTES:
+            store(node.pool, key, own(key), is_own=True)
+        node.queues.run(rng.randrange(4))
+        until_s = int(node.clock.unix()) + 1000 + rng.randrange(100)
+        node.pool.mark({key: marks_of(Terms(labels=frozenset([n]), expires_s=until_s), n)})
+        if rng.random() < 0.6:
+            assert node.settled()
+            files.mark((key, n, until_s))
+        if rng.random() < 0.3 and node.pool.pinned_bytes == 0:
+            node.evict()
+    assert node.disk.counts.evicted > 0
+    found = 0
+    for image in power_loss_images(files.recording, seed=4, count=40):
+        shutil.rmtree(tmp_path / "image", ignore_errors=True)
+        image.restore(tmp_path / "image")
+        after = Node(tmp_path / "image", disk_pages=16)
+        for key, label, until_s in image.marks:
+            if there(after.pool, key) == [False]:
+                store(after.pool, key, own(key), is_own=True)
+                after.queues.run()
+            else:
+                found += 1
+            terms = after.terms(key)
+            assert label in terms.labels or terms.is_wild
+            assert 0 < terms.expires_s <= until_s
+        after.kill()
+    assert found > 100
+
+
+def test_a_chunk_that_is_stored_again_has_its_marks(node: Node) -> None:
+    """A chunk that was marked, and evicted after a restart, is stored anew: any tag takes it, and it expires no later.
+
+    Also if it was deleted meanwhile, which might be for another chunk of its slot.
+    """
+    store(node.pool, KEYS[0], own(KEYS[0]), is_own=True)
+    node.queues.run()
+    until_s = int(node.clock.unix()) + 60
+    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([5]), expires_s=until_s), 9)})
+    node.shared.append([Scope(tenant=3)], "me")
+    assert node.settled()
+    node.kill()
+    node.start()
+    for n in range(DISK_PAGES):
+        node.put(key_of(f"other {n}"), content(KEYS[1], 5 * PAGE_BYTES))
+        node.queues.run()
+    assert there(node.pool, KEYS[0]) == [False]
+    for _ in range(2):
+        store(node.pool, KEYS[0], own(KEYS[0]), is_own=True)
+        assert node.terms(KEYS[0]) == Terms(is_wild=True, expires_s=until_s)
+        node.pool.delete(KEYS[0])
+
+
 def test_values_in_fragments(node: Node) -> None:
     """A value whose place in memory is in pieces is written and read back as it was."""
     for n in range(MEMORY_PAGES):
@@ -640,3 +711,33 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryError, match="not a directory"):
         opened("file")
+
+
+def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    """It is known by its journal: that is removed, and the slab used. While its daemon runs nothing is touched."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    for name, data in {"lock": b"", "slab": bytes(1 << 20), "journal": b"HSDJ..", "journal.new": b"HSDJ"}.items():
+        (path / name).write_bytes(data)
+    options = disk_options(path, 1 << 20)
+    with (path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DirectoryError, match="in use by process"):
+            DiskCopies(options, SimulatedClock())
+        assert (path / "journal").read_bytes() == b"HSDJ.."
+    disk = DiskCopies(options, SimulatedClock())
+    assert disk.adopt() == []
+    disk.close(1.0)
+    assert sorted(each.name for each in path.iterdir()) == ["lock", "log", "objects", "slab"]
+
+
+@pytest.mark.parametrize(
+    "files", [{"journal": "HSDJ", "thesis": "x"}, {"journal": "mine"}, {"journal": "HSDJ", "log": ""}]
+)
+def test_a_journal_of_something_else_stays(tmp_path: Path, files: dict[str, str]) -> None:
+    """A journal that no daemon wrote, or beside which there are other files, is refused and left as it is."""
+    for name, data in files.items():
+        (tmp_path / name).write_text(data)
+    with pytest.raises(DirectoryError, match="empty directory"):
+        DiskCopies(disk_options(tmp_path, 1 << 20), SimulatedClock())
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == files

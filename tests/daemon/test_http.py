@@ -11,9 +11,9 @@ import pytest
 from uvicorn.server import ServerState
 
 from hotspan.core.types import MIB
-from hotspan.daemon.pool import Pool, Writing
+from hotspan.daemon.pool import Pool
 from hotspan.daemon.routes import MAX_UNWANTED_BYTES, Routes
-from hotspan.daemon.stored import object_key
+from hotspan.daemon.stored import Writing, object_key
 from hotspan.http.connections import MAX_PIPELINED, HttpLimits
 from hotspan.http.serving import listen
 from hotspan.testing.clock import SimulatedClock

@@ -1,5 +1,6 @@
 """The entries of the shared log in the daemon's memory and in its file; what they mean is in tests/l2."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,59 @@ def test_a_damaged_file_is_no_log(path: Path, cut: int) -> None:
     assert NodeLog(file=LogFile(Files(), path)).oldest is None
 
 
+def test_a_torn_tail_is_dropped(path: Path) -> None:
+    """A last write that a power loss cut, or of which it lost a sector, was not acknowledged: the rest is the log."""
+    log = filled(NodeLog(file=LogFile(Files(), path)), 2)
+    log.write()
+    before, acknowledged = log.read(0), path.stat().st_size
+    assert log.append(Entry(103, EPOCH, b"x" * 1500))
+    log.write()
+    data = path.read_bytes()
+    torn = [
+        data[:cut] for cut in (*range(acknowledged + 1, acknowledged + 40), *range(acknowledged + 40, len(data), 97))
+    ]
+    torn.append(data[:-1])
+    edges = [acknowledged, *range(512, len(data), 512), len(data)]
+    torn += [data[:start] + bytes(stop - start) + data[stop:] for start, stop in pairwise(edges)]
+    assert len(torn) > 50
+    for image in torn:
+        path.write_bytes(image)
+        after = NodeLog(file=LogFile(Files(), path))
+        assert after.read(0) == before and path.stat().st_size == acknowledged
+    assert after.append(Entry(103, EPOCH, b"y"))
+    assert numbers(reopened(path, after).read(0)) == [100, 101, 102, 103]
+
+
+def test_any_damage_to_what_was_acknowledged_leaves_no_log(path: Path) -> None:
+    """A changed byte anywhere, the last entry included, or a lost sector that is not in the last entry."""
+    log = filled(NodeLog(file=LogFile(Files(), path)), 2)
+    log.write()
+    first = path.stat().st_size
+    assert log.append(Entry(103, EPOCH, b"x" * 1500))
+    log.write()
+    assert log.append(Entry(104, EPOCH, b"z"))
+    log.write()
+    data = path.read_bytes()
+    damaged = [
+        data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in (*range(first + 32), *range(first, len(data), 7))
+    ]
+    damaged += [data[:first] + bytes([data[first] ^ change]) + data[first + 1 :] for change in (8, 255)]
+    damaged += [data[:at] + bytes(512) + data[at + 512 :] for at in (512, 1024)]
+    for image in damaged:
+        path.write_bytes(image)
+        assert NodeLog(file=LogFile(Files(), path)).oldest is None
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"number": "x"}, {"number": 9, "epoch": EPOCH.hex(), "body": ""}, {"number": 1, "epoch": 2, "body": 3}]
+    "body",
+    [
+        {},
+        {"entries": [], "metadata": "x"},
+        {"entries": [["x", EPOCH.hex(), ""]], "metadata": ""},
+        {"entries": [[9, EPOCH.hex(), ""]], "metadata": ""},
+        {"entries": [[1, 2, 3]], "metadata": ""},
+        {"entries": 1, "metadata": ""},
+    ],
 )
 def test_a_file_of_something_else_is_no_log(path: Path, body: dict[str, object]) -> None:
     """Entries that are none, or do not follow each other, are no log."""

@@ -303,7 +303,9 @@ def test_the_daemon_says_how_it_is(fresh_daemon: DaemonProcess) -> None:
         client.lease("b", "k")
         client.lease("b", "none")
         status, health = client.ask("GET", "/health")
-        assert status == 200 and health["service"] == "hotspan-daemon" and health["door"] == str(fresh_daemon.door)
+        assert (
+            status == 200 and health["service"] == "hotspan-daemon" and health["door"] == str(fresh_daemon.unix_socket)
+        )
     until(lambda: fresh_daemon.stats()["http_connections"] == 1, "the client's end")
     stats = fresh_daemon.stats()
     expected = {"objects": 1, "used_bytes": 8192, "stored": 1, "stored_bytes": 5000, "refused_exists": 1, "hits": 1}

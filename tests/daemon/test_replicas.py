@@ -25,7 +25,7 @@ class ReplicaProcess:
     """A replica that stores and loads until it is killed."""
 
     def __init__(self, daemon: DaemonProcess, name: str, seed: int, stop_at: str = "") -> None:
-        command = [sys.executable, "-m", "tests.daemon.replica", str(daemon.door), name, str(seed), stop_at]
+        command = [sys.executable, "-m", "tests.daemon.replica", str(daemon.unix_socket), name, str(seed), stop_at]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self.said: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def test_a_killed_replica_leaves_the_other_in_peace(node: DaemonProcess, start: 
     until(lambda: stored | steady.stored == set(TEXTS), "all texts")
     steady.kill()
     until(node.idle, "the end of what the killed ones had")
-    store, after = patient_store(node.door), Replica(node.door, "other")
+    store, after = patient_store(node.unix_socket), Replica(node.unix_socket, "other")
     missing = store.find([chunk.key for text in TEXTS for chunk in chain(text, LENGTH)], is_chain=False).count(None)
     assert missing <= node.stats()["disk_late"], "more is gone than the disk was too slow for"
     for chunks in (chain(text, LENGTH) for text in TEXTS):
@@ -124,7 +124,7 @@ def test_a_killed_replica_leaves_the_other_in_peace(node: DaemonProcess, start: 
 @pytest.mark.parametrize("stop_at", ["put", "lease"])
 def test_killed_in_the_middle(node: DaemonProcess, start: Callable[..., ReplicaProcess], stop_at: str) -> None:
     """Killed with a place reserved, or a lease held, a replica frees it; the other stores and reads that very text."""
-    other = Replica(node.door, "steady")
+    other = Replica(node.unix_socket, "steady")
     if stop_at == "lease":
         for text in TEXTS:
             assert all(other.store(chunk) for chunk in chain(text, LENGTH))
@@ -146,7 +146,7 @@ def test_killed_in_the_middle(node: DaemonProcess, start: Callable[..., ReplicaP
 
 def test_what_one_invalidates_the_other_does_not_read(node: DaemonProcess) -> None:
     """An invalidation takes for both replicas, and for one that is started after the daemon, what it names, only."""
-    one, two = Replica(node.door, "one"), Replica(node.door, "two")
+    one, two = Replica(node.unix_socket, "one"), Replica(node.unix_socket, "two")
     for text, tag in (("secret", "red"), ("public", "green")):
         for chunk in chain(text, LENGTH):
             assert one.store(chunk, Terms(labels=tag_labels([tag])))
@@ -161,7 +161,7 @@ def test_what_one_invalidates_the_other_does_not_read(node: DaemonProcess) -> No
     two.close()
     node.stop()
     node.start()
-    three = Replica(node.door, "three")
+    three = Replica(node.unix_socket, "three")
     assert three.known(chain("secret", LENGTH)) == 0
     assert three.known(chain("public", LENGTH)) == (LENGTH if has_disk else 0)
     three.close()

@@ -64,7 +64,7 @@ def share(
     counts = [Counter(puts=0, hits=0) for _ in range(6)]
 
     def replica(seed: int, count: Counter[str]) -> None:
-        chance, store = random.Random(seed), patient_store(daemon.door)
+        chance, store = random.Random(seed), patient_store(daemon.unix_socket)
         while not is_over.is_set():
             name = chance.choice(names)
             record, frame = chunks[name]
@@ -113,7 +113,7 @@ def share(
 
 
 def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProcess) -> None:
-    """Replicas at the door and HTTP clients put and read three times what fits: all that is read is what was put."""
+    """Replicas and HTTP clients put and read three times what fits: all that is read is what was put."""
     counts = share(fresh_daemon, lambda stats: stats["evicted"] > 30)
     stats = fresh_daemon.stats()
     assert stats["evicted"] > 30 and stats["stored"] == sum(count["puts"] for count in counts)
@@ -122,8 +122,8 @@ def test_two_kinds_of_clients_share_what_does_not_fit(fresh_daemon: DaemonProces
 
 def test_both_kinds_read_each_others_objects(daemon: DaemonProcess) -> None:
     """What a replica put is leased under its key in hotspan's bucket, record first; what was put there is found."""
-    store, client = patient_store(daemon.door), Client(daemon)
-    record, frame = chunk("by the door")
+    store, client = patient_store(daemon.unix_socket), Client(daemon)
+    record, frame = chunk("of a replica")
     assert store.put(record, frame)
     status, lease = client.lease("hotspan", record.key.hex())
     value = pack(record).ljust(PREAMBLE_BYTES, b"\0") + b"".join(map(bytes, frame))
@@ -160,11 +160,13 @@ while True:
 
 def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) -> None:
     """Replicas killed wherever they are hold nothing afterwards, and none of their chunks is there in part."""
-    store, chance = patient_store(fresh_daemon.door), random.Random(11)
+    store, chance = patient_store(fresh_daemon.unix_socket), random.Random(11)
     for _ in range(2):
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", PUTS, str(fresh_daemon.door)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                [sys.executable, "-c", PUTS, str(fresh_daemon.unix_socket)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             for _ in range(2)
         ]
@@ -187,7 +189,7 @@ def test_killed_replicas_leave_no_half_of_anything(fresh_daemon: DaemonProcess) 
 
 def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> None:
     """While a stopped client's leases run out and its bytes are given to others, it does not take those for its own."""
-    store = DaemonStore(fresh_daemon.door, deadline_s=PATIENCE_S, lease_s=0.3)
+    store = DaemonStore(fresh_daemon.unix_socket, deadline_s=PATIENCE_S, lease_s=0.3)
     record, frame = chunk("a")
     store.put(record, frame)
     (found,) = store.find([record.key])
@@ -203,7 +205,7 @@ def test_a_stopped_reader_reads_nothing_wrong(fresh_daemon: DaemonProcess) -> No
 
 def test_a_restarted_daemon_is_another(fresh_daemon: DaemonProcess) -> None:
     """After a kill and a start clients find an empty cache and a new log, and let go of the old memory."""
-    store, client = patient_store(fresh_daemon.door), Client(fresh_daemon)
+    store, client = patient_store(fresh_daemon.unix_socket), Client(fresh_daemon)
     assert store.log is not None
     record, frame = chunk("a")
     store.put(record, frame)
@@ -211,7 +213,7 @@ def test_a_restarted_daemon_is_another(fresh_daemon: DaemonProcess) -> None:
     before, old = store.log.read(0), fresh_daemon.segment.stat().st_ino
     with contextlib.ExitStack() as at_once:
         for _ in range(3):  # connections of several threads, idle afterwards
-            at_once.enter_context(store._door.connection(Deadline(PATIENCE_S)))
+            at_once.enter_context(store._client.connection(Deadline(PATIENCE_S)))
     assert mapped(old)
     fresh_daemon.stop()
     with pytest.raises(OSError):

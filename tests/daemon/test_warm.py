@@ -88,7 +88,7 @@ def test_what_gave_way_is_leased_and_found(warm: DaemonProcess, disk: Path) -> N
         assert leased(warm, name) == value(name)
     assert warm.stats()["disk_loaded"] >= 5
 
-    store = patient_store(warm.door)
+    store = patient_store(warm.unix_socket)
     record, frame = chunk("own")
     store.put(record, frame)
     until(lambda: saved(warm), "the copy")
@@ -107,13 +107,17 @@ def test_what_gave_way_is_leased_and_found(warm: DaemonProcess, disk: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_restarted_daemon_is_warm(warm: DaemonProcess, number: signal.Signals) -> None:
-    """After any end what was on disk is there, marks too, and the log goes on: no replica has to forget anything."""
-    store = patient_store(warm.door)
+    """After any end what was on disk is there, and the log goes on: no replica has to forget anything.
+
+    Tags that hits added are there, too; a chunk that was marked before it was stored is taken by any tag.
+    """
+    store = patient_store(warm.unix_socket)
     assert store.log is not None
     record, frame = chunk("own")
     store.put(record, frame)
     mark = marks_of(Terms(labels=frozenset([7])), 5)
-    store.mark({record.key: mark})
+    absent, absent_frame = chunk("absent")
+    store.mark({record.key: mark, absent.key: mark})
     generation = store.log.append([Scope(tenant=4)], "me")
     before = store.log.read(0)
     fill(warm)
@@ -126,6 +130,9 @@ def test_a_restarted_daemon_is_warm(warm: DaemonProcess, number: signal.Signals)
     assert found is not None and found.terms.labels == {7} and reads_whole(store, record.key)
     for name in NAMES:
         assert leased(warm, name) == value(name)
+    assert store.put(absent, absent_frame)
+    (found,) = store.find([absent.key])
+    assert found is not None and found.terms.is_wild
     store.close()
 
 
@@ -155,8 +162,8 @@ def test_two_kinds_of_clients_share_a_disk_that_is_too_small(disk: Path) -> None
 
 
 def test_what_was_deleted_stays_away(warm: DaemonProcess) -> None:
-    """A DELETE that was answered, by either door, holds after a kill; so does what took its name."""
-    store, client = patient_store(warm.door), Client(warm)
+    """A DELETE that was answered, by either server, holds after a kill; so does what took its name."""
+    store, client = patient_store(warm.unix_socket), Client(warm)
     record, frame = chunk("own")
     store.put(record, frame)
     fill(warm, NAMES[:3])
@@ -176,7 +183,7 @@ def test_what_was_deleted_stays_away(warm: DaemonProcess) -> None:
 
 def test_an_invalidation_survives_a_kill(warm: DaemonProcess) -> None:
     """Each invalidation that was answered is in the log of the daemon that was killed right afterwards."""
-    store = patient_store(warm.door)
+    store = patient_store(warm.unix_socket)
     assert store.log is not None
     for n in range(5):
         generation = store.log.append([Scope(tenant=n)], "me")
@@ -189,7 +196,7 @@ def test_an_invalidation_survives_a_kill(warm: DaemonProcess) -> None:
 
 def test_a_replica_that_read_more_makes_it_forget(warm: DaemonProcess) -> None:
     """A daemon whose disk is not of this log (an older one was put in its place) forgets hotspan's own chunks."""
-    store = patient_store(warm.door)
+    store = patient_store(warm.unix_socket)
     assert store.log is not None
     record, frame = chunk("own")
     store.put(record, frame)
@@ -232,7 +239,7 @@ def test_a_disk_that_hangs_holds_nobody(disk: Path) -> None:
     try:
         daemon.start()
         fill(daemon, NAMES[:30])
-        store = patient_store(daemon.door)
+        store = patient_store(daemon.unix_socket)
         log = store.log
         assert log is not None
         record, frame = chunk("own")
@@ -268,12 +275,12 @@ def test_a_disk_that_hangs_holds_nobody(disk: Path) -> None:
 
 
 def test_a_lease_waits_for_a_slow_disk_no_longer_than_it_said(disk: Path) -> None:
-    """A lease of what is on a disk that hangs ends before it does: the door's is a miss, HTTP's is 504."""
+    """A lease of what is on a disk that hangs ends before it does: on the Unix socket it is a miss, over HTTP 504."""
     daemon = HangingDaemon(disk, kinds="preadv")
     try:
         daemon.start()
         fill(daemon, NAMES[:30])
-        store, client = patient_store(daemon.door), Client(daemon)
+        store, client = patient_store(daemon.unix_socket), Client(daemon)
         record, frame = chunk("own")
         store.put(record, frame)
         fill(daemon, [f"more {n}" for n in range(16)])

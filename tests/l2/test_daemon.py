@@ -16,7 +16,7 @@ from hotspan.core.types import Chunk
 from hotspan.l2 import daemon
 from hotspan.l2.base import PREAMBLE_BYTES, marks_of
 from hotspan.l2.daemon import DaemonStore
-from hotspan.l2.door import (
+from hotspan.l2.daemon_protocol import (
     CHANGE_BITS,
     DESCRIBED,
     ENTRY,
@@ -62,7 +62,7 @@ def process() -> Iterator[DaemonProcess]:
 @pytest.fixture
 def emptied(process: DaemonProcess) -> DaemonProcess:
     """The same, with nothing in it and a new log."""
-    store = patient_store(process.door)
+    store = patient_store(process.unix_socket)
     assert store.log is not None
     store.log.read(store.log.read(0).generation + 1)
     for replica in store.log.replicas():
@@ -76,7 +76,7 @@ class TestDaemonStore(ObjectStoreTests, SharedLogTests, StoreRaceTests):
 
     @pytest.fixture
     def make_store(self, emptied: DaemonProcess) -> MakeStore:
-        return lambda entries: patient_store(emptied.door)
+        return lambda entries: patient_store(emptied.unix_socket)
 
 
 class TestDaemonOutage(StoreOutageTests):
@@ -93,7 +93,7 @@ class TestDaemonOutage(StoreOutageTests):
 
     @pytest.fixture
     def make_store(self, server: DaemonProcess) -> MakeStore:
-        return lambda entries: DaemonStore(server.door, deadline_s=5.0, lease_s=PATIENCE_S)
+        return lambda entries: DaemonStore(server.unix_socket, deadline_s=5.0, lease_s=PATIENCE_S)
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def clock() -> SimulatedClock:
 @pytest.fixture
 def store(emptied: DaemonProcess, clock: SimulatedClock) -> Iterator[DaemonStore]:
     """Whose leases last a minute."""
-    store = DaemonStore(emptied.door, deadline_s=PATIENCE_S, lease_s=60.0, clock=clock)
+    store = DaemonStore(emptied.unix_socket, deadline_s=PATIENCE_S, lease_s=60.0, clock=clock)
     yield store
     store.close()
 
@@ -243,7 +243,7 @@ def test_what_finds_no_place_is_an_error(emptied: DaemonProcess, store: DaemonSt
 
 
 class Liar:
-    """Listens at a door, hands out a small segment, and answers what a test says."""
+    """Listens on a Unix socket, hands out a small segment, and answers what a test says."""
 
     def __init__(self, path: Path, answer: Callable[[int, bytes], bytes]) -> None:
         self.path = path
@@ -412,7 +412,7 @@ def test_a_record_that_does_not_hold_is_a_miss(lie: Lie) -> None:
 
 
 def test_what_listens_there_may_be_no_daemon(tmp_path: Path) -> None:
-    """A door that is missing, of another kind, or that hangs up raises OSError."""
+    """A socket that is missing, of another kind, or that hangs up raises OSError."""
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(OSError):
             DaemonStore(path).find([CHUNK.key])

@@ -39,11 +39,11 @@ def test_a_directory_is_a_store(tmp_path: Path) -> None:
     store.close()
 
 
-def test_our_own_daemon_is_reached_by_its_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_daemon_is_reached_by_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the daemon's socket lies beside its segment, hotspan's replicas use it instead of HTTP."""
     monkeypatch.setattr(opening, "SHARED_MEMORY", tmp_path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(str(tmp_path / "ai_toolkit_cache.sock"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "ai_toolkit_cache.sock"))
         store = open_store("--l2", "sagemaker-hyperpod://127.0.0.1:9200", {})
         assert isinstance(store, DaemonStore)
         store.close()

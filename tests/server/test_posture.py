@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings, DiskSettings, EncryptionSettings, L2Settings
 from hotspan.plan.tiers import Extent
-from hotspan.server.facts import DOOR, SEGMENT, Facts, FileFact
+from hotspan.server.facts import SEGMENT, SOCKET, Facts, FileFact
 from hotspan.server.options import ServeOptions
 from hotspan.server.posture import Finding, Severity, files_of, posture
 
@@ -179,9 +179,9 @@ def test_keys_of_encryption() -> None:
     assert kek("env:KEK") == ["warning"]
 
 
-@pytest.mark.parametrize("path", [SEGMENT, DOOR])
+@pytest.mark.parametrize("path", [SEGMENT, SOCKET])
 def test_the_daemons_memory(path: Path) -> None:
-    """A daemon whose memory or door every user may open is bad; a group's may be."""
+    """A daemon whose memory or socket every user may open is bad; a group's may be."""
     for permissions, expected in ((0o666, {"ok", "bad"}), (0o660, {"ok"}), (0o600, {"ok"})):
         found = judged("shared memory", options(), facts({path: FileFact(False, permissions)}))
         assert {finding.severity.value for finding in found} == expected

@@ -1,1 +1,1 @@
-"""The node's daemon: one cache in shared memory for all replicas, over HTTP and over a local door (docs/daemon.md)."""
+"""The node's daemon: one cache in shared memory for all replicas, over HTTP and a Unix socket (docs/daemon.md)."""

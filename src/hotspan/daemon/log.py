@@ -1,6 +1,9 @@
 """The entries of the log that all replicas of a node share (l2/log.py), in memory, and in a file if there is a disk.
 
-They live as long as the objects do: a daemon that starts again has neither, or finds both on its disk.
+    file: [ entries, metadata of chunks that are not here (daemon/metadata.py) ][ what was added since ] ...
+
+Each write is one object of the file (tiers/log.py), so that a power loss tears the last one at most. The log lives as
+long as the objects do: a daemon that starts again has neither, or finds both on its disk.
 """
 
 import logging
@@ -11,6 +14,7 @@ from itertools import islice, pairwise
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import MALFORMED
 from hotspan.core.types import MIB
+from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.l2.blobs import Entry, Stretch
 from hotspan.tiers.log import LogFile
 
@@ -30,7 +34,8 @@ _SLACK_BYTES = 16 * MIB
 class NodeLog:
     """A LogMedium. It keeps the newest `max_entries` entries, and of these the newest `max_bytes`.
 
-    file: where entries are kept (`write`), and found.
+    file:     where entries are kept (`write`), and found.
+    metadata: that is kept there, too; cleared if the file has no log that can be trusted.
     Raises: ValueError for reports without measure; OSError from the constructor, if the file can't be read.
     """
 
@@ -40,6 +45,7 @@ class NodeLog:
         max_entries: int = MAX_ENTRIES,
         max_bytes: int = MAX_BYTES,
         file: LogFile | None = None,
+        metadata: AbsentMetadata | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._max_entries, self._max_bytes = max_entries, max_bytes
@@ -47,6 +53,7 @@ class NodeLog:
         self._bytes = 0
         self._reports: OrderedDict[str, bytes] = OrderedDict()
         self._file = file
+        self._metadata = metadata or AbsentMetadata(self._clock, is_kept=file is not None)
         self._lock = threading.Lock()
         self._unwritten: list[Entry] = []
         self._is_outdated = file is not None and not self._go_on(file)  # the file: it is to be written anew
@@ -110,18 +117,17 @@ class NodeLog:
         if self._file is None:
             return
         with self._lock:
-            rewrites = self._is_outdated or self._file.bytes > 2 * self._bytes + _SLACK_BYTES
+            needed = self._bytes + self._metadata.packed_bytes
+            rewrites = self._is_outdated or self._file.bytes > 2 * needed + _SLACK_BYTES
             entries = list(self._entries if rewrites else self._unwritten)
             self._unwritten, self._is_outdated = [], False
-        bodies = [
-            {"number": entry.number, "epoch": entry.epoch.hex(), "body": entry.body.decode("latin-1")}
-            for entry in entries
-        ]
+        metadata = self._metadata.all() if rewrites else self._metadata.changes()
+        body = {"entries": list(map(_packed, entries)), "metadata": metadata}
         try:
             if rewrites:
-                self._file.rewrite(bodies)
-            elif bodies:
-                self._file.add(bodies)
+                self._file.rewrite([body])
+            elif entries or metadata:
+                self._file.add([body])
         except OSError as error:
             self._is_outdated = True
             logger.warning("daemon_log_not_written error=%s: a restart would begin with no log", str(error))
@@ -131,12 +137,12 @@ class NodeLog:
 
     def _go_on(self, file: LogFile) -> bool:
         """Take over what an earlier daemon wrote; False if that is nothing, or can't be trusted to be all."""
-        bodies, is_whole = file.bodies()
+        bodies, is_whole = file.bodies(drops_torn=True)
         try:
             for body in bodies:
-                self._keep(
-                    Entry(int(body["number"]), bytes.fromhex(body["epoch"]), str(body["body"]).encode("latin-1"))
-                )
+                for number, epoch, data in body["entries"]:
+                    self._keep(Entry(int(number), bytes.fromhex(epoch), str(data).encode("latin-1")))
+                self._metadata.load(body["metadata"])
         except MALFORMED:
             is_whole = False
         if any((two.number, two.epoch) != (one.number + 1, one.epoch) for one, two in pairwise(self._entries)):
@@ -144,6 +150,8 @@ class NodeLog:
         if not is_whole:
             logger.warning("daemon_log_lost: what was invalidated is not known, hotspan's own objects are forgotten")
             self._entries.clear()
+        if not self._entries:
+            self._metadata.clear()
         return bool(self._entries)
 
     def _keep(self, entry: Entry) -> None:
@@ -151,3 +159,7 @@ class NodeLog:
         self._bytes += len(entry.body)
         while len(self._entries) > self._max_entries + 1 or (self._bytes > self._max_bytes and len(self._entries) > 1):
             self._bytes -= len(self._entries.popleft().body)
+
+
+def _packed(entry: Entry) -> tuple[int, str, str]:
+    return entry.number, entry.epoch.hex(), entry.body.decode("latin-1")

@@ -14,58 +14,24 @@ import itertools
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hotspan.core.clock import Clock
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.disk import DiskCopies
 from hotspan.daemon.leases import Lease, LeaseBook
+from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.space import FreeSpace
-from hotspan.daemon.stored import StoredObject, joined_marks
-from hotspan.l2.door import CHANGE_BITS
+from hotspan.daemon.stored import Refusal, StoredObject, Writing, joined_marks
+from hotspan.l2.daemon_protocol import CHANGE_BITS
 from hotspan.tiers.base import Fault
 from hotspan.tiers.eviction import LeafArc, Shares
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
 MAX_LEASES = 1 << 17
-MAX_STRAYS = 1 << 16
-"""Objects that are not there, and whose marks are kept until they come."""
-
 _CHANGES = 1 << CHANGE_BITS
-
-
-class Refusal(Enum):
-    """Why nothing was reserved.
-
-    EXISTS: an object of that name is there, or being written. TOO_LARGE: for the segment.
-    NO_ROOM: what is there is being read or written, and can't give way now.
-    """
-
-    EXISTS = "exists"
-    TOO_LARGE = "too_large"
-    NO_ROOM = "no_room"
-
-
-@dataclass(slots=True, eq=False)
-class Writing:
-    """An object whose bytes are on their way; ends with `Pool.commit` or `Pool.abort`.
-
-    is_own: of hotspan: it begins with its record.
-    on_end: called once, whichever it was. Of bytes that are read from disk (`Pool.load`) it may come before their end.
-    """
-
-    object: StoredObject
-    is_own: bool
-    on_end: list[Callable[[], None]] = field(default_factory=list)
-
-    def tell(self) -> None:
-        """Call what is to be called at its end."""
-        on_end, self.on_end = self.on_end, []
-        for each in on_end:
-            each()
 
 
 @dataclass(slots=True)
@@ -93,6 +59,7 @@ class Pool:
 
     max_lease_s: no lease lasts longer; who asks for more is refused before (routes.py).
     disk:        where copies go; what is there is taken over.
+    metadata:    of chunks that are not here.
     """
 
     def __init__(
@@ -119,7 +86,7 @@ class Pool:
         self._leases = LeaseBook()
         # Other daemons begin elsewhere, so that no version of theirs is taken for one of this one's.
         self._versions = itertools.count(_CHANGES * (1 + secrets.randbits(39)), _CHANGES)
-        self._strays: OrderedDict[ChunkKey, set[bytes]] = OrderedDict()  # marks of objects that are not there
+        self.metadata = AbsentMetadata(clock, is_kept=disk is not None)
         # Objects differ in size, so that floors and quotas in objects would mean nothing.
         self._order = LeafArc(len(memory) // PAGE_BYTES, Shares(default_floor=0.0))
         self._disk = disk
@@ -158,7 +125,8 @@ class Pool:
         self._come(stored)
         self.counts.stored += 1
         self.counts.stored_bytes += stored.size
-        stored.marks = self._strays.pop(stored.key, set())
+        stored.has_all_marks = self.metadata.knows(stored.key)
+        stored.marks = self.metadata.take(stored.key)
         self._end(writing, self._writing)
         if self._disk is not None:
             self._unsaved[stored] = None
@@ -253,8 +221,9 @@ class Pool:
 
     def delete(self, key: ChunkKey) -> bool:
         """Forget an object, its copy and its marks, whether it was there whole. One that is being written stays."""
-        self._strays.pop(key, None)
         stored = self._objects.get(key)
+        if self.metadata.knows(key) if stored is None else stored.has_all_marks:
+            self.metadata.deleted(key)
         if stored is None:
             return False
         self._remove(stored)
@@ -266,15 +235,16 @@ class Pool:
         for stored in [each for each in self._objects.values() if each.record]:
             self._remove(stored)
             self.counts.deleted += 1
-        self._strays.clear()
+        self.metadata.clear()
 
     def mark(self, marks: Mapping[ChunkKey, Iterable[bytes]]) -> None:
         """Add marks to objects, be they there or not."""
         for key, added in marks.items():
             stored = self._objects.get(key)
             if stored is None:
-                self._keep_marks(key, added)
+                self.metadata.add(key, added)
             elif (joined := joined_marks(stored.marks, added)) != stored.marks:
+                self.metadata.note(key, added)
                 stored.marks = joined
                 if self._disk is not None:
                     self._disk.note(stored)
@@ -380,7 +350,7 @@ class Pool:
             return
         if self._disk is not None:
             self._disk.counts.late += 1
-        self._keep_marks(stored.key, stored.marks)
+        self.metadata.evicted(stored)
         self._remove(stored, evicted=True)
 
     def _may_go(self, key: ChunkKey) -> bool:
@@ -445,7 +415,7 @@ class Pool:
         else:
             self._space.give(extents)
             if fault not in (None, Fault.DROPPED) and not stored.is_gone:
-                self._keep_marks(stored.key, stored.marks)
+                self.metadata.evicted(stored)
                 self._remove(stored)
         self._end(loading, self._loading)
 
@@ -456,16 +426,8 @@ class Pool:
             return
         stored.is_saved = False
         if not stored.extents:
-            self._keep_marks(key, stored.marks)
+            self.metadata.evicted(stored)
             self._remove(stored)
-
-    def _keep_marks(self, key: ChunkKey, marks: Iterable[bytes]) -> None:
-        """Keep marks until the object comes; those to which nothing was added for longest are dropped."""
-        joined = joined_marks(self._strays.pop(key, set()), marks)
-        if joined:
-            self._strays[key] = joined
-        while len(self._strays) > MAX_STRAYS:
-            self._strays.popitem(last=False)
 
     def _parts(self, stored: StoredObject) -> list[memoryview]:
         """Where an object's bytes are, in whole pages."""

@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, unquote_to_bytes
 
 from hotspan.core.errors import HotspanError
 from hotspan.core.types import MIB, ChunkKey
-from hotspan.daemon.pool import Pool, Refusal, Writing
-from hotspan.daemon.stored import StoredObject, object_key
+from hotspan.daemon.pool import Pool
+from hotspan.daemon.stored import Refusal, StoredObject, Writing, object_key
 from hotspan.http.bodies import read_into, read_parts
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
@@ -90,7 +90,7 @@ class Routes:
     """Answers requests about the objects of `pool`.
 
     epoch: random bytes of this daemon: part of a lease's id, so that no other daemon takes it for one of its own.
-    door:  path of the Unix server's socket, for those who ask.
+    socket: path of the Unix server's socket, for those who ask.
     stats: the figures of /v1/stats. metrics: the page of /metrics.
     is_durable: of a daemon with a disk: whether what was taken back until now stays so after a crash.
     """
@@ -99,7 +99,7 @@ class Routes:
         self,
         pool: Pool,
         epoch: bytes,
-        door: str,
+        socket: str,
         stats: Callable[[], dict[str, Any]],
         metrics: Callable[[], bytes],
         is_durable: Callable[[], Awaitable[bool]] | None = None,
@@ -107,7 +107,7 @@ class Routes:
     ) -> None:
         self._pool = pool
         self._epoch = epoch.hex()
-        self._health = _json(200, {"service": "hotspan-daemon", "status": "ok", "door": door})
+        self._health = _json(200, {"service": "hotspan-daemon", "status": "ok", "door": socket})
         self._stats = stats
         self._metrics = metrics
         self._is_durable = is_durable

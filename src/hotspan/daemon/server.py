@@ -1,4 +1,4 @@
-"""The life of a node's daemon: take the port, make the memory, open both doors, serve until a signal, leave nothing."""
+"""The life of a node's daemon: take the port, make the memory, listen, serve until a signal, leave nothing."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,14 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import GIB
 from hotspan.daemon.disk import LAYOUT, DiskCopies, DiskCounts, disk_options
-from hotspan.daemon.door import LocalDoor
 from hotspan.daemon.log import MAX_ENTRIES, NodeLog
+from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.routes import Routes
 from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
+from hotspan.daemon.unix_server import UnixServer
 from hotspan.daemon.watch import NameWatch
 from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
@@ -46,7 +47,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; the shared memory and the door are gone then.
+    """Serve until SIGTERM or SIGINT; the shared memory and the Unix socket are gone then.
 
     files:  how the disk is reached.
     Raises: ConfigError before anything is served.
@@ -88,7 +89,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
             address = f"[{options.host}]" if ":" in options.host else options.host
             ready_line = (
                 f"hotspan daemon is ready on http://{address}:{port} after {{:.1f}} s: "
-                f"{segment.bytes / GIB:g} GiB in {segment.path}, local door {segment.path}.sock"
+                f"{segment.bytes / GIB:g} GiB in {segment.path}, Unix socket {segment.path}.sock"
             )
             if disk is not None:
                 ready_line += f", {disk.capacity_bytes / GIB:g} GiB in {options.disk}"
@@ -106,7 +107,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
 
 
 class Daemon:
-    """Both doors of one segment, and the disk below it; made and used on the running loop."""
+    """Both servers of one segment, and the disk below it; made and used on the running loop."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Daemon:
         if disk is not None:
             disk.post = partial(_post, asyncio.get_running_loop())
         self._pool = Pool(segment.view, HEADER_BYTES, clock, options.max_lease_s, disk=disk)
-        self._log = _read_log(disk, clock)
+        self._log = _read_log(disk, clock, self._pool.metadata)
         if self._log.oldest is None:
             self._pool.forget_own()
         self._shared_log = SharedInvalidationLog(self._log, MAX_ENTRIES, clock)
@@ -135,7 +136,7 @@ class Daemon:
             disk.settles = self._log.write
         path = segment.path.with_name(segment.path.name + ".sock")
         is_durable = disk.settled if disk is not None else None
-        self._door = LocalDoor(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
+        self._unix_server = UnixServer(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
         figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
         page = Exposition(figures).page
@@ -161,7 +162,7 @@ class Daemon:
         """Hang up on everybody, and write to disk what waits for that, unless it takes too long."""
         for connection in list(self._http.connections):
             connection.transport.abort()
-        self._door.close()
+        self._unix_server.close()
         if self._http.tasks:  # they see that their clients are gone
             await asyncio.wait(self._http.tasks, timeout=_MAX_END_S)
         if self._disk is None:
@@ -186,7 +187,7 @@ class Daemon:
             disk_capacity_bytes=self._disk.capacity_bytes if self._disk is not None else 0,
             disk_unsaved=self._pool.unsaved,
             disk_is_up=int(self._disk is not None and self._disk.is_up),
-            door_clients=len(self._door.clients),
+            door_clients=len(self._unix_server.clients),
             http_connections=len(self._http.connections),
             log_entries=len(self._log),
             replicas=len(self._shared_log.replicas()),
@@ -196,12 +197,12 @@ class Daemon:
         )
 
 
-def _read_log(disk: DiskCopies | None, clock: Clock) -> NodeLog:
+def _read_log(disk: DiskCopies | None, clock: Clock, metadata: AbsentMetadata) -> NodeLog:
     """The log as an earlier daemon left it. Raises: DirectoryError if it can't be read."""
     if disk is None:
         return NodeLog(clock)
     try:
-        return NodeLog(clock, file=disk.log)
+        return NodeLog(clock, file=disk.log, metadata=metadata)
     except OSError as error:
         raise explained(disk.slab.directory.path, error, LAYOUT.whose) from error
 

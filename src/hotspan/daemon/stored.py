@@ -1,8 +1,9 @@
-"""An object: its name, and where its bytes are."""
+"""An object: its name, where its bytes are, and what writes it."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from hotspan.core.terms import MOST_LABELS, Terms
@@ -40,6 +41,7 @@ class StoredObject:
     record:  what one of hotspan's own begins with; empty for any other.
     marks:   what was added to its terms since.
     version: by which clients know what they were told of it; see `CHANGE_BITS`.
+    has_all_marks: False if it may have had others, which its slot covers (daemon/metadata.py).
     """
 
     key: ChunkKey
@@ -51,6 +53,7 @@ class StoredObject:
     is_gone: bool = False
     version: int = 0
     is_saved: bool = False
+    has_all_marks: bool = True
     room: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +64,37 @@ class StoredObject:
         """By its record; on nothing, and nobody's, if it has none."""
         record = unpack(self.record) if self.record else None
         return Standing(None, 0) if record is None else Standing(record.parent, record.terms.tenant)
+
+
+class Refusal(Enum):
+    """Why nothing was reserved.
+
+    EXISTS: an object of that name is there, or being written. TOO_LARGE: for the segment.
+    NO_ROOM: what is there is being read or written, and can't give way now.
+    """
+
+    EXISTS = "exists"
+    TOO_LARGE = "too_large"
+    NO_ROOM = "no_room"
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """An object whose bytes are on their way; ends with `Pool.commit` or `Pool.abort`.
+
+    is_own: of hotspan: it begins with its record.
+    on_end: called once, whichever it was. Of bytes that are read from disk (`Pool.load`) it may come before their end.
+    """
+
+    object: StoredObject
+    is_own: bool
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def tell(self) -> None:
+        """Call what is to be called at its end."""
+        on_end, self.on_end = self.on_end, []
+        for each in on_end:
+            each()
 
 
 def joined_marks(marks: set[bytes], more: Iterable[bytes]) -> set[bytes]:

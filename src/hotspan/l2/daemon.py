@@ -1,4 +1,4 @@
-"""The node's daemon as an L2, through its local door: looked up in one round trip, copied by this process itself.
+"""The node's daemon as an L2, through its Unix socket: looked up in one round trip, copied by this process itself.
 
 A look-up pins nothing. A read asks for a lease, and copies while the daemon answers, from where the object was when it
 was last heard of: if the answer says that it is still the same, it never moved, and has been leased since.
@@ -26,7 +26,8 @@ from hotspan.l2.base import (
     marked,
 )
 from hotspan.l2.blobs import Entry, Stretch
-from hotspan.l2.door import (
+from hotspan.l2.daemon_client import DaemonClient, DaemonConnection, Segment, understood
+from hotspan.l2.daemon_protocol import (
     CHANGE_BITS,
     DESCRIBED,
     ENTRY,
@@ -39,13 +40,12 @@ from hotspan.l2.door import (
     LOG_HEAD,
     LOG_READ,
     MARKS,
-    MOST_KEYS,
+    MAX_KEYS,
     RESERVE,
     USAGE,
     Operation,
     Status,
 )
-from hotspan.l2.door_client import Door, DoorConnection, Segment, understood
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.io import copy
 from hotspan.tiers.record import Record, pack, unpack
@@ -77,7 +77,7 @@ class _Object(NamedTuple):
 class DaemonStore:
     """An ObjectStore in the shared memory of this node's `hotspan daemon`; its `log` lives there, too.
 
-    door:       the daemon's socket, /dev/shm/NAME.sock.
+    socket:     the daemon's socket, /dev/shm/NAME.sock.
     deadline_s: of each call, copies not counted.
 
     A put is False, too, while somebody else is writing that object. It raises OSError with ENOSPC where all that is
@@ -85,13 +85,13 @@ class DaemonStore:
     """
 
     def __init__(
-        self, door: Path, *, deadline_s: float = DEADLINE_S, lease_s: float = LEASE_S, clock: Clock | None = None
+        self, socket: Path, *, deadline_s: float = DEADLINE_S, lease_s: float = LEASE_S, clock: Clock | None = None
     ) -> None:
-        self._door = Door(door)
+        self._client = DaemonClient(socket)
         self._deadline_s = deadline_s
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
-        medium = DaemonLogMedium(self._door, deadline_s)
+        medium = DaemonLogMedium(self._client, deadline_s)
         self.log: SharedInvalidationLog | None = SharedInvalidationLog(medium, _LOG_ENTRIES, self._clock)
         self._decoded: dict[int, _Object | None] = {}
         self._known: dict[ChunkKey, _Object | None] = {}
@@ -100,8 +100,8 @@ class DaemonStore:
         deadline = Deadline(self._deadline_s)
         objects: list[_Object | None] = []
         while len(objects) < len(keys):
-            some = keys[len(objects) : len(objects) + MOST_KEYS]
-            with self._door.connection(deadline) as connection:
+            some = keys[len(objects) : len(objects) + MAX_KEYS]
+            with self._client.connection(deadline) as connection:
                 _, answer = connection.ask(Operation.FIND, FIND.pack(0) + b"".join(some), deadline)
                 objects += self._objects(connection, some, answer, deadline)
         return [None if each is None else each.found for each in objects]
@@ -110,7 +110,7 @@ class DaemonStore:
         key = found.record.key
         deadline = Deadline(self._deadline_s)
         expires_s = self._clock.monotonic() + self._lease_s
-        with self._door.connection(deadline) as connection:
+        with self._client.connection(deadline) as connection:
             connection.send(Operation.FIND, FIND.pack(max(1, round(self._lease_s * 1000))) + key, deadline)
             known = self._known.get(key)
             was_copied = known is not None and _copy_out(connection.segment, known, found, into, landed)
@@ -126,7 +126,7 @@ class DaemonStore:
     def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
         deadline = Deadline(self._deadline_s)
         size = PREAMBLE_BYTES + sum(map(len, frame))
-        with self._door.connection(deadline) as connection:
+        with self._client.connection(deadline) as connection:
             status, answer = connection.ask(Operation.RESERVE, RESERVE.pack(record.key, size), deadline)
             segment = connection.segment
             if status is Status.OK and segment is not None:
@@ -156,17 +156,17 @@ class DaemonStore:
         self._ask_all(Operation.DELETE, (b"".join(keys[at : at + 2048]) for at in range(0, len(keys), 2048)))
 
     def usage(self) -> StoreUsage:
-        answer = self._door.ask(Operation.USAGE, b"", Deadline(self._deadline_s))
+        answer = self._client.ask(Operation.USAGE, b"", Deadline(self._deadline_s))
         with understood():
             return StoreUsage(*USAGE.unpack(answer))
 
     def close(self) -> None:
-        self._door.close()
+        self._client.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _objects(
-        self, connection: DoorConnection, keys: Sequence[ChunkKey], answer: memoryview, deadline: Deadline
+        self, connection: DaemonConnection, keys: Sequence[ChunkKey], answer: memoryview, deadline: Deadline
     ) -> list[_Object | None]:
         """What FIND answered of these keys."""
         with understood():
@@ -179,7 +179,7 @@ class DaemonStore:
         return objects
 
     def _described(
-        self, connection: DoorConnection, keys: Sequence[ChunkKey], versions: Sequence[int], deadline: Deadline
+        self, connection: DaemonConnection, keys: Sequence[ChunkKey], versions: Sequence[int], deadline: Deadline
     ) -> dict[int, _Object | None]:
         """What these versions are, and others: asked for once, and None for what is not an object of hotspan."""
         decoded = self._decoded
@@ -207,14 +207,14 @@ class DaemonStore:
     def _ask_all(self, operation: Operation, bodies: Iterable[bytes]) -> None:
         deadline = Deadline(self._deadline_s)
         for body in bodies:
-            self._door.ask(operation, body, deadline)
+            self._client.ask(operation, body, deadline)
 
 
 class DaemonLogMedium:
     """The LogMedium that the daemon keeps: with a disk it outlives the daemon, as the objects do."""
 
-    def __init__(self, door: Door, deadline_s: float) -> None:
-        self._door = door
+    def __init__(self, client: DaemonClient, deadline_s: float) -> None:
+        self._client = client
         self._deadline_s = deadline_s
 
     def read(self, first: int) -> Stretch | None:
@@ -240,7 +240,7 @@ class DaemonLogMedium:
     def append(self, entry: Entry, keep: int) -> bool:
         deadline = Deadline(self._deadline_s)
         last = len(entry.body) // _LOG_PART_BYTES * _LOG_PART_BYTES
-        with self._door.connection(deadline) as connection:
+        with self._client.connection(deadline) as connection:
             for at in range(0, last, _LOG_PART_BYTES):
                 connection.ask(Operation.LOG_PART, entry.body[at : at + _LOG_PART_BYTES], deadline)
             body = LOG_ENTRY.pack(entry.number, entry.epoch) + entry.body[last:]
@@ -265,7 +265,7 @@ class DaemonLogMedium:
         return SystemClock().unix()  # of this node, as the daemon is
 
     def _ask(self, operation: Operation, body: bytes) -> bytes:
-        return self._door.ask(operation, body, Deadline(self._deadline_s))
+        return self._client.ask(operation, body, Deadline(self._deadline_s))
 
 
 def _entries(data: bytes) -> list[Entry]:

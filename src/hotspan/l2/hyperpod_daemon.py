@@ -151,7 +151,7 @@ class HyperpodDaemon:
         requests = [Request("POST", f"{self._target(name)}/leases?{query}") for name in names]
         segment, expires_s = self._segment.identity(), self._clock.monotonic() + self.options.lease_ttl_s
         answers = self._pool.ask_all(requests, deadline.within(self.options.lease_timeout_s))
-        absent = _MISSES
+        absent: tuple[int, ...] = _MISSES
         if is_sure and not all(isinstance(each, OSError) or each.status in (200, 404) for each in answers):
             # HyperPod's daemon may say 504 of what is not there; hotspan's has it on its disk, or is being given it.
             absent = (404,) if self.can_delete(deadline) else _MISSES

@@ -17,7 +17,7 @@ from hotspan.l2.open import DAEMON_PORT
 from hotspan.l2.options import SEGMENT_NAME
 
 SEGMENT = SHARED_MEMORY / SEGMENT_NAME
-DOOR = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"
+SOCKET = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Facts:
         """The machine as it is now. What can't be found out counts as harmless. Never raises for it."""
         return cls(
             environment,
-            {path: fact for path in (*paths, SEGMENT, DOOR) if (fact := _file(path)) is not None},
+            {path: fact for path in (*paths, SEGMENT, SOCKET) if (fact := _file(path)) is not None},
             core_bytes=resource.getrlimit(resource.RLIMIT_CORE)[0],
             core_pattern=_text(Path("/proc/sys/kernel/core_pattern")),
             has_swap=_text(Path("/proc/swaps")).count("\n") > 0,

@@ -10,7 +10,7 @@ from hotspan.config.admin_token import VARIABLE
 from hotspan.config.kv_events import FLAG, published
 from hotspan.config.settings import L2Settings
 from hotspan.core.addresses import is_loopback
-from hotspan.server.facts import DOOR, SEGMENT, Facts
+from hotspan.server.facts import SEGMENT, SOCKET, Facts
 from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options, secrets_of
 from hotspan.server.options import ServeOptions
 
@@ -316,7 +316,7 @@ def _daemon(options: ServeOptions, facts: Facts) -> Findings:
 
 def _memory(options: ServeOptions, facts: Facts) -> Findings:
     yield _ok("shared memory", "0600, without a name once it is mapped")
-    for path in (SEGMENT, DOOR):
+    for path in (SEGMENT, SOCKET):
         fact = facts.files.get(path)
         if fact is not None and fact.permissions & 0o007:
             yield _bad("shared memory", f"{path} of the daemon is open to every user", "start it with --mode 600")

@@ -10,10 +10,12 @@ newer than its end), nobody can tell what was invalidated: then everything in th
 import contextlib
 import errno
 import json
+import logging
 import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,11 @@ from hotspan.core.scopes import scopes_from_json, scopes_to_json
 from hotspan.core.terms import Scope
 from hotspan.tiers.files import Files, read_all, whole
 
+logger = logging.getLogger(__name__)
+
 _HEAD = struct.Struct("<4sI8s")
 _MAGIC = b"HSLG"
+_SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,22 @@ class LogFile:
         self._is_sound = True
         self.bytes = 0
 
-    def bodies(self) -> tuple[list[dict[str, Any]], bool]:
-        """All objects up to the first that is damaged, and whether none is."""
+    def bodies(self, *, drops_torn: bool = False) -> tuple[list[dict[str, Any]], bool]:
+        """All objects up to the first that is damaged, and whether none is.
+
+        drops_torn: cut off a last object that a power loss left incomplete: `add` did not return for it. The first
+                    object is never torn, since `rewrite` wrote it.
+        """
         data = read_all(self._files, self._fd, 0, self._files.stat(self._fd).st_size)
         bodies: list[dict[str, Any]] = []
         at = 0
         while at < len(data):
             entry = _entry(data, at)
+            if entry is None and drops_torn and bodies and _is_torn(data, at):
+                logger.warning("log_tail_dropped path=%s bytes=%d", self._path, len(data) - at)
+                self._files.truncate(self._fd, at)
+                self._files.sync(self._fd)
+                break
             if entry is None:
                 return bodies, False
             bodies.append(entry[0])
@@ -188,3 +202,24 @@ def _entry(data: bytes, at: int) -> tuple[dict[str, Any], int] | None:
     except MALFORMED:
         return None
     return (found, at + _HEAD.size + size) if isinstance(found, dict) else None
+
+
+def _is_torn(data: bytes, at: int) -> bool:
+    """Whether what begins at `at` is one object of which some sectors were not written, and no damaged one.
+
+    A sector that was not written is missing at the end of the file, or zero. An object that was acknowledged has all of
+    its sectors; one behind which there is a whole one was acknowledged.
+    """
+    later = data.find(_MAGIC, at + 1)
+    while later >= 0:
+        if _entry(data, later) is not None:
+            return False
+        later = data.find(_MAGIC, later + 1)
+    if len(data) - at < _HEAD.size:
+        return True
+    magic, size, check = _HEAD.unpack_from(data, at)
+    body = data[at + _HEAD.size :]
+    if magic == _MAGIC and len(body) < size:
+        return bool(xxhash.xxh3_64_digest(body) != check)  # else all is there, and its length is damaged
+    edges = [at, *range((at // _SECTOR_BYTES + 1) * _SECTOR_BYTES, len(data), _SECTOR_BYTES), len(data)]
+    return any(stop - start >= len(_MAGIC) and not any(data[start:stop]) for start, stop in pairwise(edges))

@@ -1,4 +1,4 @@
-"""The local door, spoken to by hand: what it promises, and what it does with those who do not keep to it."""
+"""The Unix server, tested message by message: what it promises, and how it treats clients that break the protocol."""
 
 import json
 import mmap
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hotspan.core.terms import Terms
 from hotspan.core.types import PAGE_BYTES
 from hotspan.l2.base import marks_of
-from hotspan.l2.door import (
+from hotspan.l2.daemon_protocol import (
     EXTENT,
     FIND,
     FOUND,
@@ -29,7 +29,7 @@ from hotspan.l2.door import (
     LEASE_ID,
     LOG_ENTRY,
     MARKS,
-    MOST_KEYS,
+    MAX_KEYS,
     REQUEST,
     RESERVE,
     USAGE,
@@ -43,12 +43,12 @@ from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
 
 
 class RawClient:
-    """A connection to the door, and the segment that came with it."""
+    """A connection to the Unix server, and the segment that came with it."""
 
     def __init__(self, daemon: DaemonProcess, hello: bytes = HELLO_MESSAGE) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(str(daemon.door))
+        self.socket.connect(str(daemon.unix_socket))
         self.socket.send(hello)
         self.greeting, self.fds, _, _ = socket.recv_fds(self.socket, 1024, 4)
 
@@ -114,7 +114,7 @@ def test_a_client_is_given_the_segment(fresh_daemon: DaemonProcess, client: RawC
         os.fstat(client.fds[0]).st_ino == fresh_daemon.segment.stat().st_ino and os.fstat(client.fds[0]).st_size == size
     )
     mmap.mmap(client.fds[0], size).close()
-    assert fresh_daemon.door.stat().st_mode & 0o777 == 0o600
+    assert fresh_daemon.unix_socket.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_one_lease_for_a_look_up(fresh_daemon: DaemonProcess, client: RawClient)
 
 
 def test_nobody_releases_anothers_lease(fresh_daemon: DaemonProcess, client: RawClient) -> None:
-    """A lease is its owner's: neither another client nor HTTP ends it, and the door ends none of HTTP's."""
+    """A lease is its owner's: neither another client nor HTTP ends it, and the Unix server ends none of HTTP's."""
     client.put("a")
     lease, _ = client.find("a")
     _, answer = fresh_daemon.request("POST", f"/v1/kv/hotspan/{key_of('a').hex()}/leases?timeout_ms=0&ttl_s=60.0", b"")
@@ -197,8 +197,8 @@ def test_what_a_connection_had_ends_with_it(fresh_daemon: DaemonProcess, client:
 KILLED = """
 import sys, time
 from pathlib import Path
-from tests.daemon.test_door import RawClient
-class Daemon: door = Path(sys.argv[1])
+from tests.daemon.test_unix_server import RawClient
+class Daemon: unix_socket = Path(sys.argv[1])
 client = RawClient(Daemon)
 client.find("a")
 client.reserve("b", 1 << 20)
@@ -211,7 +211,7 @@ def test_a_killed_client_has_nothing(fresh_daemon: DaemonProcess, client: RawCli
     """A client that is stopped keeps what it reserved, since it may go on to write; killed, it keeps nothing."""
     client.put("a")
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(fresh_daemon.door)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, str(fresh_daemon.unix_socket)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGSTOP)
@@ -229,7 +229,7 @@ BAD = {
     "cut releases": REQUEST.pack(Operation.USAGE, 5) + bytes(8),
     "find without keys": REQUEST.pack(Operation.FIND, 0) + FIND.pack(0),
     "find half a key": REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(33),
-    "find too many": REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(32 * (MOST_KEYS + 1)),
+    "find too many": REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(32 * (MAX_KEYS + 1)),
     "describe nothing": REQUEST.pack(Operation.DESCRIBE, 0),
     "reserve nothing": REQUEST.pack(Operation.RESERVE, 0) + RESERVE.pack(bytes(32), 0),
     "reserve what": REQUEST.pack(Operation.RESERVE, 0) + b"x",
@@ -272,7 +272,7 @@ def test_who_is_ignored_keeps_its_reservation_while_it_lives(fresh_daemon: Daemo
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2), st.binary(max_size=300)), max_size=4))
 def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple[int, int, bytes]]) -> None:
-    """Whatever is said at the door, every message has an answer or silence, and the next client finds it open."""
+    """Whatever is sent, every message has an answer or silence, and the next client is served."""
     with connected(daemon) as client:
         for operation, releases, body in messages:
             status, _ = client.say(REQUEST.pack(operation, releases) + body)
@@ -285,7 +285,7 @@ def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple
 
 def test_what_does_not_fit_into_an_answer_is_asked_for_again(fresh_daemon: DaemonProcess) -> None:
     """More chunks, with more marks, than one message holds are all found, each with all its marks."""
-    store = patient_store(fresh_daemon.door)
+    store = patient_store(fresh_daemon.unix_socket)
     keys = [key_of(str(n)) for n in range(700)]
     marks = [mark for n in range(120) for mark in marks_of(Terms(labels=frozenset([n + 1])), 9)]
     for n, key in enumerate(keys):
@@ -300,7 +300,7 @@ def test_what_does_not_fit_into_an_answer_is_asked_for_again(fresh_daemon: Daemo
 def test_a_client_that_reads_nothing_holds_nobody(daemon: DaemonProcess) -> None:
     """Who asks and asks and never reads is ignored once its answers no longer fit; others are answered meanwhile."""
     with connected(daemon) as deaf, connected(daemon) as good:
-        body: Any = REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(32 * MOST_KEYS)
+        body: Any = REQUEST.pack(Operation.FIND, 0) + FIND.pack(0) + bytes(32 * MAX_KEYS)
         for _ in range(2000):
             deaf.socket.send(body)
         assert good.ask(Operation.USAGE)[0] == Status.OK

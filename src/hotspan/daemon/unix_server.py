@@ -1,4 +1,4 @@
-"""The local door: replicas of hotspan on this node, each request one message, values past the daemon through memory.
+"""The Unix server: replicas on this node send one message per request; values go through shared memory.
 
 A client that breaks the rules is told so once and then ignored, but not hung up on: as long as it lives it may still be
 writing into what it reserved. That is free again when its connection ends.
@@ -19,11 +19,11 @@ from typing import cast
 from hotspan.core.errors import MALFORMED, ConfigError
 from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import NodeLog
-from hotspan.daemon.pool import Pool, Refusal, Writing
-from hotspan.daemon.stored import StoredObject
+from hotspan.daemon.pool import Pool
+from hotspan.daemon.stored import Refusal, StoredObject, Writing
 from hotspan.l2.base import MARK_BYTES
 from hotspan.l2.blobs import Entry
-from hotspan.l2.door import (
+from hotspan.l2.daemon_protocol import (
     BUFFER_BYTES,
     DESCRIBED,
     ENTRY,
@@ -39,7 +39,7 @@ from hotspan.l2.door import (
     LOG_HEAD,
     LOG_READ,
     MARKS,
-    MOST_KEYS,
+    MAX_KEYS,
     REQUEST,
     RESERVE,
     USAGE,
@@ -87,7 +87,7 @@ class Client:
         self.is_ignored = False
 
 
-class LocalDoor:
+class UnixServer:
     """Serves the socket at `path` on the running loop, until `close`.
 
     open_segment: a descriptor of the segment, for a client to keep. mode: who may connect, and so read and write all.
@@ -153,7 +153,7 @@ class LocalDoor:
         except BlockingIOError:
             return
         except OSError as error:  # too many files are open: who knocks waits
-            logger.warning("door_accept_failed error=%s", error.strerror)
+            logger.warning("unix_accept_failed error=%s", error.strerror)
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_ACCEPT_AGAIN_S, self._open)
             return
@@ -178,7 +178,7 @@ class LocalDoor:
                     raise BadRequest("a message is too long")
                 self._take(client, self._buffer[:size])
             except (BadRequest, struct.error, *MALFORMED) as error:
-                logger.warning("door_client_ignored reason=%s", error)
+                logger.warning("unix_client_ignored reason=%s", error)
                 client.is_ignored = True
                 self._send(client, bytes([Status.BAD_REQUEST]))
 
@@ -225,7 +225,7 @@ class LocalDoor:
             client.socket.send(answer)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                logger.warning("door_client_ignored reason=%s", error.strerror)
+                logger.warning("unix_client_ignored reason=%s", error.strerror)
             client.is_ignored = True
 
     def _gone(self, client: Client) -> None:
@@ -399,7 +399,7 @@ class LocalDoor:
 
 def _keys(body: memoryview) -> list[ChunkKey]:
     keys = [key for (key,) in _KEY.iter_unpack(body)]
-    if not 0 < len(keys) <= MOST_KEYS:
+    if not 0 < len(keys) <= MAX_KEYS:
         raise BadRequest("too many keys, or none")
     return cast(list[ChunkKey], keys)
 

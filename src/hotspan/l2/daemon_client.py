@@ -1,4 +1,4 @@
-"""Connections to the daemon's local door, and the segment that comes with them."""
+"""Connections to the daemon's Unix socket, and the segment that comes with them."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from pathlib import Path
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import MALFORMED
 from hotspan.core.shared_memory import Mapping
-from hotspan.l2.door import (
+from hotspan.l2.daemon_protocol import (
     BUFFER_BYTES,
     GREETING,
     HELLO_MESSAGE,
     LEASE_ID,
-    MOST_RELEASES,
+    MAX_RELEASES,
     REQUEST,
     VERSION,
     Operation,
@@ -57,7 +57,7 @@ class Segment:
         )
 
 
-class DoorConnection:
+class DaemonConnection:
     """One connection, used by one thread at a time; closed when something went wrong on it.
 
     releases: ids of leases that are over; they go along with the next request.
@@ -98,7 +98,7 @@ class DoorConnection:
 
     def send(self, operation: Operation, body: bytes, deadline: Deadline) -> None:
         """The first half of `ask`: the daemon works on it while this process does something else."""
-        releases = [self.releases.popleft() for _ in range(min(len(self.releases), MOST_RELEASES))]
+        releases = [self.releases.popleft() for _ in range(min(len(self.releases), MAX_RELEASES))]
         head = REQUEST.pack(operation, len(releases)) + b"".join(map(LEASE_ID.pack, releases))
         try:
             self._socket.settimeout(deadline.left_s())
@@ -135,7 +135,7 @@ class DoorConnection:
         self.segment = None
 
 
-class Door:
+class DaemonClient:
     """Connections to one daemon, as many as threads use them at once.
 
     Raises: OSError from every method when the daemon can't be reached.
@@ -143,13 +143,13 @@ class Door:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._idle: list[DoorConnection] = []
+        self._idle: list[DaemonConnection] = []
         self._segment: weakref.ref[Segment] | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def connection(self, deadline: Deadline) -> Iterator[DoorConnection]:
+    def connection(self, deadline: Deadline) -> Iterator[DaemonConnection]:
         """A connection for this thread alone; after an error of any kind it is closed."""
         connection = self._take(deadline)
         try:
@@ -179,7 +179,7 @@ class Door:
         for connection in idle:
             connection.close()
 
-    def _take(self, deadline: Deadline) -> DoorConnection:
+    def _take(self, deadline: Deadline) -> DaemonConnection:
         while True:
             with self._lock:
                 if self._is_closed:
@@ -191,8 +191,8 @@ class Door:
                 return connection
             connection.close()  # and so all others, if the daemon is gone: nothing of its memory stays mapped
 
-    def _open(self, deadline: Deadline) -> DoorConnection:
-        connection = DoorConnection(self.path, deadline)
+    def _open(self, deadline: Deadline) -> DaemonConnection:
+        connection = DaemonConnection(self.path, deadline)
         with self._lock:  # one mapping for all connections to one daemon
             known, new = None if self._segment is None else self._segment(), connection.segment
             if known is not None and new is not None and known.identity == new.identity:

@@ -1,4 +1,4 @@
-"""The local door of the node's daemon: messages over a Unix socket (SEQPACKET), values in shared memory.
+"""The daemon protocol: messages over a Unix socket (SEQPACKET), values in shared memory.
 
     hello:   "HSPDOOR\\0" version 2, sizes of record, mark and preamble 3 x 4
              -> status 1, version 2, segment bytes 8; and the segment's descriptor
@@ -39,13 +39,13 @@ HELLO_MESSAGE = HELLO.pack(b"HSPDOOR\0", VERSION, RECORD_BYTES, MARK_BYTES, PREA
 BUFFER_BYTES = 1 << 20
 """Of a socket, if the kernel allows it, and of what receives a message."""
 
-MOST_KEYS = 512
+MAX_KEYS = 512
 """In one FIND or DESCRIBE."""
 
 CHANGE_BITS = 24
 """Of a version, which change when marks are added; versions that are alike above them are of the same bytes."""
 
-MOST_RELEASES = 1000
+MAX_RELEASES = 1000
 """In one request."""
 
 
