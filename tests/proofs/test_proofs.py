@@ -1,6 +1,7 @@
 """R1 to R10, small: each proof passes, was about something, and fails when what it guards is taken away."""
 
 import errno
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
 from proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
+from proofs.power_run import open_tier
 from proofs.proof import Proof
+from proofs.simulated.inline import InlineQueues
 
 
 def silent(done: int, of: int) -> None:
@@ -86,6 +89,20 @@ def test_power_can_fail(mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proof = power.run(power.Options(images=400), silent)
     assert not proof.passed and proof.failures
     assert proof.figures["wrong_bytes" if mutation is accept_all else "resurrected"] > 0
+
+
+def test_closed_tiers_leave_no_mappings(tmp_path: Path) -> None:
+    """A proof opens more tiers than a process may have mappings: each closed one gives its own back at once."""
+    maps = Path("/proc/self/maps")
+    counts = []
+    gc.disable()
+    try:
+        for number in range(50):
+            counts.append(len(maps.read_text().splitlines()))
+            open_tier(tmp_path / f"{number % 2}", InlineQueues(), None).close(5.0)
+    finally:
+        gc.enable()
+    assert counts[-1] - counts[1] < 20
 
 
 def test_a_failing_case_is_replayed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
