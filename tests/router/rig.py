@@ -172,11 +172,18 @@ async def routed(fakes: list[Fake], groups: dict[str, str] | None = None, **opti
             task = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:
                 await asyncio.sleep(0.005)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            url, known = f"http://127.0.0.1:{listener.getsockname()[1]}", labels(router)
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as client:
                 yield Routed(url, router, client, server)
+            assert labels(router) == known, "a label of a counter was not there from the start"
             server.should_exit = server.force_exit = True
             await task
+
+
+def labels(router: Gateway) -> list[tuple[str, ...]]:
+    """Of all counters that are counted where something happens."""
+    metrics = router._metrics
+    return [*metrics.requests, *metrics.decisions, *metrics.retries, *metrics.fan_outs]
 
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:

@@ -100,7 +100,7 @@ class Gateway:
         for replica in settings.replicas:
             self._add(replica, rng, settings.events_keys)
         sessions = StatefulSessions(clock)
-        self._metrics = metrics = Metrics()
+        self._metrics = metrics = Metrics(settings.strategy, settings.shares)
         state = State(self.fleet, self.health, self.dispatcher, sessions, self._prompts, self.feeds)
         metrics.registry.register(state)
         self._proxy = Proxy(
@@ -191,7 +191,7 @@ class Gateway:
             self.active -= 1
             if not self.active:
                 self._idle.set()
-            self._metrics.requests.labels(route.value, outcome).inc()
+            self._metrics.requests[route.value, outcome] += 1
 
     # -- routes --------------------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Gateway:
             # Those that are up come first: the first is asked before the others.
             names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
             outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"
-        self._metrics.fan_outs.labels(outcome).inc()
+        self._metrics.fan_outs[outcome,] += 1
         return outcome
 
     async def _health(self, exchange: Exchange) -> str:

@@ -1,10 +1,16 @@
-"""The router's metrics, for Prometheus."""
+"""The router's metrics, for Prometheus.
+
+What happens per request is counted in plain numbers of the event loop; `collect` reads them when somebody scrapes.
+"""
 
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest, values
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hotspan.core.breaker import BreakerState
@@ -14,8 +20,10 @@ from hotspan.router.events import EventFeed
 from hotspan.router.fleet import Fleet
 from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.policy import Decision
-from hotspan.router.session import StatefulSessions
+from hotspan.router.routes import Route
+from hotspan.router.session import REST, StatefulSessions
 from hotspan.router.text import Prompts
+from hotspan.router.types import Strategy
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,37 +33,71 @@ _TIME_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0
 _TERMS = ("queue", "prefill", "load", "decode", "others", "affinity")
 _NO_EVENTS = "no_events"
 
+_ANY = ("gone", "refused", "failed")
+_PROXIED = ("ok", "client_error", "server_error", "broken", "no_replica", *_ANY)
+_OUTCOMES = {
+    **dict.fromkeys((Route.WORK, Route.ONE), _PROXIED),
+    Route.ALL: ("complete", "incomplete", *_ANY),
+    **dict.fromkeys((Route.HEALTH, Route.METRICS, Route.ADMIN), ("answered", *_ANY)),
+}
+"""Outcomes of the requests of each route."""
+
+_WHYS = ("502", "503", "504", "unreached")
+"""Reasons for a retry: a status, or no answer."""
+
 Family = CounterMetricFamily | GaugeMetricFamily
+Labels = tuple[str, ...]
 
 
-class Metrics:
-    """What is counted where it happens, and `page`, the response to a scrape."""
+class Histogram:
+    """How many values there were up to each bound, and their sum."""
 
-    def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        values.ValueClass = values.MutexValue  # in memory, also where PROMETHEUS_MULTIPROC_DIR is set for an engine
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, *labels: str) -> None:
+        """Add it to a metric, under these values of its labels."""
+        bounds = (*map(str, self._bounds), "+Inf")
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
+class Metrics(Collector):
+    """What is counted where it happens. One event loop's.
+
+    A counter whose label values are known here is 0 from the start, so that `rate()` sees its first count, too.
+
+    registry: of everything that `page` shows.
+    """
+
+    def __init__(self, strategy: Strategy, groups: Iterable[str] = ()) -> None:
+        """strategy: of all decisions. groups: with a share of the sessions."""
+        requests = [(route.value, outcome) for route, outcomes in _OUTCOMES.items() for outcome in outcomes]
+        decisions = [(strategy.value, group, bound) for group in (REST, *groups) for bound in ("no", "yes")]
+        self.requests = _zeros(requests)
+        self.decisions = _zeros(decisions)
+        self.retries = _zeros((why,) for why in _WHYS)
+        self.fan_outs = _zeros((outcome,) for outcome in ("complete", "incomplete"))
+        self.cached_tokens = self.prompt_tokens = 0
+        self.retries_refused = self.split_fallbacks = self.broken = 0
+        self.first_byte_s = Histogram(_TIME_BUCKETS)
+        self._costs_s = {term: Histogram(_COST_BUCKETS) for term in _TERMS}
         self.registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Requests, by route and outcome.", "route", "outcome")
-        self.decisions = self._counter("decisions", "Replicas chosen.", "strategy", "group", "session_bound")
-        self.retries = self._counter("retries", "Requests sent again, by what had happened.", "why")
-        self.fan_outs = self._counter("fan_outs", "Requests sent to all replicas.", "outcome")
-        meaning = "Tokens of prompts expected in the chosen replica's caches."
-        self.cached_tokens = self._counter("cached_tokens", meaning)
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, estimated.")
-        self.retries_refused = self._counter("retries_refused", "Retries that the budget did not allow.")
-        self.split_fallbacks = self._counter("split_fallbacks", "Requests of a group of which no replica was up.")
-        self.broken = self._counter("broken_answers", "Answers that broke off after their first byte.")
-        meaning = "To the answer's first byte, queue included."
-        self.first_byte_s = self._histogram("first_byte_seconds", meaning, _TIME_BUCKETS)
-        meaning = "Cost of the chosen replica by term, where it had any; affinity counts against it."
-        costs_s = self._histogram("decision_cost_seconds", meaning, _COST_BUCKETS, "term")
-        self._costs_s = {term: costs_s.labels(term) for term in _TERMS}
+        self.registry.register(self)
 
     def decided(self, decision: Decision, group: str, prompt_tokens: int) -> None:
         """A replica was chosen."""
-        self.decisions.labels(decision.strategy.value, group, "yes" if decision.session_bound else "no").inc()
-        self.cached_tokens.inc(decision.cached_tokens)
-        self.prompt_tokens.inc(prompt_tokens)
+        self.decisions[decision.strategy.value, group, "yes" if decision.session_bound else "no"] += 1
+        self.cached_tokens += decision.cached_tokens
+        self.prompt_tokens += prompt_tokens
         for term, seconds in decision.costs.items():
             if seconds:
                 self._costs_s[term].observe(abs(seconds))
@@ -64,11 +106,25 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, labels, namespace=_PREFIX, registry=self.registry)
-
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, meaning, labels, namespace=_PREFIX, registry=self.registry, buckets=buckets)
+    def collect(self) -> Iterator[Metric]:
+        yield _counted("requests", "Requests, by route and outcome.", ("route", "outcome"), self.requests)
+        yield _counted("decisions", "Replicas chosen.", ("strategy", "group", "session_bound"), self.decisions)
+        yield _counted("retries", "Requests sent again, by what had happened.", ("why",), self.retries)
+        yield _counted("fan_outs", "Requests sent to all replicas.", ("outcome",), self.fan_outs)
+        meaning = "Tokens of prompts expected in the chosen replica's caches."
+        yield _counter("cached_tokens", meaning, self.cached_tokens)
+        yield _counter("prompt_tokens", "Tokens of prompts, estimated.", self.prompt_tokens)
+        yield _counter("retries_refused", "Retries that the budget did not allow.", self.retries_refused)
+        yield _counter("split_fallbacks", "Requests of a group of which no replica was up.", self.split_fallbacks)
+        yield _counter("broken_answers", "Answers that broke off after their first byte.", self.broken)
+        first = HistogramMetricFamily(f"{_PREFIX}_first_byte_seconds", "To the answer's first byte, queue included.")
+        self.first_byte_s.add_to(first)
+        yield first
+        meaning = "Cost of the chosen replica by term, where it had any; affinity counts against it."
+        costs = HistogramMetricFamily(f"{_PREFIX}_decision_cost_seconds", meaning, labels=("term",))
+        for term, histogram in self._costs_s.items():
+            histogram.add_to(costs, term)
+        yield costs
 
 
 class State(Collector):
@@ -142,6 +198,18 @@ class State(Collector):
         counts = {name: feed.counts() for name, feed in feeds.items()}
         for name, meaning in EventFeed.COUNTS.items():
             yield _counter(f"events_{name}", meaning, {url: count[name] for url, count in counts.items()})
+
+
+def _zeros(labels: Iterable[Labels]) -> Counter[Labels]:
+    """A counter that is 0 for these labels."""
+    return Counter(dict.fromkeys(labels, 0))
+
+
+def _counted(name: str, meaning: str, labels: Labels, counts: Mapping[Labels, int]) -> Family:
+    made = CounterMetricFamily(f"{_PREFIX}_{name}", meaning, labels=labels)
+    for by, count in counts.items():
+        made.add_metric(by, count)
+    return made
 
 
 def _gauge(name: str, meaning: str, found: float | Mapping[str, float]) -> Family:

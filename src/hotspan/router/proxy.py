@@ -113,7 +113,7 @@ class Proxy:
                 if again is None:
                     outcome = _outcome(exchange)
                     return outcome
-                self._metrics.retries.labels(again).inc()
+                self._metrics.retries[again,] += 1
                 request.tried |= {ticket.decision.name}
         except ClientGone:
             outcome = "gone"
@@ -175,7 +175,7 @@ class Proxy:
         if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
             return False
         if not self._budget.spend():
-            self._metrics.retries_refused.inc()
+            self._metrics.retries_refused += 1
             return False
         return True
 
@@ -184,7 +184,7 @@ class Proxy:
         if request.home is not None:
             self._unbind(request)
         else:
-            self._metrics.split_fallbacks.inc()
+            self._metrics.split_fallbacks += 1
             request.where = None
 
     def _unbind(self, request: _Request) -> None:
@@ -217,7 +217,7 @@ class Proxy:
         try:
             await relay(exchange, answer, self._head(ticket, answer), part, came, written)
         except BrokenError as error:
-            self._metrics.broken.inc()
+            self._metrics.broken += 1
             if error.is_overdue:
                 health.was_late(since, str(error))
             elif waited_s < _SLOW_CLIENT_S:
@@ -264,7 +264,7 @@ class Proxy:
         request.group = self._split.group(session)
         where = self._groups[request.group]
         if where.isdisjoint(self._fleet.up):
-            self._metrics.split_fallbacks.inc()
+            self._metrics.split_fallbacks += 1
         else:
             request.where = where
 
