@@ -346,6 +346,31 @@ async def test_sessions_of_a_dead_replica_go_elsewhere() -> None:
         assert home.works == 2 and await at.metric("lost_sessions_total") == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_stored_responses_stay_where_they_were_made(is_stream: bool) -> None:
+    """What continues or reads a response goes to the replica that has it; without that replica, to another one."""
+
+    async def respond(request: web.Request, body: bytes) -> web.StreamResponse:
+        said = b'{"id":"resp_%d-%d","output":[]}' % (request.url.port or 0, len(body))
+        if is_stream:
+            said = b'event: response.created\ndata: {"response":%b}\n\n' % said
+        return web.Response(body=said, content_type="text/event-stream" if is_stream else "application/json")
+
+    async with replicas(*[respond] * 4) as fakes, routed(fakes) as at:
+        for number in range(4):
+            async with at.post({"input": "x" * number}, "/v1/responses") as answer:
+                name = (await answer.text()).partition("resp_")[2].partition('"')[0]
+            home = next(fake for fake in fakes if f":{name.partition('-')[0]}" in fake.url)
+            before = home.works
+            assert await at.status({"previous_response_id": f"resp_{name}", "input": "y"}, "/v1/responses") == 200
+            async with at.client.get(f"{at.url}/v1/responses/resp_{name}") as answer:
+                assert answer.status == 200
+            assert home.works == before + 2
+        home.answer = die
+        assert await at.status({"previous_response_id": f"resp_{name}", "input": "y"}, "/v1/responses") == 200
+        assert await at.metric("stateful_sessions") == 0
+
+
 async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
     """Each session always goes where its share puts it (test_session.py); when the canary is down, to the others."""
     options = {"shares": {"canary": 0.1}, "is_exposing": True}

@@ -86,6 +86,13 @@ def test_responses_have_sessions_too() -> None:
     assert key_of({}, asks) != key_of({}, asks | {"input": "Good day"})
 
 
+def test_a_batch_of_chats_has_the_session_of_its_first() -> None:
+    """Replicas take each conversation by itself; what the first begins with is where the batch is at home."""
+    others = [[{"role": "user", "content": "Good day"}], "odd"]
+    assert key_of({}, {"messages": [CHAT["messages"], *others]}) == key_of({}, CHAT) != b""
+    assert key_of({}, {"messages": others}) != key_of({}, CHAT)
+
+
 def test_completions_have_sessions_too() -> None:
     """By the beginning of their prompt: text, a list of texts, token ids, or parts of text."""
     prompts: list[Any] = ["long " * 3000, ["long " * 3000], list(range(5000)), "other"]

@@ -237,6 +237,29 @@ def test_a_body_that_is_no_object_counts_by_its_size() -> None:
         assert found == reading.ask(path, {}, fields) and found.session
 
 
+def test_of_several_prompts_the_first_is_compared_and_all_are_counted() -> None:
+    """Texts, token ids or chats in one body: keys are those of the first, and its tokens those of all."""
+    ids = list(range(1000))
+    for path, name, first in (
+        ("/v1/completions", "prompt", LONG),
+        ("/v1/completions", "prompt", ids),
+        ("/v1/chat/completions/batch", "messages", [SYSTEM, USER]),
+    ):
+        alone, batch = (prompts().ask(path, {}, {name: [first] * count}) for count in (1, 4))
+        assert batch.keys == alone.keys and alone.keys
+        assert 3.5 * alone.tokens < batch.tokens <= 4 * alone.tokens
+
+
+def test_a_prompt_that_breaks_the_reader_is_logged_with_its_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request goes on, by its size; the log names it."""
+    monkeypatch.setattr(Prompts, "ask", lambda *_, **__: 1 // 0)
+    reading = prompts()
+    assert reading.read(CHAT, {}, b'{"messages": []}', request_id="r-17").tokens == 4 and reading.unread == 1
+    assert [record.getMessage() for record in caplog.records] == [f"prompt_unread request=r-17 path={CHAT}"]
+
+
 def test_a_body_nested_without_end_is_no_error() -> None:
     """Depth is a client's to choose."""
     deep: Any = "x"

@@ -37,7 +37,7 @@ from hotspan.router.measured import follow_metrics
 from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
 from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
-from hotspan.router.routes import DRAIN, REPLICAS, RESUME, Route, route_of
+from hotspan.router.routes import DRAIN, REPLICAS, RESUME, Route, response_of, route_of
 from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.text import Prompts
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 60 * 1024
 """Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
 
-_NOTHING = Ask((), 0, 1.0)
 _ADMIN = b"admin"
 """Owner of the administrator's bodies; clients' are digests of keys."""
 
@@ -202,13 +201,16 @@ class Gateway:
         began_s = self._clock.monotonic()
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
-            ask = self._prompts.read(exchange.path, exchange.headers, body, tenant=tenant)
+            ask = self._prompts.read(
+                exchange.path, exchange.headers, body, tenant=tenant, request_id=exchange.request_id
+            )
             return await self._proxy.forward(exchange, body, ask, began_s)
 
     async def _one(self, exchange: Exchange) -> str:
-        """By any replica."""
+        """By any replica, or the one that has what the path names."""
+        ask = Ask((), 0, 1.0, response=response_of(exchange.path))
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
-            return await self._proxy.forward(exchange, body, _NOTHING, self._clock.monotonic())
+            return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""

@@ -1,7 +1,7 @@
 """The prompt in a request's body, in each of the schemas that replicas take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotspan.router.template import Json
@@ -13,7 +13,8 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_
 class Prompt:
     """The prompt of a body: a text, token ids or messages; none of these if it is unknown.
 
-    bytes: of its text, roughly. max_tokens: of the answer; 0 if there is no limit.
+    bytes:  of its text, roughly. max_tokens: of the answer; 0 if there is no limit.
+    others: bytes of further prompts in the same body.
     """
 
     text: str = ""
@@ -22,6 +23,7 @@ class Prompt:
     tools: Sequence[Json] = ()
     bytes: int = 0
     max_tokens: int = 0
+    others: int = 0
 
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
@@ -39,6 +41,9 @@ def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return Prompt(max_tokens=max_tokens)
+    if messages and isinstance(messages[0], list):
+        chats = [_chat(_list(each), (), max_tokens) for each in messages]
+        return replace(chats[0], others=sum(chat.bytes for chat in chats[1:]))
     return _chat(messages, [tool for tool in _list(body.get("tools")) if isinstance(tool, dict)], max_tokens)
 
 
@@ -49,18 +54,16 @@ def path_of(body: Mapping[str, Any]) -> str:
 
 
 def _plain(prompt: object, max_tokens: int) -> Prompt:
-    """A text, token ids, or the first of several; as long as all of them."""
+    """A text, token ids, or the first of several."""
     if isinstance(prompt, str):
         return Prompt(text=prompt, bytes=len(prompt), max_tokens=max_tokens)
     if not isinstance(prompt, list) or not prompt:
         return Prompt(max_tokens=max_tokens)
     if all(type(each) is int for each in prompt):
         return Prompt(ids=prompt, bytes=4 * len(prompt), max_tokens=max_tokens)
-    first = _plain(prompt[0], max_tokens) if isinstance(prompt[0], str | list) else Prompt()
-    size = sum(len(each) * (4 if isinstance(each, list) else 1) for each in prompt if isinstance(each, str | list))
-    if len(prompt) == 1:
-        return first
-    return Prompt(text=first.text, bytes=size, max_tokens=max_tokens)
+    first = _plain(prompt[0], max_tokens) if isinstance(prompt[0], str | list) else Prompt(max_tokens=max_tokens)
+    sizes = (len(each) * (4 if isinstance(each, list) else 1) for each in prompt[1:] if isinstance(each, str | list))
+    return replace(first, others=sum(sizes))
 
 
 def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) -> Prompt:

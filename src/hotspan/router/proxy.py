@@ -6,6 +6,7 @@ slot -> ask -> head -> first byte -> head and bytes to the client -> end
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,13 +36,21 @@ _SLOW_CLIENT_S = 1.0
 _TAIL = 2048
 """Bytes at the end of an answer that contain its usage."""
 
+_RESPONSE = re.compile(rb'"id":\s*"(resp_[\w-]{1,128})"')
+_RESPONSE_LASTS_S = 86_400.0
+"""How long the replica that made a response is known."""
+
 _ANSWERED = (b'"completion_tokens":', b'"generated_tokens":')
 _PROMPT = (b'"prompt_tokens":', b'"input_length":')
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request on its way. where: replicas that may take it; None is any. home: the only one that has its session."""
+    """A request on its way.
+
+    where: replicas that may take it; None is any.
+    bound: the table and the name by which only one replica may take it: that of its session or stored response.
+    """
 
     exchange: Exchange
     body: bytes
@@ -51,7 +60,7 @@ class _Request:
     began_s: float
     group: str = ""
     where: Where | None = None
-    home: str | None = None
+    bound: tuple[StatefulSessions, str] | None = None
     tried: frozenset[str] = frozenset()
     attempts: int = 0
 
@@ -78,6 +87,7 @@ class Proxy:
         self._dispatcher = dispatcher
         self._health = health
         self._sessions = sessions
+        self._responses = StatefulSessions(fleet.clock, lasts_s=_RESPONSE_LASTS_S)
         self._metrics = metrics
         self._tracer = tracer
         self._clock = fleet.clock
@@ -135,7 +145,7 @@ class Proxy:
                     health.was_late(since, "504")
                 else:
                     health.failed(str(answer.status))
-                if request.home is None and self._may_retry(request, name):
+                if request.bound is None and self._may_retry(request, name):
                     return str(answer.status)
             try:
                 first = await answer.part()
@@ -152,8 +162,7 @@ class Proxy:
                 health.was_late(since, str(error))
             else:
                 health.failed(str(error))
-            if request.home is not None:
-                self._unbind(request)
+            self._unbind(request)
             if not error.is_overdue and self._may_retry(request, name):
                 return "unreached"
             why = "gave no answer in time" if error.is_overdue else "gave no answer"
@@ -181,16 +190,18 @@ class Proxy:
 
     def _widen(self, request: _Request) -> None:
         """No replica is up any more where a request may go: from now on any may take it."""
-        if request.home is not None:
-            self._unbind(request)
-        else:
+        if not self._unbind(request):
             self._metrics.split_fallbacks += 1
             request.where = None
 
-    def _unbind(self, request: _Request) -> None:
-        """The replica of a session is gone: from now on any replica may take the request."""
-        self._sessions.lose(request.exchange.headers[STATEFUL_HEADER])
-        request.home = request.where = None
+    def _unbind(self, request: _Request) -> bool:
+        """Whether a request was bound to a replica, which is gone: from now on any replica may take it."""
+        if request.bound is None:
+            return False
+        table, name = request.bound
+        table.lose(name)
+        request.bound = request.where = None
+        return True
 
     async def _relay(self, request: _Request, ticket: Ticket, answer: UpstreamResponse, part: bytes) -> None:
         """Pass an answer on, byte for byte. If it breaks off, so does the client's: nobody takes it for complete."""
@@ -201,6 +212,8 @@ class Proxy:
         if STATEFUL_HEADER in exchange.headers:
             new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
             self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_HEADER))
+        if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
+            self._responses.note(ticket.decision.name, made[1].decode(), "")
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
@@ -250,14 +263,15 @@ class Proxy:
     # -- which replicas ------------------------------------------------------------------------------------------------
 
     def _aim(self, request: _Request) -> None:
-        """Set which replicas may take a request: that of its session, or its group of the split."""
-        named, sessions = request.exchange.headers.get(STATEFUL_HEADER), self._sessions
-        home = sessions.home(named)
-        if home is not None and named is not None:
+        """Set which replicas may take a request: that of its session or response, or its group of the split."""
+        named = request.exchange.headers.get(STATEFUL_HEADER, "")
+        for table, name in ((self._sessions, named), (self._responses, request.ask.response)):
+            if (home := table.home(name)) is None:
+                continue
             if home in self._fleet.up:
-                request.home, request.where = home, frozenset((home,))
+                request.bound, request.where = (table, name), frozenset((home,))
                 return
-            sessions.lose(named)
+            table.lose(name)
         if self._split is None:
             return
         session = request.ask.session or request.exchange.request_id.encode()

@@ -41,6 +41,15 @@ _OF_ALL = re.compile(r"/hotspan(/.*)?")
 """Also GET: what one replica says of its cache is not what there is."""
 
 
+_OF_A_RESPONSE = re.compile(r"/v1/responses/([^/]+)")
+
+
+def response_of(path: str) -> str:
+    """The stored response that a path names, which only the replica that made it has; "" if none."""
+    found = _OF_A_RESPONSE.fullmatch(path)
+    return found[1] if found else ""
+
+
 def route_of(method: str, path: str) -> Route:
     """What is done with a request. What is not known and may change something goes to all replicas, never to one."""
     if path in _WORK or _BY_NAME.fullmatch(path):

@@ -37,7 +37,6 @@ _GROUP = "group "
 """Prefix of groups, so that a group with the name of a replica does not draw that replica's numbers."""
 
 _LASTS_S = 1200.0
-"""Life of a session for which the replica names no end."""
 
 _MAX_ID = 256
 
@@ -137,16 +136,18 @@ class Recent(OrderedDict[K, V]):
 
 
 class StatefulSessions:
-    """Which replica made which of SageMaker's sessions: only there it is known.
+    """Which replica made which of SageMaker's sessions, or which stored response: only there it is known.
 
         NEW_SESSION -> the cheapest replica -> its response names the id -> bound here until it expires
         ID          -> that replica            CLOSE -> that replica, and forgotten here
 
-    lost: sessions whose replica was gone when they were asked for.
+    lasts_s: life of a session for which the replica names no end.
+    lost:    sessions whose replica was gone when they were asked for.
     """
 
-    def __init__(self, clock: Clock, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, clock: Clock, max_sessions: int = MAX_SESSIONS, lasts_s: float = _LASTS_S) -> None:
         self._clock = clock
+        self._lasts_s = lasts_s
         self._homes: Recent[str, tuple[str, float]] = Recent(max_sessions)
         self.lost = 0
 
@@ -179,4 +180,4 @@ class StatefulSessions:
         try:
             return datetime.strptime(given.strip(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
         except ValueError:
-            return self._clock.unix() + _LASTS_S
+            return self._clock.unix() + self._lasts_s

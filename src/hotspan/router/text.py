@@ -130,10 +130,13 @@ class Prompts:
             logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
         return cls(template=template, table=table, **options)
 
-    def read(self, path: str, headers: Mapping[str, str], body: bytes, *, tenant: str = "") -> Ask:
+    def read(
+        self, path: str, headers: Mapping[str, str], body: bytes, *, tenant: str = "", request_id: str = ""
+    ) -> Ask:
         """The same as `ask` for a body as it came; of one that is no JSON object its size counts alone.
 
-        path: "" if it is not known: the fields of the body tell its schema then.
+        path:       "" if it is not known: the fields of the body tell its schema then.
+        request_id: for the log.
         """
         try:
             parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
@@ -142,7 +145,7 @@ class Prompts:
         except orjson.JSONDecodeError:
             pass  # the replica says what is wrong with it
         except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
-            logger.warning("prompt_unread path=%s", path, exc_info=True)
+            logger.warning("prompt_unread request=%s path=%s", request_id, path, exc_info=True)
         self.unread += 1
         session = session_key(headers, {}, Prompt(), self._session_key)
         return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant)
@@ -157,18 +160,20 @@ class Prompts:
         except Exception:  # the body is a client's: anything can be in it, nested as deeply as it likes
             self.failed += 1
             prompt, text = Prompt(), None
-        size = prompt.bytes if text is None else len(text)
+        size = prompt.others + (prompt.bytes if text is None else len(text))
+        continued = body.get("previous_response_id") if path.endswith("/responses") else None
         keys: list[int] = []
         if text is not None and len(text) >= PIECE_BYTES:
             keys = piece_keys(text, self._root(headers, body))
         per_token = self.bytes_per_token
         return Ask(
             keys=keys,
-            tokens=max(len(prompt.ids) if prompt.ids else round(size / per_token), 1),
+            tokens=max(len(prompt.ids) + round(prompt.others / 4) if prompt.ids else round(size / per_token), 1),
             piece_tokens=PIECE_BYTES / per_token,
             answer_tokens=self._answer(prompt),
             session=session,
             tenant=tenant,
+            response=continued if isinstance(continued, str) else "",
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:

@@ -51,6 +51,7 @@ class Ask:
     answer_tokens: that are expected; 0 if nothing is known.
     session:       the name of its session; empty if it has none.
     tenant:        whose it is; empty if nobody is named.
+    response:      that it continues or reads, which only the replica that made it has; empty if none.
     """
 
     keys: Sequence[int]
@@ -59,3 +60,4 @@ class Ask:
     answer_tokens: int = 0
     session: bytes = b""
     tenant: str = ""
+    response: str = ""
