@@ -1,7 +1,7 @@
 """Server-sent events, as vLLM writes them."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from hotspan.http.errors import HttpError
@@ -10,14 +10,26 @@ SSE = "text/event-stream"
 _DATA, _DONE = b"data:", b"[DONE]"
 
 
-async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    """The JSON of each event of a stream, however its bytes are cut, without comments and the closing [DONE]."""
-    rest = b""
-    async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
+class Events:
+    """Reads a stream part by part, however its bytes are cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, part: bytes) -> Iterator[Any]:
+        """The JSON of each event that ends in this part, without comments and the closing [DONE]."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             if (data := _data(line)) and data != _DONE:
                 yield json.loads(data)
+
+
+async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """The JSON of each event of a stream."""
+    reader = Events()
+    async for part in parts:
+        for found in reader.of(part):
+            yield found
 
 
 def event(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """An exchange whose response an application sends: errors get the common shape and LMI's statuses.
 
-    client --received--> the application --send--> AppExchange --> client
+    client --received--> the application --send---------------------> AppExchange --> client
+                                         --_Converter.send--> send -->
 
 The head of a response is held until its first byte, so that a stream that fails before has its true status.
 """
@@ -8,18 +9,20 @@ The head of a response is held until its first byte, so that a stream that fails
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.core.errors import HotspanError
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import INFERENCE_ID, JSON, Exchange, RawHeaders, raw
-from hotspan.http.sse import SSE, event, first_error
+from hotspan.http.exchange import INFERENCE_ID, JSON, REQUEST_ID, Exchange, RawHeaders, raw
+from hotspan.http.sse import SSE, Events, event, first_error
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +33,28 @@ FAILED_DEPENDENCY = 424
 _LAST_EVENT_S = 1.0
 """How long a client may take to make room for the last event of a response that is cut off."""
 
+_CONTENT = frozenset({"content-type", "content-length", "transfer-encoding", "expect"})
+
 _ATTRIBUTES = re.compile(r"[ -~]{1,1024}")
 _LMI_STATUSES = frozenset({401, 403, 405, 408, 413, 503, 504})
 """Statuses that LMI's front end gives itself, before or around the model; all others become 424."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What becomes of an application's response.
+
+    whole: of a body, with its headers: the body and content type to send.
+    rows:  of one event of a stream: any number of rows. row: of one of these: the bytes to send.
+    kind:  content type of the converted stream.
+    error: of an error that the application answers.
+    """
+
+    whole: Callable[[bytes, Headers], Awaitable[tuple[bytes, str]]]
+    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+    row: Callable[[dict[str, Any]], Awaitable[bytes]]
+    kind: str = SSE
+    error: Callable[[HttpError], HttpError] = lambda error: error
 
 
 class AppExchange(Exchange):
@@ -56,14 +78,38 @@ class AppExchange(Exchange):
         """The request's headers, with the id that it has here."""
         return {**self.headers, "x-request-id": self.request_id}
 
-    def received(self, body: bytes) -> Receive:
-        """The application's `receive`: `body`, then a disconnect when the client is gone."""
+    async def forward(self, app: ASGIApp, body: bytes) -> None:
+        """Let an application answer the request as it came, with the id that it has here."""
+        scope = {**self.scope, "headers": self._sent_headers()}
+        await app(scope, self.received(body), self.send)
+
+    async def ask(
+        self, app: ASGIApp, path: str, body: bytes, dropped: frozenset[str], conversion: Conversion | None = None
+    ) -> None:
+        """Let an application answer a POST of JSON to `path`, with the headers of this request.
+
+        dropped:    names of headers that it is not sent.
+        conversion: of its response; None sends it as it is.
+        """
+        target = self.scope.get("root_path", "") + path
+        headers = self._sent_headers(_CONTENT | dropped, {"content-type": JSON, "content-length": str(len(body))})
+        scope = {**self.scope, "method": "POST", "path": target, "raw_path": target.encode(), "headers": headers}
+        if conversion is None:
+            await app(scope, self.received(body), self.send)
+            return
+        converter = _Converter(self, conversion)
+        await app(scope, self.received(body, converter.is_idle), converter.send)
+
+    def received(self, body: bytes, is_ready: Callable[[], Awaitable[Any]] | None = None) -> Receive:
+        """The application's `receive`: `body`, then a disconnect when the client is gone and `is_ready` returns."""
         parts = [body]
 
         async def receive() -> Message:
             if parts:
                 return {"type": "http.request", "body": parts.pop(), "more_body": False}
             await self.gone.wait()
+            if is_ready is not None:
+                await is_ready()
             return {"type": "http.disconnect"}
 
         return receive
@@ -122,6 +168,12 @@ class AppExchange(Exchange):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _sent_headers(self, dropped: frozenset[str] = frozenset(), added: Mapping[str, str] | None = None) -> RawHeaders:
+        """The request's headers for the application."""
+        gone = {name.encode() for name in (*dropped, REQUEST_ID)}
+        kept = [(name, value) for name, value in self.scope["headers"] if name.lower() not in gone]
+        return [*kept, *raw({REQUEST_ID: self.request_id, **(added or {})})]
+
     @property
     def _head_status(self) -> int:
         return int(self._head["status"]) if self._head is not None else 500
@@ -150,6 +202,72 @@ class AppExchange(Exchange):
         head = raw({"content-type": JSON, "content-length": str(len(body)), **said})
         await super().begin(status, [*theirs, *head])
         await super().write(body, is_last=True)
+
+
+class _Converter:
+    """An application's response on its way to an exchange, converted as it comes."""
+
+    def __init__(self, exchange: AppExchange, conversion: Conversion) -> None:
+        self._exchange = exchange
+        self._conversion = conversion
+        self._status = 500
+        self._headers = Headers()
+        self._content = bytearray()
+        self._events: Events | None = None
+        self._busy = asyncio.Lock()
+
+    async def is_idle(self) -> None:
+        """Return when no message is being converted.
+
+        Only then is the application told that the client is gone: it waits for the engine, and cancelled there its
+        generator ends at once. Where it waits for `send`, the generator would end when it is collected.
+        """
+        async with self._busy:
+            pass
+        await asyncio.sleep(0)
+
+    async def send(self, message: Message) -> None:
+        """Take a message of the application; an error in its conversion ends the response, and the application."""
+        exchange = self._exchange
+        async with self._busy:
+            if exchange.gone.is_set():
+                return
+            async with exchange.answered():
+                await self._take(message)
+            if exchange.is_over and message.get("more_body", False):
+                exchange.gone.set()
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], Headers(raw=message["headers"])
+            if self._status == 200 and self._headers.get("content-type", "").startswith(SSE):
+                self._events, kind = Events(), self._conversion.kind
+                charset = "; charset=utf-8" if kind == SSE else ""
+                await self._exchange.begin(200, raw({"content-type": kind + charset}))
+            return
+        content, is_last = message.get("body", b""), not message.get("more_body", False)
+        if self._events is not None:
+            await self._stream(self._events, content, is_last=is_last)
+            return
+        self._content += content
+        if is_last:
+            await self._whole(bytes(self._content))
+
+    async def _stream(self, events: Events, content: bytes, *, is_last: bool) -> None:
+        conversion = self._conversion
+        for found in events.of(content):
+            if "error" in found:
+                raise conversion.error(HttpError.in_stream(found))
+            for row in conversion.rows(found):
+                await self._exchange.write(await conversion.row(row))
+        if is_last:
+            await self._exchange.write(event(b"[DONE]") if conversion.kind == SSE else b"", is_last=True)
+
+    async def _whole(self, content: bytes) -> None:
+        if self._status != 200:
+            raise self._conversion.error(HttpError.answered(self._status, content))
+        content, kind = await self._conversion.whole(content, self._headers)
+        await self._exchange.respond(200, content, kind)
 
 
 class OwnRoute(APIRoute):

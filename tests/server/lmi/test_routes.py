@@ -514,35 +514,3 @@ async def test_root_path() -> None:
     app.root_path = "/api"
     for prefix in ("", "/api"):
         assert (await invoke(app, {"inputs": "Say"}, f"{prefix}/invocations")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("content", "is_same"),
-    [
-        (b'{"prompt":  "Say", "x": 1e400}', True),
-        (b'{"model": "base",\n "prompt": "Say"}', True),
-        (b'{"model": "lmi",  "prompt": "Say"}', False),
-        (b'{"model": "legal",  "prompt": "Say"}', False),
-        (b'{"adapters": ["legal"],  "prompt": "Say"}', False),
-    ],
-)
-async def test_plain_bodies_go_as_they_came(content: bytes, is_same: bool) -> None:
-    """Where adapters are served, a body in which nothing is to be changed reaches the engine byte for byte."""
-    engine = FakeEngine()
-    app = front(engine, plugs={"adapters": FakeAdapters("legal"), "names": ["base"]})
-    async with client(app) as http:
-        headers = {"content-type": "application/json"}
-        assert (await http.post("/v1/completions", content=content, headers=headers)).status_code == 200
-    assert (engine.raw == [content]) is is_same
-
-
-async def test_routes_are_matched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy of routes and the front look a request's route up once between them."""
-    matches: list[str] = []
-    found = policy._match
-    monkeypatch.setattr(policy, "_match", lambda routes, scope: matches.append(scope["path"]) or found(routes, scope))
-    async with client(gated(FakeEngine())) as http:
-        headers = {"authorization": "Bearer key-a"}
-        assert (await http.post("/v1/completions", json={"prompt": "Say"}, headers=headers)).status_code == 200
-        assert (await http.get("/ping")).status_code == 200
-    assert matches == ["/v1/completions", "/ping"]

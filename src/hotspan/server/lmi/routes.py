@@ -6,19 +6,19 @@ A request to one of the engine's own routes that asks for none of these goes to 
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from hotspan.formatters import Formatters
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import JSON, ClientGone, raw
-from hotspan.http.sse import SSE, event, events
+from hotspan.http.exchange import JSON
+from hotspan.http.sse import SSE, event
 from hotspan.server.adapters.registry import AdapterRegistry
-from hotspan.server.exchange import JSONLINES, AppExchange
-from hotspan.server.lmi.engine import AppResponse, asked, forwarded_scope, request_scope
+from hotspan.server.exchange import JSONLINES, AppExchange, Conversion
 from hotspan.server.lmi.request import (
     ADAPTER_HEADER,
     LMI_NAMES,
@@ -63,6 +63,9 @@ _WITHOUT_DEFAULT = ("/v1/messages",)
 
 _SHAPES = "metadata"
 """The engine's header that says what vectors are in an answer in bytes (encoding_format)."""
+
+_DONE_HERE = frozenset({ADAPTER_HEADER, HEADER})
+"""Headers that the engine's app would act upon a second time."""
 
 _MAX_ERROR = 200
 
@@ -118,7 +121,7 @@ class Dialect:
         if is_post and (path == INVOCATIONS or path in BY_NAME):
             await self._invoke(exchange, body, model)
         elif not is_post or self._is_plain(exchange, path):
-            await self._app(forwarded_scope(exchange), exchange.received(body), exchange.send)
+            await exchange.forward(self._app, body)
         else:
             await self._forward(await self._call(exchange, _parsed(exchange, body), path, body), path)
 
@@ -204,65 +207,53 @@ class Dialect:
 
     async def _forward(self, call: _Call, path: str) -> None:
         """An OpenAI body, with OpenAI's answer."""
-        exchange, body = call.exchange, _encoded(call, path)
         formatters = self._formatters
-        if formatters is None or not formatters.has_output(call.adapter):
-            await self._app(request_scope(exchange, path, body), exchange.received(body), exchange.send)
-            return
-        async with asked(self._app, exchange, path, body) as answer:
-            if answer.headers.get("content-type", "").startswith(SSE) and answer.status == 200:
-                await self._stream(call, answer, SSE, lambda chunk: [chunk])
-            else:
-                await self._whole(call, answer, lambda said: said)
+        is_formatted = formatters is not None and formatters.has_output(call.adapter)
+        await self._ask(call, path, self._conversion(call, lambda said: said) if is_formatted else None)
 
     async def _generate(self, call: _Call) -> None:
         """LMI's schema, with LMI's answer."""
         generation = Generation.parse(call.payload)
-        named = {"model": call.payload["model"]} if "model" in call.payload else {}
-        inner = _Call(call.exchange, {**generation.body, **named}, call.adapter, call.session)
-        path = Schema.COMPLETION.value
-        try:
-            async with asked(self._app, call.exchange, path, _encoded(inner, path)) as answer:
-                if generation.is_stream and answer.status == 200:
-                    kind = SSE if SSE in call.exchange.headers.get("accept", "") else JSONLINES
-                    await self._stream(call, answer, kind, Rows(generation).of)
-                else:
-                    await self._whole(call, answer, generation.answer)
-        except HttpError as error:
-            raise error.about(own_name(error.param)) from None  # by the name that the client knows
+        conversion = self._conversion(
+            call,
+            generation.answer,
+            Rows(generation).of,
+            SSE if SSE in call.exchange.headers.get("accept", "") else JSONLINES,
+            lambda error: error.about(own_name(error.param)),  # by the name that the client knows
+        )
+        await self._ask(_with_body(call, generation.body), Schema.COMPLETION.value, conversion)
 
     async def _embed(self, call: _Call) -> None:
         """Answer `inputs` of an embedding model with bare vectors."""
         inputs = call.payload["inputs"]
-        named = {"model": call.payload["model"]} if "model" in call.payload else {}
-        body = json.dumps({**embeddings_body(call.payload), **named}).encode()
-        async with asked(self._app, call.exchange, Schema.EMBEDDING.value, body) as answer:
-            await self._whole(call, answer, lambda said: embeddings_answer(inputs, said))
+        conversion = self._conversion(call, lambda said: embeddings_answer(inputs, said))
+        await self._ask(_with_body(call, embeddings_body(call.payload)), Schema.EMBEDDING.value, conversion)
 
-    async def _whole(self, call: _Call, answer: AppResponse, converted: Callable[[Payload], Any]) -> None:
-        content = await answer.whole()
-        if call.exchange.gone.is_set():
-            raise ClientGone
-        if answer.status != 200:
-            raise HttpError.answered(answer.status, content)
-        said: Any = content
-        if answer.headers.get("content-type", "").startswith(JSON):
-            said = converted(json.loads(content))
-        elif _SHAPES in answer.headers:
-            call.exchange.answer_headers[_SHAPES] = answer.headers[_SHAPES]
-        content, kind = _content(await self._output(call, said))
-        await call.exchange.respond(200, content, kind)
+    async def _ask(self, call: _Call, path: str, conversion: Conversion | None) -> None:
+        await call.exchange.ask(self._app, path, _encoded(call, path), _DONE_HERE, conversion)
 
-    async def _stream(
-        self, call: _Call, answer: AppResponse, kind: str, converted: Callable[[Payload], list[Payload]]
-    ) -> None:
-        """A stream in LMI's rows, or in OpenAI's chunks that a formatter changes."""
-        exchange = call.exchange
-        await exchange.begin(200, raw({"content-type": kind if kind == JSONLINES else f"{kind}; charset=utf-8"}))
-        async for chunk in _chunks(answer):
-            for row in converted(chunk):
-                await exchange.write(_framed(await self._output(call, row), kind))
-        await exchange.write(event(b"[DONE]") if kind == SSE else b"", is_last=True)
+    def _conversion(
+        self,
+        call: _Call,
+        answer: Callable[[Payload], Any],
+        rows: Callable[[Payload], Iterable[Payload]] = lambda chunk: [chunk],
+        kind: str = SSE,
+        error: Callable[[HttpError], HttpError] = lambda error: error,
+    ) -> Conversion:
+        """What becomes of a response: `answer` of a whole one, `rows` of a stream, then the output formatter."""
+
+        async def whole(content: bytes, headers: Headers) -> tuple[bytes, str]:
+            said: Any = content
+            if headers.get("content-type", "").startswith(JSON):
+                said = answer(json.loads(content))
+            elif _SHAPES in headers:
+                call.exchange.answer_headers[_SHAPES] = headers[_SHAPES]
+            return _content(await self._output(call, said))
+
+        async def row(said: Payload) -> bytes:
+            return _framed(await self._output(call, said), kind)
+
+        return Conversion(whole, rows, row, kind, error)
 
     def _is_formatted(self, adapter: str | None) -> bool:
         formatters = self._formatters
@@ -290,14 +281,6 @@ def _new_session(exchange: AppExchange, sessions: Sessions) -> str:
     return session.id
 
 
-async def _chunks(answer: AppResponse) -> AsyncIterator[Payload]:
-    """The chunks of the engine's stream. Raises: HttpError for an error event."""
-    async for chunk in events(answer.parts()):
-        if "error" in chunk:
-            raise HttpError.in_stream(chunk)
-        yield chunk
-
-
 def _parsed(exchange: AppExchange, body: bytes) -> Payload:
     kind = exchange.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind != JSON:
@@ -309,6 +292,12 @@ def _parsed(exchange: AppExchange, body: bytes) -> Payload:
     if not isinstance(payload, dict):
         raise HttpError(400, f"the body is a JSON {type(payload).__name__}: send an object")
     return payload
+
+
+def _with_body(call: _Call, body: Payload) -> _Call:
+    """The same with a body in the engine's schema."""
+    named = {"model": call.payload["model"]} if "model" in call.payload else {}
+    return _Call(call.exchange, {**body, **named}, call.adapter, call.session)
 
 
 def _encoded(call: _Call, path: str) -> bytes:
