@@ -8,12 +8,16 @@ from collections.abc import Iterable
 
 from hotspan.core.errors import HotspanError
 
+SESSION_HEADER = "x-amzn-sagemaker-session-id"
+NEW_SESSION_HEADER = "x-amzn-sagemaker-new-session-id"
+CLOSED_SESSION_HEADER = "x-amzn-sagemaker-closed-session-id"
+ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
+
 DECISIVE = frozenset(
     (
         *(b"authorization", b"x-api-key", b"x-hotspan-principal"),
         *(b"host", b"content-length", b"content-type", b"transfer-encoding"),
-        *(b"x-amzn-sagemaker-session-id", b"x-session-id", b"x-correlation-id"),
-        b"x-amzn-sagemaker-adapter-identifier",
+        *(SESSION_HEADER.encode(), b"x-session-id", b"x-correlation-id", ADAPTER_HEADER.encode()),
     )
 )
 """Headers that come at most once: who asks, where the body ends and what it is, the session, the adapter."""

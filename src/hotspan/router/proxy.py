@@ -13,13 +13,14 @@ from http import HTTPStatus
 
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
+from hotspan.http.head import CLOSED_SESSION_HEADER, NEW_SESSION_HEADER, SESSION_HEADER
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
 from hotspan.router.health import ReplicaHealth, RetryBudget
 from hotspan.router.metrics import Metrics
 from hotspan.router.queue import Where
-from hotspan.router.session import CLOSED_HEADER, NEW_HEADER, REST, STATEFUL_HEADER, Split, StatefulSessions
+from hotspan.router.session import REST, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
 from hotspan.router.text import Prompts
 from hotspan.router.tracing import Span, Tracer
@@ -209,9 +210,9 @@ class Proxy:
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
         self._metrics.first_byte_s.observe(self._clock.monotonic() - request.began_s)
-        if STATEFUL_HEADER in exchange.headers:
-            new = answer.header(NEW_HEADER) or answer.header(STATEFUL_HEADER)
-            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_HEADER))
+        if SESSION_HEADER in exchange.headers:
+            new = answer.header(NEW_SESSION_HEADER) or answer.header(SESSION_HEADER)
+            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER))
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
             self._responses.note(ticket.decision.name, made[1].decode(), "")
         since, before, last = 0, b"", b""
@@ -264,7 +265,7 @@ class Proxy:
 
     def _aim(self, request: _Request) -> None:
         """Set which replicas may take a request: that of its session or response, or its group of the split."""
-        named = request.exchange.headers.get(STATEFUL_HEADER, "")
+        named = request.exchange.headers.get(SESSION_HEADER, "")
         for table, name in ((self._sessions, named), (self._responses, request.ask.response)):
             if (home := table.home(name)) is None:
                 continue

@@ -3,6 +3,8 @@
 import re
 from enum import Enum
 
+from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
+
 OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
 """GET lists the replicas. POST {"replica": URL} takes one out of service, or back."""
@@ -22,24 +24,10 @@ class Route(Enum):
     ADMIN = "admin"
 
 
-_WORK = frozenset(
-    (
-        *("/invocations", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
-        *("/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone"),
-        *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
-    )
-)
-_BY_NAME = re.compile(r"/predictions/[^/]+|/models/[^/]+/invoke")
-_STATELESS = re.compile(
-    r"/tokenize|/detokenize|/v1/messages/count_tokens"
-    r"|(/v1/(completions|chat/completions|responses|messages)|/cohere/v2/chat)/(render|derender)"
-)
-"""Posts that change nothing and compute next to nothing."""
-
+_WORK = frozenset((INVOCATIONS, *WORK))
+_BY_NAME = re.compile("|".join(re.sub(r"\{\w+\}", "[^/]+", path) for path in BY_NAME))
 _OF_ALL = re.compile(r"/hotspan(/.*)?")
 """Also GET: what one replica says of its cache is not what there is."""
-
 
 _OF_A_RESPONSE = re.compile(r"/v1/responses/([^/]+)")
 
@@ -62,6 +50,6 @@ def route_of(method: str, path: str) -> Route:
         return Route.ADMIN
     if _OF_ALL.fullmatch(path):
         return Route.ALL
-    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and _STATELESS.fullmatch(path)):
+    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path in STATELESS):
         return Route.ONE
     return Route.ALL

@@ -14,21 +14,20 @@ from typing import Any, TypeVar
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from hotspan.core.clock import Clock
+from hotspan.http.head import SESSION_HEADER
 from hotspan.router.prompt import Prompt
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 NEW_SESSION = "NEW_SESSION"
-STATEFUL_HEADER = "x-amzn-sagemaker-session-id"
-NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id"
 MAX_SESSIONS = 65_536
 """Entries of each table."""
 
 REST = ""
 """The replicas of all groups without a share, as one group."""
 
-_HEADERS = (STATEFUL_HEADER, "x-session-id", "x-correlation-id")
+_HEADERS = (SESSION_HEADER, "x-session-id", "x-correlation-id")
 _FIELDS = ("session_id", "prompt_cache_key")
 _FIRST_BYTES = 4096
 """Of a plain prompt's beginning, which stands for its system prompt and first message."""

@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.http.head import ADAPTER_HEADER
 from hotspan.router.prompt import Prompt, path_of, prompt_of
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
@@ -27,8 +28,6 @@ from hotspan.router.tokens import TokenTable
 from hotspan.router.types import PIECE_BYTES, Ask
 
 logger = logging.getLogger(__name__)
-
-ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
 _MAX_NAMES = 4096

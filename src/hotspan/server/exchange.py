@@ -168,7 +168,9 @@ class AppExchange(Exchange):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _sent_headers(self, dropped: frozenset[str] = frozenset(), added: Mapping[str, str] | None = None) -> RawHeaders:
+    def _sent_headers(
+        self, dropped: frozenset[str] = frozenset(), added: Mapping[str, str] | None = None
+    ) -> RawHeaders:
         """The request's headers for the application."""
         gone = {name.encode() for name in (*dropped, REQUEST_ID)}
         kept = [(name, value) for name, value in self.scope["headers"] if name.lower() not in gone]

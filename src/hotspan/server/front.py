@@ -15,11 +15,12 @@ from hotspan.formatters import Formatters
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
+from hotspan.http.paths import BY_NAME, INVOCATIONS, WORK
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.lmi.request import LMI_NAMES
-from hotspan.server.lmi.routes import BY_NAME, INVOCATIONS, WORK, Dialect, Forget
+from hotspan.server.lmi.routes import Dialect, Forget
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
 
@@ -29,6 +30,9 @@ OWN = (PING, INVOCATIONS, *BY_NAME)
 """Routes that the engine's app does not have, or not so."""
 
 LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
+
+_COUNTED = frozenset((*WORK, *LMI_HAS))
+"""Routes whose posts take a place in the queue."""
 
 
 class Front:
@@ -94,7 +98,7 @@ class Front:
             await self.admission.run(
                 exchange,
                 lambda body: self._dialect.answer(exchange, path, body, model),
-                is_counted=exchange.method == "POST" and (path in WORK or path in LMI_HAS),
+                is_counted=exchange.method == "POST" and path in _COUNTED,
             )
 
     async def _ping(self, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import HeadError, check_head
+from hotspan.http.paths import BY_NAME, INVOCATIONS, PRIVILEGED, STATELESS, WORK
 from hotspan.server.adapters.routes import READS, WRITES
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 
@@ -35,99 +36,32 @@ PUBLIC = (
 )
 
 CLIENT = (
-    "/v1/models",
-    "/predictions/{model}",
-    "/models/{model}/invoke",
-    "/v1/completions",
-    "/v1/completions/render",
-    "/v1/completions/derender",
-    "/v1/chat/completions",
-    "/v1/chat/completions/batch",
-    "/v1/chat/completions/render",
-    "/v1/chat/completions/derender",
-    "/v1/responses",
-    "/v1/responses/render",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/messages/render",
-    "/cohere/v2/chat",
-    "/cohere/v2/chat/render",
-    "/v1/systemone",
-    "/v1/realtime",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/generative_scoring",
-    "/invocations",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
+    *(path for path in WORK if path != PRIVILEGED),
+    *(INVOCATIONS, *BY_NAME, *STATELESS),
+    *("/v1/models", "/v1/realtime", "/tokenizer_info"),
     # What a router in front needs to know of a replica.
-    "/load",
-    "/version",
+    *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.
-    "/openapi.json",
-    "/docs",
-    "/docs/oauth2-redirect",
-    "/redoc",
-    "/static",
+    *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
     # A tenant may forget what is its own (server/admin.py).
     "/hotspan/cache/invalidate",
 )
 
 ADMIN = (
-    "/hotspan/cache",
-    "/hotspan/cache/clear",
-    "/hotspan/cache/check",
-    "/hotspan/keys/shred",
-    "/hotspan/keys/rotate",
+    *("/hotspan/cache", "/hotspan/cache/clear", "/hotspan/cache/check", "/hotspan/keys/shred", "/hotspan/keys/rotate"),
     # Adapters: loading one runs its files.
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-    *WRITES,
-    # Takes the digests of images as the client gives them: a forged one poisons what tenants share.
-    "/inference/v1/generate",
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", *WRITES),
+    PRIVILEGED,
     # Ends anybody's request, by its id.
-    "/inference/v1/abort_requests",
-    "/abort_requests",
-    "/kv_event_sources",
-    "/scale_elastic_ep",
-    "/is_scaling_elastic_ep",
-    "/fault_tolerance/apply",
-    "/fault_tolerance/status",
-    "/start_profile",
-    "/stop_profile",
+    *("/inference/v1/abort_requests", "/abort_requests"),
+    *("/kv_event_sources", "/scale_elastic_ep", "/is_scaling_elastic_ep"),
+    *("/fault_tolerance/apply", "/fault_tolerance/status", "/start_profile", "/stop_profile"),
     # vLLM's development mode.
-    "/reset_prefix_cache",
-    "/reset_mm_cache",
-    "/reset_encoder_cache",
-    "/collective_rpc",
-    "/server_info",
-    "/sleep",
-    "/release_kv_cache_memory",
-    "/wake_up",
-    "/is_sleeping",
-    "/pause",
-    "/resume",
-    "/is_paused",
-    "/init_weight_transfer_engine",
-    "/shutdown_weight_transfer_engine",
-    "/start_weight_update",
-    "/start_draft_weight_update",
-    "/update_weights",
-    "/finish_weight_update",
-    "/update_weight_version",
-    "/weight_info",
-    "/weight_checker",
-    "/get_world_size",
+    *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/collective_rpc", "/server_info"),
+    *("/sleep", "/release_kv_cache_memory", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"),
+    *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
+    *("/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
+    *("/weight_info", "/weight_checker", "/get_world_size"),
 )
 
 CLIENT_READS = tuple(f"GET {path}" for path in READS)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotspan.server.lmi.routes import OPENAI
+from hotspan.http.paths import OPENAI
 from hotspan.server.principal import current_tenant
 
 PROMPT_IDS = [1, 17]

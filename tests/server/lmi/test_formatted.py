@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
 from hotspan.formatters import Formatters, load_formatters
-from hotspan.server.lmi.routes import OPENAI, WORK
+from hotspan.http.paths import OPENAI, WORK
 
 from .fake_engine import FakeEngine
 from .serving import client, front, invoke

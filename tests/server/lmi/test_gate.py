@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hotspan.server.front import BY_NAME, INVOCATIONS, PING
+from hotspan.http.paths import BY_NAME, INVOCATIONS
+from hotspan.server.front import PING
 from hotspan.server.policy import Access, Gate, access_table
 from hotspan.server.principal import Credentials
 from tests.server.test_principal import ADMIN_TOKEN, known

@@ -102,7 +102,10 @@ async def test_a_plain_request_is_touched_by_gate_and_limits_alone() -> None:
     app, sent, calls = await touched(10, body)
     assert app.body is body
     assert {**dict(app.scope["headers"]), b"x-request-id": b""} == {
-        b"host": b"h", b"authorization": b"Bearer key-a", b"content-type": b"application/json", b"x-request-id": b""
+        b"host": b"h",
+        b"authorization": b"Bearer key-a",
+        b"content-type": b"application/json",
+        b"x-request-id": b"",
     }
     assert all(one is told for one, told in zip(sent[1:], [*app.parts, app.end], strict=True))
     assert not [name for name in calls if name.startswith(("json", "orjson"))]

@@ -11,16 +11,14 @@ from starlette.responses import Response
 
 from hotspan.core.errors import FormatterError
 from hotspan.http.errors import HttpError
-from hotspan.server import policy
+from hotspan.http.paths import OPENAI, WORK
 from hotspan.server.front import Front
 from hotspan.server.lmi.request import chosen_schema
-from hotspan.server.lmi.routes import OPENAI, WORK
 from hotspan.server.principal import Principal, asking
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
 from .serving import client, front, invoke, rows, split, sse
-from .test_gate import gated
 
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from hotspan.core.errors import did_you_mean
 from hotspan.http.errors import HttpError
+from hotspan.http.head import ADAPTER_HEADER
 from hotspan.server.lmi.sessions import CLOSE, NEW
 
 LMI_NAMES = ("lmi", "model")
 """LMI's names of any base model; the engine does not know it by these."""
-
-ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 
 
 class Schema(Enum):

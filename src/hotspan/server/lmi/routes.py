@@ -16,11 +16,12 @@ from starlette.types import ASGIApp
 from hotspan.formatters import Formatters
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON
+from hotspan.http.head import ADAPTER_HEADER, CLOSED_SESSION_HEADER, NEW_SESSION_HEADER, SESSION_HEADER
+from hotspan.http.paths import BY_NAME, INVOCATIONS, OPENAI, WORK
 from hotspan.http.sse import SSE, event
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.exchange import JSONLINES, AppExchange, Conversion
 from hotspan.server.lmi.request import (
-    ADAPTER_HEADER,
     LMI_NAMES,
     Schema,
     chosen_schema,
@@ -29,33 +30,15 @@ from hotspan.server.lmi.request import (
     take_adapter,
 )
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_answer, embeddings_body
-from hotspan.server.lmi.sessions import CLOSED_HEADER, HEADER, NEW, NEW_HEADER, Sessions
+from hotspan.server.lmi.sessions import NEW, Sessions
 from hotspan.server.principal import current_owner, current_tenant
 
 Payload = dict[str, Any]
 Forget = Callable[[str, str], Awaitable[None]]
 """Invalidates what the cache holds of a session, given its id and tenant."""
 
-INVOCATIONS = "/invocations"
-BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
-
-OPENAI = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
-    *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
-)
-"""The engine's routes whose bodies name a model."""
-
-WORK = frozenset(
-    (
-        *OPENAI,
-        *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
-        *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate"),
-    )
-)
-"""The engine's routes that make it compute."""
-
 _WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-_UNFORMATTED = WORK - set(OPENAI) | {"/v1/responses", "/v1/messages"}
+_UNFORMATTED = set(WORK) - set(OPENAI) | {"/v1/responses", "/v1/messages"}
 """Routes whose bodies or streams no formatter could take: they are refused where there is one."""
 
 _WITHOUT_DEFAULT = ("/v1/messages",)
@@ -64,7 +47,7 @@ _WITHOUT_DEFAULT = ("/v1/messages",)
 _SHAPES = "metadata"
 """The engine's header that says what vectors are in an answer in bytes (encoding_format)."""
 
-_DONE_HERE = frozenset({ADAPTER_HEADER, HEADER})
+_DONE_HERE = frozenset({ADAPTER_HEADER, SESSION_HEADER})
 """Headers that the engine's app would act upon a second time."""
 
 _MAX_ERROR = 200
@@ -150,7 +133,7 @@ class Dialect:
             if path in _UNFORMATTED and self.has_formatters:
                 raise _unformatted(path)
             return True
-        names_nothing = HEADER not in exchange.headers and ADAPTER_HEADER not in exchange.headers
+        names_nothing = SESSION_HEADER not in exchange.headers and ADAPTER_HEADER not in exchange.headers
         return self._adapters is None and self._formatters is None and names_nothing
 
     # -- what is asked -------------------------------------------------------------------------------------------------
@@ -180,7 +163,7 @@ class Dialect:
         return _Call(exchange, payload, name, session, body if is_same else None)
 
     def _session_of(self, exchange: AppExchange) -> str | None:
-        named, sessions = exchange.headers.get(HEADER), self._sessions
+        named, sessions = exchange.headers.get(SESSION_HEADER), self._sessions
         if not named or sessions is None:
             return None
         return _new_session(exchange, sessions) if named == NEW else sessions.use(current_tenant(), named)
@@ -193,13 +176,15 @@ class Dialect:
         if asks == NEW:
             answer = {"session_id": _new_session(exchange, sessions)}
         else:
-            name = exchange.headers.get(HEADER)
+            name = exchange.headers.get(SESSION_HEADER)
             if not name:
-                raise HttpError(400, f"which session is to be closed? Send its id as {HEADER}", param=HEADER)
+                raise HttpError(
+                    400, f"which session is to be closed? Send its id as {SESSION_HEADER}", param=SESSION_HEADER
+                )
             sessions.close(current_tenant(), name)
             if self._forget is not None:
                 await self._forget(name, current_tenant())
-            exchange.answer_headers[CLOSED_HEADER] = name
+            exchange.answer_headers[CLOSED_SESSION_HEADER] = name
             answer = {"closed_session_id": name}
         await exchange.respond(200, json.dumps(answer).encode())
 
@@ -277,7 +262,7 @@ def _unformatted(path: str) -> HttpError:
 
 def _new_session(exchange: AppExchange, sessions: Sessions) -> str:
     session = sessions.create(current_tenant())
-    exchange.answer_headers |= {HEADER: session.header, NEW_HEADER: session.header}
+    exchange.answer_headers |= {SESSION_HEADER: session.header, NEW_SESSION_HEADER: session.header}
     return session.id
 
 

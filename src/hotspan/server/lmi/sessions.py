@@ -19,9 +19,8 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.private import private_directory
 from hotspan.core.terms import tenant_label
 from hotspan.http.errors import HttpError
+from hotspan.http.head import SESSION_HEADER
 
-HEADER = "x-amzn-sagemaker-session-id"
-NEW_HEADER, CLOSED_HEADER = "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id"
 NEW = "NEW_SESSION"
 CLOSE = ("CLOSE", "CLOSE_SESSION")
 
@@ -132,9 +131,11 @@ def _ends_s(file: Path) -> float | None:
 def _check(name: str) -> None:
     if len(name) > _MAX_ID or not _ID.fullmatch(name):
         raise HttpError(
-            400, f"{name!r:.80} is no session id: give 1 to {_MAX_ID} letters, digits and hyphens", param=HEADER
+            400, f"{name!r:.80} is no session id: give 1 to {_MAX_ID} letters, digits and hyphens", param=SESSION_HEADER
         )
 
 
 def _unknown(name: str) -> HttpError:
-    return HttpError(400, f"there is no session {name}: create one ({NEW}), or send no session id", param=HEADER)
+    return HttpError(
+        400, f"there is no session {name}: create one ({NEW}), or send no session id", param=SESSION_HEADER
+    )

@@ -1,0 +1,28 @@
+"""The routes of a replica that compute, vLLM's and LMI's: server and router tell by these what to do with a request."""
+
+INVOCATIONS = "/invocations"
+BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
+
+OPENAI = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+    *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""vLLM's routes whose bodies name a model."""
+
+PRIVILEGED = "/inference/v1/generate"
+"""Takes the digests of images as the client gives them: a forged one poisons what tenants share."""
+
+WORK = (
+    *OPENAI,
+    *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", PRIVILEGED),
+)
+"""vLLM's routes that make it compute."""
+
+STATELESS = (
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
+    *("/v1/completions/render", "/v1/completions/derender"),
+    *("/v1/chat/completions/render", "/v1/chat/completions/derender"),
+    *("/v1/responses/render", "/v1/messages/render", "/cohere/v2/chat/render"),
+)
+"""vLLM's routes for posts that change nothing and compute next to nothing."""
