@@ -123,7 +123,7 @@ class Hosting:
         finally:
             for adapter in self.registry.seen_by(""):
                 await self.registry.delete(adapter.name)
-            await asyncio.gather(*self.registry._tasks)
+            await asyncio.gather(*self.registry._loader._tasks)
             self.loads.clear()
 
 
@@ -305,7 +305,7 @@ async def test_delete(hosting: Hosting) -> None:
         with pytest.raises(HttpError) as caught:
             await hosting.ask("a")
         assert caught.value.status == 404
-        await asyncio.gather(*hosting.registry._tasks)
+        await asyncio.gather(*hosting.registry._loader._tasks)
         body = {"model": name, "prompt": PROMPT, "max_tokens": 1}
         assert (await hosting.http.post("/v1/completions", json=body)).status_code == 404
         assert hosting.adapters._held == {} and not hosting.adapters._gate._users

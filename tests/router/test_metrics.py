@@ -1,4 +1,4 @@
-"""The router's metrics: every label from the start, the format of Prometheus' own client, and little work per request."""
+"""The router's metrics: every label from the start, the format of Prometheus' own client, little work per request."""
 
 import random
 

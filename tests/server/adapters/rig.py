@@ -123,8 +123,8 @@ class Rig:
 
     async def settle(self) -> None:
         """Let what was begun in the background end."""
-        while self.registry._tasks:
-            await asyncio.gather(*self.registry._tasks, return_exceptions=True)
+        while self.registry._loader._tasks:
+            await asyncio.gather(*self.registry._loader._tasks, return_exceptions=True)
 
     def snapshots(self) -> list[str]:
         return sorted(path.name for path in self.copies.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hotspan.http.errors import HttpError
-from hotspan.server.adapters.registry import Adapter
+from hotspan.server.adapters.loader import Adapter
 from tests.operations import operations
 
 from .rig import WEIGHTS, Rig, write_adapter

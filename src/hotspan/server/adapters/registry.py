@@ -12,15 +12,15 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from hotspan.core.errors import EngineError, HotspanError
+from hotspan.core.errors import HotspanError
 from hotspan.formatters import Formatters
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.check import AdapterLimits, check_adapter
+from hotspan.server.adapters.loader import Adapter, AdapterLoader, key_of
 from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
 from hotspan.server.adapters.source import CONFIG, Sources, refuse_formatters
 from hotspan.server.principal import SERVER
@@ -49,42 +49,6 @@ class EngineAdapter(NamedTuple):
     path: str
 
 
-@dataclass(slots=True, eq=False)
-class Adapter:
-    """One adapter of one content.
-
-    owner:       the tenant that it belongs to, or SERVER: all tenants may use it.
-    engine_name: the engine's name for it.
-    is_clients:  a client registered it, and not the administrator.
-    """
-
-    name: str
-    owner: str
-    src: str
-    preload: bool
-    pin: bool
-    directory: Path
-    snapshot: Snapshot
-    engine_name: str
-    is_clients: bool = False
-    is_loaded: bool = False
-    loading: "asyncio.Task[HttpError | None] | None" = None
-
-    @property
-    def digest(self) -> str:
-        """64 hex digits over its files."""
-        return self.snapshot.digest
-
-    @property
-    def key(self) -> str:
-        return _key(self.name, self.owner)
-
-
-def _key(name: str, owner: str) -> str:
-    """The registry's name for an adapter. Names have no @, so that nobody can name another owner's."""
-    return f"{name}@{owner}" if owner else name
-
-
 def _alone(
     change: "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]",
 ) -> "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]":
@@ -96,7 +60,7 @@ def _alone(
             async with self._changes:
                 return await change(self, *given, **named)
 
-        return await asyncio.shield(self._start(work()))
+        return await asyncio.shield(self._loader.start(work()))
 
     return alone
 
@@ -121,6 +85,7 @@ class AdapterRegistry:
         max_of_clients: int = MAX_OF_A_TENANT,
     ) -> None:
         self._engine = engine
+        self._loader = AdapterLoader(engine)
         self._sources = sources
         self._snapshots = snapshots
         self._limits = limits
@@ -129,13 +94,12 @@ class AdapterRegistry:
         self._hosted: dict[str, Adapter] = {}
         self._refused: dict[str, str] = {}
         self._changes = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     def key_of(self, name: str, owner: str) -> str:
         """The registry's name for the adapter that a request of `owner` names; the name itself if there is none."""
         if _NAME.fullmatch(name) is None and not self._engine.has(name):
             raise self._unknown(name)
-        own = _key(name, owner)
+        own = key_of(name, owner)
         return own if own in self._hosted else name
 
     async def resolve(self, key: str) -> str:
@@ -151,7 +115,7 @@ class AdapterRegistry:
                 return key
             raise self._unknown(key)
         if not adapter.is_loaded:
-            await self._load(adapter)
+            await self._loader.load(adapter)
         return adapter.engine_name
 
     def describe(self, name: str, owner: str = SERVER) -> Adapter:
@@ -170,7 +134,7 @@ class AdapterRegistry:
 
     def engine_adapter(self, name: str, owner: str = SERVER) -> EngineAdapter | None:
         """What the names of an adapter's KV are made of, loaded or not; None if there is no such adapter."""
-        adapter = self._hosted.get(_key(name, owner)) or self._hosted.get(name)
+        adapter = self._hosted.get(key_of(name, owner)) or self._hosted.get(name)
         return None if adapter is None else EngineAdapter(adapter.engine_name, str(adapter.snapshot.path))
 
     async def autoload(self, directory: Path, *, tenants: Collection[str] = ()) -> None:
@@ -191,9 +155,7 @@ class AdapterRegistry:
 
     async def close(self) -> None:
         """Let go of all copies; the engine must have ended."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loader.close()
         for adapter in self._hosted.values():
             await asyncio.to_thread(adapter.snapshot.close)
         self._hosted.clear()
@@ -218,31 +180,11 @@ class AdapterRegistry:
         """
         if is_clients:
             self._check_count(owner)
-        if not _NAME.fullmatch(name):
-            raise HttpError(
-                400,
-                f"name is {name!r:.140}: give letters, digits and any of . _ : + -, at most 128, of which the first is "
-                "a letter or a digit",
-            )
-        if _key(name, owner) in self._hosted:
-            raise HttpError(409, f"there is an adapter {name!r} already: update it, or delete it first")
-        if self._engine.has(name):
-            raise HttpError(409, f"{name!r} is what the server calls a model of its own: give another name")
+        self._check_name(name, owner)
         self._check_pin(name, preload=preload, pin=pin, owner=owner)
         adapter = await self._take(name, src, preload=preload, pin=pin, owner=owner)
         adapter.is_clients = is_clients
-        try:
-            if preload:
-                await self._load(adapter, status=400)
-            await self._format(adapter)
-            if pin:
-                await self._pin(adapter)
-        except HttpError:
-            await self._drop_formatter(adapter.key)
-            self._start(self._retire(adapter))
-            raise
-        self._hosted[adapter.key] = adapter
-        self._refused.pop(adapter.key, None)
+        await self._install(adapter, None)
         logger.info("adapter_registered name=%s digest=%s", name, adapter.digest)
         return adapter
 
@@ -266,22 +208,10 @@ class AdapterRegistry:
         pin = old.pin if pin is None else pin
         self._check_pin(name, preload=preload, pin=pin, owner=owner)
         new = await self._take(name, old.src if src is None else src, preload=preload, pin=pin, owner=owner)
+        new.is_clients = old.is_clients
         if new.engine_name == old.engine_name:
             return await self._adjust(old, new)
-        try:
-            if preload:
-                await self._load(new, status=400)
-            await self._format(new)
-            await self._unpin(old)
-            if pin:
-                await self._pin(new)
-        except HttpError:
-            await self._restore_formatter(old)
-            self._start(self._retire(new))
-            raise
-        new.is_clients = old.is_clients
-        self._hosted[new.key] = new
-        self._start(self._retire(old))
+        await self._install(new, old)
         logger.info("adapter_updated name=%s digest=%s was=%s", name, new.digest, old.digest)
         return new
 
@@ -290,27 +220,47 @@ class AdapterRegistry:
         """Remove an adapter once its requests in flight have ended. Raises: HttpError."""
         adapter = self._owned(name, owner)
         del self._hosted[adapter.key]
-        await self._unpin(adapter)
-        await self._drop_formatter(adapter.key)
-        self._start(self._retire(adapter))
+        await self._loader.unpin(adapter)
+        await self._restore_formatter(adapter.key, None)
+        self._loader.start(self._loader.retire(adapter))
         logger.info("adapter_deleted name=%s digest=%s", name, adapter.digest)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _install(self, new: Adapter, old: Adapter | None) -> None:
+        """Put an adapter in the place of another one, or of none. Raises: HttpError, as `update`."""
+        loader = self._loader
+        try:
+            if new.preload:
+                await loader.load(new, status=400)
+            await self._format(new)
+            if old is not None:
+                await loader.unpin(old)
+            if new.pin:
+                await loader.pin(new)
+        except HttpError:
+            await self._restore_formatter(new.key, old)
+            loader.start(loader.retire(new))
+            raise
+        self._hosted[new.key] = new
+        self._refused.pop(new.key, None)
+        if old is not None:
+            loader.start(loader.retire(old))
 
     async def _adjust(self, adapter: Adapter, asked: Adapter) -> Adapter:
         """Update an adapter whose files are unchanged: it stays loaded, or goes on loading."""
         await asyncio.to_thread(asked.snapshot.close)
         try:
             if asked.preload:
-                await self._load(adapter, status=400)
+                await self._loader.load(adapter, status=400)
             await self._format(asked)
             if asked.pin and not adapter.pin:
-                await self._pin(adapter)
+                await self._loader.pin(adapter)
         except HttpError:
-            await self._restore_formatter(adapter)
+            await self._restore_formatter(adapter.key, adapter)
             raise
         if not asked.pin:
-            await self._unpin(adapter)
+            await self._loader.unpin(adapter)
         adapter.src, adapter.directory = asked.src, asked.directory
         adapter.preload, adapter.pin = asked.preload, asked.pin
         return adapter
@@ -329,53 +279,18 @@ class AdapterRegistry:
         engine_name = self._engine.name_of(name, snapshot.digest, owner)
         return Adapter(name, owner, src, preload, pin, directory, snapshot, engine_name)
 
-    async def _load(self, adapter: Adapter, status: int = 500) -> None:
-        """Load an adapter unless it is, once for all who want it. Raises: HttpError, each its own."""
-        if adapter.is_loaded:
-            return
-        if adapter.loading is None:
-            adapter.loading = self._start(self._load_once(adapter, status))
-        error = await asyncio.shield(adapter.loading)
-        if error is not None:
-            raise HttpError(error.status, str(error))
-
-    async def _load_once(self, adapter: Adapter, status: int) -> HttpError | None:
-        try:
-            await self._engine.load(adapter.engine_name, adapter.snapshot.path)
-        except EngineError as error:
-            logger.warning("adapter_load_failed name=%s: %s", adapter.name, error)
-            if self._engine.is_dead:
-                return HttpError(503, f"adapter {adapter.name!r} can't be loaded, the engine has stopped: {error}")
-            return HttpError(
-                status,
-                f"adapter {adapter.name!r} can't be loaded: {error}; give other files with an update, or try again",
+    def _check_name(self, name: str, owner: str) -> None:
+        """Raise HttpError for a name that a new adapter can't have."""
+        if not _NAME.fullmatch(name):
+            raise HttpError(
+                400,
+                f"name is {name!r:.140}: give letters, digits and any of . _ : + -, at most 128, of which the first is "
+                "a letter or a digit",
             )
-        finally:
-            adapter.loading = None
-        adapter.is_loaded = True
-        return None
-
-    async def _pin(self, adapter: Adapter) -> None:
-        try:
-            await self._engine.pin(adapter.engine_name)
-        except EngineError as error:
-            raise HttpError(503, f"adapter {adapter.name!r} can't be pinned: {error}") from error
-
-    async def _unpin(self, adapter: Adapter) -> None:
-        """Free an adapter's slot now, not when its requests have ended, so that another adapter can be pinned."""
-        if adapter.pin:
-            adapter.pin = False
-            await self._engine.unpin(adapter.engine_name)
-
-    async def _retire(self, adapter: Adapter) -> None:
-        """Let an adapter's requests end, then unload it and remove its copy."""
-        try:
-            if adapter.loading is not None:
-                await adapter.loading
-            if adapter.is_loaded:
-                await self._engine.unload(adapter.engine_name)
-        finally:
-            await asyncio.to_thread(adapter.snapshot.close)
+        if key_of(name, owner) in self._hosted:
+            raise HttpError(409, f"there is an adapter {name!r} already: update it, or delete it first")
+        if self._engine.has(name):
+            raise HttpError(409, f"{name!r} is what the server calls a model of its own: give another name")
 
     def _check_pin(self, name: str, *, preload: bool, pin: bool, owner: str) -> None:
         if not pin:
@@ -424,18 +339,13 @@ class AdapterRegistry:
         except HotspanError as error:
             raise HttpError(400, f"adapter {adapter.name!r}: {error}") from error
 
-    async def _restore_formatter(self, adapter: Adapter) -> None:
+    async def _restore_formatter(self, key: str, adapter: Adapter | None) -> None:
+        """Give an adapter its own formatters again; without an adapter, its key has none."""
+        if adapter is None:
+            if self._formatters is not None:
+                await asyncio.to_thread(self._formatters.remove, key)
+            return
         try:
             await self._format(adapter)
         except HttpError as error:
             logger.warning("adapter_formatter_lost name=%s: %s", adapter.name, error)
-
-    async def _drop_formatter(self, key: str) -> None:
-        if self._formatters is not None:
-            await asyncio.to_thread(self._formatters.remove, key)
-
-    def _start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse
 
 from hotspan.core.errors import did_you_mean
 from hotspan.http.errors import HttpError
-from hotspan.server.adapters.registry import LORA_OFF, Adapter, AdapterRegistry
+from hotspan.server.adapters.loader import Adapter
+from hotspan.server.adapters.registry import LORA_OFF, AdapterRegistry
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import SERVER, current_owner, current_principal
 
