@@ -19,17 +19,16 @@ class Reply:
         return json.loads(self.body)
 
 
-def call(
+def sent_by(
     app: Any,
     method: str,
     path: str,
     headers: dict[str, str] | None = None,
-    body: Any = None,
+    body: bytes = b"",
     kind: str = "http",
     port: int = 8080,
-) -> Reply:
-    """The reply of `app` at a port; a websocket that was closed before it opened has status 403."""
-    data = b"" if body is None else json.dumps(body).encode()
+) -> list[dict[str, Any]]:
+    """The messages that `app` sends in response to a request at a port."""
     given = {"host": "h", "content-type": "application/json"} | (headers or {})
     scope = {
         "type": kind,
@@ -49,7 +48,7 @@ def call(
     if kind == "websocket":
         del scope["method"]
     sent: list[dict[str, Any]] = []
-    first = {"type": "http.request", "body": data, "more_body": False}
+    first = {"type": "http.request", "body": body, "more_body": False}
     coming = [{"type": "websocket.connect"} if kind == "websocket" else first]
 
     async def receive() -> dict[str, Any]:
@@ -61,6 +60,20 @@ def call(
         sent.append(message)
 
     asyncio.run(app(scope, receive, send))
+    return sent
+
+
+def call(
+    app: Any,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    body: Any = None,
+    kind: str = "http",
+    port: int = 8080,
+) -> Reply:
+    """The reply of `app`; a websocket that was closed before it opened has status 403."""
+    sent = sent_by(app, method, path, headers, b"" if body is None else json.dumps(body).encode(), kind, port)
     if sent and sent[0]["type"].startswith("websocket."):
         return Reply(101 if sent[0]["type"] == "websocket.accept" else 403, {}, b"")
     start = sent[0]

@@ -1,4 +1,4 @@
-"""Two replicas on two nodes that share nothing but a Redis, and one of them is killed."""
+"""Two replicas on two nodes that share nothing but a Redis; the one that computed is killed."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def nodes() -> Iterator[tuple[str, str, str]]:
 
 
 def test_two_nodes_share_redis(nodes: tuple[str, str, str], tiny_model: Path, tmp_path: Path) -> None:
-    """Replicas that reach each other by Redis alone load what the other computed; one that was killed is warm again."""
+    """What a replica computed is loaded by another one that it reaches by Redis alone, also after it was killed."""
     program = shutil.which("redis-server")
     assert program is not None, INSTALL_REDIS
     store, *others = nodes
@@ -66,15 +66,10 @@ def test_two_nodes_share_redis(nodes: tuple[str, str, str], tiny_model: Path, tm
             before = stored(one, within=inside[0])
             first = ask_within(one, TEXTS, inside[0])
             settle(before + chunks_of(first), one, within=inside[0])
+            kill(one)
             second = ask_within(two, TEXTS, inside[1])
             assert [text for text, *_ in first] == [text for text, *_ in second]
             assert share(first) == 0 and share(second) >= 0.5
-            kill(one)
-            again = stack.enter_context(start(0, "again"))
-            again.wait_until_ready()
-            warm = ask_within(again, TEXTS, inside[0])
-            assert [text for text, *_ in warm] == [text for text, *_ in first]
-            assert share(warm) >= 0.5
     finally:
         redis.terminate()
         redis.wait(60)

@@ -13,9 +13,6 @@ pytestmark = pytest.mark.engine
 LONG = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000, "ignore_eos_token": True}}
 LONG_OPENAI = {"prompt": "Say", "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
 SEQUENCES = 32
-SLOW = 1000
-REQUESTS, ROUNDS = 60, 10
-GOAL = 1.2
 
 
 @pytest.mark.parametrize(
