@@ -99,7 +99,7 @@ def test_a_plain_request_is_touched_by_gate_and_limits_alone() -> None:
     assert all(one is told for one, told in zip(sent[1:], [*app.parts, app.end], strict=True))
     assert not [name for name in calls if name.startswith("json")]
     dialect = {name.removeprefix("hotspan.server.lmi.routes.") for name in calls if ".server.lmi." in name}
-    assert dialect == {"Dialect.answer", "Dialect._is_plain", "Dialect.has_formatters"}
+    assert dialect == {"Dialect.answer", "Dialect._is_plain"}
     assert touched(110, body)[2] - calls == {
         "hotspan.server.exchange.AppExchange.send": 100,
         "hotspan.server.exchange.AppExchange._pass": 100,

@@ -91,7 +91,7 @@ async def test_lmi() -> None:
         assert engine.seen[-1][0] == "/v1/completions" and engine.body == {"prompt": "Say", "max_tokens": 3}
 
 
-@pytest.mark.parametrize("path", sorted(WORK - set(OPENAI)))
+@pytest.mark.parametrize("path", sorted({*WORK} - {*OPENAI}))
 async def test_no_route_answers_with_the_base_model_for_an_adapter(path: str) -> None:
     """Where the header can't choose the model it is refused, and the engine is not asked."""
     engine = FakeEngine()
