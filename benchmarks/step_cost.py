@@ -279,6 +279,16 @@ def running(point: Point, scratch: Path) -> Iterator[tuple[Load, Meter]]:
         yield load, metered(engine)
 
 
+def full_collection() -> dict[str, float]:
+    """What Python's garbage collector visits of all that came since the engine started, and how long that takes it.
+
+    The requests' tokens are a part of it that vLLM has without hotspan, too.
+    """
+    objects, began_ns = len(gc.get_objects()), time.thread_time_ns()
+    gc.collect()
+    return {"objects": objects, "ms": round((time.thread_time_ns() - began_ns) / 1e6, 1)}
+
+
 def measure(point: Point, steps: int) -> dict[str, Any]:
     """Both phases."""
     with tempfile.TemporaryDirectory(prefix="hotspan-step-") as scratch, running(point, Path(scratch)) as found:
@@ -292,8 +302,13 @@ def measure(point: Point, steps: int) -> dict[str, Any]:
 
         turnover = measured(load, meter, min(steps, load.point.requests // 2), turn)
         full = len(load.engine.cache.ram.entries)
+        collector = full_collection()
         busy = round(os.getloadavg()[0], 1)  # who else runs on the machine slows memory down, and with it each step
-        return asdict(point) | {"chunks_held": full, "load_average": busy, "decode": decode, "turnover": turnover}
+        return (
+            asdict(point)
+            | {"chunks_held": full, "load_average": busy, "decode": decode, "turnover": turnover}
+            | {"full_collection": collector}
+        )
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import ScopeSet
@@ -27,7 +27,7 @@ class Flight:
     buffer: memoryview
     before: bytes
     data: bytes
-    doomed: bool = False
+    deleted: bool = False
 
     @property
     def key(self) -> ChunkKey:
@@ -92,9 +92,9 @@ class ManualTier:
         self.flights.remove(flight)
         if flight.is_load and fault is None:
             flight.buffer[:] = flight.data
-        elif fault is not None and not flight.doomed:
+        elif fault is not None and not flight.deleted:
             self.discard(flight.key)  # quarantined, or never here
-        elif not flight.is_load and not flight.doomed:
+        elif not flight.is_load and not flight.deleted:
             self.put(flight.chunk, flight.terms, flight.data)
         self._ended.append(Transfer(flight.key, flight.is_load, fault, self._payload_bytes, self.transfer_s))
 
@@ -142,7 +142,7 @@ class ManualTier:
         if len(self.held) + len(storing) >= self._slots:
             self.refusals.append(chunk.key)
             return False
-        terms = replace(terms, generation=len(self.invalidations))
+        terms = terms.at(len(self.invalidations))
         self.flights.append(Flight(chunk, terms, False, payload, bytes(payload), bytes(payload)))
         return True
 
@@ -221,7 +221,7 @@ class ManualTier:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _storing(self) -> list[Flight]:
-        return [flight for flight in self.flights if not flight.is_load and not flight.doomed]
+        return [flight for flight in self.flights if not flight.is_load and not flight.deleted]
 
     def _parents_here(self) -> dict[ChunkKey, ChunkKey | None]:
         """What is here or being written, and what each stands on."""
@@ -231,8 +231,8 @@ class ManualTier:
     def _standing_on(self, keys: Set[ChunkKey]) -> set[ChunkKey]:
         parents = self._parents_here()
         found: set[ChunkKey] = set()
-        while fallen := {key for key, parent in parents.items() if parent in keys or parent in found} - found:
-            found |= fallen
+        while more := {key for key, parent in parents.items() if parent in keys or parent in found} - found:
+            found |= more
         return found
 
     def _forget(self, keys: Set[ChunkKey]) -> None:
@@ -241,7 +241,7 @@ class ManualTier:
             self.kept_on.pop(key, None)
             self._parents.pop(key, None)
         for flight in self.flights:
-            flight.doomed |= flight.key in keys
+            flight.deleted |= flight.key in keys
 
     def _check_size(self, buffer: memoryview) -> None:
         if len(buffer) != self._payload_bytes:

@@ -61,8 +61,8 @@ class Load:
 def standing_on(keys: set[ChunkKey]) -> set[ChunkKey]:
     """All chunks of the texts that stand on these."""
     found: set[ChunkKey] = set()
-    while fallen := {key for key, parent in PARENTS.items() if parent in keys | found} - found:
-        found |= fallen
+    while more := {key for key, parent in PARENTS.items() if parent in keys | found} - found:
+        found |= more
     return found
 
 
@@ -82,7 +82,7 @@ class Cache(RuleBasedStateMachine):
         self.written: dict[ChunkKey, int] = {}
         self.requests: list[Request] = []
         self.stores: list[list[Placement]] = []
-        self.doomed: set[int] = set()  # slots into which the engine copies what was forgotten meanwhile
+        self.deleted: set[int] = set()  # slots into which the engine copies what was forgotten meanwhile
         self.tags: dict[ChunkKey, set[int]] = {}
         self.loads: list[Load] = []
 
@@ -111,14 +111,14 @@ class Cache(RuleBasedStateMachine):
         for placement in placements:
             key, slot = placement.chunk.key, self.rig.slab.slot(placement.slot)
             assert slot == JUNK, "someone wrote into a slot that the engine copies into"
-            if placement.slot in self.doomed:
-                self.doomed.discard(placement.slot)
+            if placement.slot in self.deleted:
+                self.deleted.discard(placement.slot)
             elif success:
                 slot[:] = content(key, SIZE, self.version)
                 self.written[key] = self.version
             self._landed(key)
-            for fallen in () if success else standing_on({key}):
-                self._landed(fallen)
+            for descendant in () if success else standing_on({key}):
+                self._landed(descendant)
         self.cache.end_store([placement.chunk for placement in placements], success=success)
 
     @rule(text=st.sampled_from(TEXTS))
@@ -231,7 +231,7 @@ class Cache(RuleBasedStateMachine):
                 if key in request.hits:
                     del request.hits[request.hits.index(key) :]
         storing = [placement for placements in self.stores for placement in placements]
-        self.doomed |= {placement.slot for placement in storing if placement.chunk.key in taken}
+        self.deleted |= {placement.slot for placement in storing if placement.chunk.key in taken}
 
     def _landed(self, key: ChunkKey) -> None:
         for request in self.requests:

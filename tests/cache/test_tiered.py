@@ -855,7 +855,7 @@ def test_what_expires_late_leaves_nothing_behind_when_it_is_evicted() -> None:
         for n in range(500):
             (chunk,) = chain(f"text {n}", 1)
             store_as(rig, [chunk], Reader(terms=Terms(expires_s=int(rig.clock.unix()) + 86400)))
-        assert len(rig.cache._expiries) <= 2 * 4 + 64
+        assert len(rig.cache.ram.expiries) <= 2 * 4 + 64
         rig.clock.advance(86401)
         rig.cache.step()
         assert not rig.cache.ram.entries

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -19,7 +20,7 @@ from hotspan.bench.prose import prose
 from hotspan.config.settings import CacheOptions
 
 CHUNK = 256
-
+HANG_S = 60.0
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -104,32 +105,52 @@ class Engine:
         assert self.llm.reset_prefix_cache()
 
 
-class Rig(Engine):
+class Tiers:
+    """What there is of hotspan in an engine core of this process, whatever computes its steps (`step`)."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.scheduler = core.scheduler
+        self.connector = core.scheduler.connector
+        self.manager = self.connector.manager
+        self.cache = self.manager.cache
+
+    def step(self, times: int = 1) -> dict[str, int]:
+        """Let the engine compute; cached tokens of the requests that ended, by name."""
+        raise NotImplementedError
+
+    def settle(self, seconds: float = HANG_S) -> None:
+        """Let copies end, and what they stored reach the tiers below."""
+
+        def turn() -> None:
+            self.step()
+            self.cache.step()
+
+        turn()
+        self.until(lambda: not self.connector.has_pending_push_work() and not self.cache.is_persisting, turn, seconds)
+
+    def evict_ram(self) -> None:
+        """Leave the chunks to the tiers below."""
+        self.settle()
+        while self.cache.ram.entries:
+            self.cache._forget(next(iter(self.cache.ram.entries.values())))
+
+    def until(self, is_so: Callable[[], bool], turn: Callable[[], object], seconds: float = HANG_S) -> None:
+        """Turn until it is so. Raises: AssertionError if that takes longer."""
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, "it hangs"
+            turn()
+            time.sleep(0.0005)
+
+
+class Rig(Engine, Tiers):
     """An engine with hotspan's tiers."""
 
     def __init__(self, llm: Any, digests: Digests) -> None:
-        super().__init__(llm)
+        Engine.__init__(self, llm)
+        Tiers.__init__(self, self.core)
         self.digests = digests
-        self.cache = self.core.scheduler.connector.manager.cache
-
-    def evict_ram(self) -> None:
-        """Leave the chunks to the disk alone."""
-        entries = self.cache.ram.entries
-        while entries:
-            self.cache._forget(next(iter(entries.values())))
-
-    def settle(self, seconds: float = 30.0) -> None:
-        """Let stores end and reach the disk."""
-        import time
-
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self.llm.llm_engine.step()
-            self.cache.step()
-            if not self.core.scheduler.connector.has_pending_push_work() and not self.cache.is_persisting:
-                return
-            time.sleep(0.002)
-        raise AssertionError("stores did not end")
 
 
 def sampling(tokens: int, directives: dict[str, Any]) -> Any:

@@ -1,5 +1,7 @@
 """Texts in the engine's prefix cache are found by what an invalidation names, as a search through all finds them."""
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +10,7 @@ from hotspan.core.types import ChunkKey
 from hotspan.engine.spans import Span, Spans
 
 NAMESPACE = bytes(32)
+OWN = Terms(tenant=1)
 
 
 def key(n: int) -> ChunkKey:
@@ -41,7 +44,8 @@ def kept(uses: list[tuple[int, Terms, frozenset[ChunkKey] | None]]) -> Spans:
     for n, terms, keys in uses:
         parent = parent_of(n)
         name = bytes([n])
-        spans.keep(Span(name, [name], None if parent is None else bytes([parent]), terms, keys))
+        above = None if parent is None else bytes([parent])
+        spans.keep(Span(name, (name,), above, terms, None if keys is None else tuple(keys)))
         spans.check()
     return spans
 
@@ -59,7 +63,7 @@ def test_what_is_taken_is_what_a_search_finds(
         narrow = [Scope(s.tenant, s.adapter, s.labels, None, s.namespace) for s in scopes]
         return any(
             each.takes(key(99), NAMESPACE, span.terms)
-            and (scope.keys is None or span.keys is None or bool(scope.keys & span.keys))
+            and (scope.keys is None or span.keys is None or not scope.keys.isdisjoint(span.keys))
             for scope, each in zip(scopes, narrow, strict=True)
         )
 
@@ -79,7 +83,7 @@ def test_what_is_looked_at_is_what_may_be_meant() -> None:
     for n in range(10_000):
         name = n.to_bytes(4)
         terms = Terms(tenant=n % 100, labels=frozenset([n]))
-        spans.keep(Span(name, [name], None, terms, frozenset([key(n)])))
+        spans.keep(Span(name, (name,), None, terms, (key(n),)))
     for scope, count in (
         (Scope(labels=frozenset([5])), 1),
         (Scope(tenant=5, keys=frozenset([key(5), key(7), key(20_000)])), 2),
@@ -91,15 +95,30 @@ def test_what_is_looked_at_is_what_may_be_meant() -> None:
         assert spans.looked_at - looked_at == count
 
 
+def test_spans_are_not_visited_by_the_garbage_collector() -> None:
+    """What a full collection visits does not grow with the texts in the engine's prefix cache."""
+    spans = Spans()
+
+    def keep(first: int, last: int) -> int:
+        for n in range(first, last):
+            name = n.to_bytes(4)
+            spans.keep(Span(name, (name,), (n - 1).to_bytes(4) if n % 16 else None, OWN, (key(n),)))
+        for _ in range(2):
+            gc.collect(0)
+        return len(gc.get_objects())
+
+    assert keep(100, 1100) - keep(0, 100) < 20
+
+
 def test_what_expires_is_remembered_once() -> None:
     """A text that is used again and again takes no more memory for its expiry, and it expires when its first use
     said."""
     spans = Spans()
     for use in range(20_000):
-        spans.keep(Span(b"one", [b"one"], None, Terms(tenant=1, expires_s=1_000_000 + use), frozenset()))
+        spans.keep(Span(b"one", (b"one",), None, Terms(tenant=1, expires_s=1_000_000 + use), ()))
     for n in range(5_000):
         name = n.to_bytes(4)
-        spans.keep(Span(name, [name], None, Terms(tenant=1, expires_s=2_000_000), frozenset()))
+        spans.keep(Span(name, (name,), None, Terms(tenant=1, expires_s=2_000_000), ()))
         spans.pop(name)
     assert len(spans._expiries) < 2_000
     assert not spans.expired(999_999)

@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,7 +200,7 @@ def test_a_record_of_another_chunk_is_not_found(make: Callable[..., Replica], se
     a.store([one, two])
     server.objects[one.key] = server.objects[two.key]
     assert b.ask([one]) == [False]
-    assert b.ask([replace(two, parent=one.key)]) == [False]
+    assert b.ask([Chunk(two.key, one.key, two.index)]) == [False]
     other = make("c", namespace=bytes(32))
     assert other.ask([two]) == [False]
 
@@ -480,7 +479,7 @@ def test_too_many_marks_forget_who_has_most(
     a.store(his, BERT)
     for chunk in [*his, *hers]:
         terms = BERT if chunk in his else ANNA
-        a.tier.join(chunk.key, replace(terms, labels=frozenset({9})))
+        a.tier.join(chunk.key, terms.joined(Terms(labels=frozenset({9}))))
         assert len(a.follower.marks) <= 4
     a.turn()
     a.poll()

@@ -515,6 +515,20 @@ def test_the_log_is_shortened(path: Path) -> None:
             assert hits(tier, CHUNKS[0].key)
 
 
+def test_what_invalidates_nothing_is_no_entry_of_the_log(path: Path) -> None:
+    """Waiting for what was changed to be durable, or an invalidation without a scope, leaves the log as it is: an entry
+    of none would be damage to the next process, which would then forget everything."""
+    full(path)
+    with opened(path) as tier:
+        tier.discard(CHUNKS[3].key)
+        for wait in (tier.settle, lambda durable: tier.invalidate([], durable)):
+            durable = DurableSpy()
+            wait(durable)
+            assert durable.wait(tier) and tier.directory.log.scopes == 0
+    with opened(path) as tier:
+        assert [hits(tier, chunk.key) for chunk in CHUNKS] == [True, True, True, False]
+
+
 def test_a_log_that_can_not_be_shortened_goes_on(path: Path) -> None:
     """If the log can't begin anew, invalidations are as durable as before, and it is tried again with the next."""
     files = FaultyFiles()

@@ -394,18 +394,18 @@ def test_taken_is_a_filter(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 @given(records=TABLES, scope=FEW_SCOPES, generation=st.integers(0, 4))
 def test_what_stands_on_it_falls(table: DiskTable, records: dict[int, Record], scope: Scope, generation: int) -> None:
-    """`fallen` finds what was taken and, step by step, all older chunks that stand on it or on a key that is named."""
+    """`deleted` finds what was taken and, step by step, all older chunks that stand on it or on a key that is named."""
     for slot in range(GEOMETRY.slots):
         table.put(slot, records.get(slot))
     old = {slot: one for slot, one in records.items() if one.terms.generation < generation}
-    fallen = {slot for slot, one in old.items() if scope.takes(one.key, one.namespace, one.terms)}
+    deleted = {slot for slot, one in old.items() if scope.takes(one.key, one.namespace, one.terms)}
     while True:
-        gone = {records[slot].key for slot in fallen} | (scope.keys or set())
-        more = {slot for slot, one in old.items() if one.parent in gone} - fallen
+        gone = {records[slot].key for slot in deleted} | (scope.keys or set())
+        more = {slot for slot, one in old.items() if one.parent in gone} - deleted
         if not more:
             break
-        fallen |= more
-    assert table.fallen([Invalidation(generation, (scope,), 0.0)]) == sorted(fallen)
+        deleted |= more
+    assert table.deleted([Invalidation(generation, (scope,), 0.0)]) == sorted(deleted)
 
 
 def test_a_new_process_takes_the_same(table: DiskTable) -> None:

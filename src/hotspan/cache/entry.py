@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from hotspan.cache.cost import Choice
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
-from hotspan.tiers.lower import LowerTier
 
 
 class State(Enum):
@@ -18,9 +19,8 @@ class State(Enum):
     READY = "ready"
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A chunk in RAM.
+class Entry(Struct, eq=False, gc=False):
+    """A chunk in RAM. The garbage collector does not track it (`Chunk`): who waits for it is known elsewhere.
 
     terms:   whose it is, and until when.
     pins:    who needs it to stay: readers told HIT, loads and writes in flight. It may go when READY and unpinned.
@@ -28,7 +28,6 @@ class Entry:
     moving:  transfers of the lower tier that use its slot.
     held:    the engine uses its slot and will not say when that ends (after `clear`).
     deleted: forgotten while its slot was in use; the slot comes free when that ends.
-    readers: requests that wait for it. source: the tier that it is, or was, promoted from.
     """
 
     chunk: Chunk
@@ -40,8 +39,6 @@ class Entry:
     moving: int = 0
     held: bool = False
     deleted: bool = False
-    readers: "list[Reader]" = field(default_factory=list)
-    source: LowerTier | None = None
 
     @property
     def engine_copies(self) -> bool:

@@ -145,7 +145,7 @@ class LowerTiers:
                     ended(queue.ended(transfer))
             queue.step()
 
-    def wait(self, sources: set[LowerTier | None], timeout_s: float) -> None:
+    def wait(self, sources: set[LowerTier], timeout_s: float) -> None:
         """Sleep until something ends in one of `sources`, or in a tier that asks; in any, if that is none."""
         busy = [tier for tier in self.tiers if (tier.is_up and tier.storage.asking) or tier in sources]
         busy = busy or list(self.tiers)

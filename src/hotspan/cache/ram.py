@@ -1,10 +1,11 @@
 """The RAM tier: which chunk is in which slot of the slab, and which goes when there is no slot left."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.lower import LowerTiers
+from hotspan.core.expiries import Expiries
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey
@@ -28,16 +29,20 @@ _NOBODY = -1
 class RamTier:
     """Entries by key, each with a slot of its own.
 
-    An entry that is `forget`-ed keeps its slot until somebody gives it back with `free`: a transfer may still use it.
+    entries:   what is here and may be found.
+    forgotten: what may not, while the engine copies from or into its slot.
     """
 
     def __init__(self, slab: SharedSlab, shares: Shares | None = None) -> None:
         self.slab = slab
         self.entries: dict[ChunkKey, Entry] = {}
+        self.forgotten: dict[ChunkKey, Entry] = {}
+        self.expiries = Expiries(self._expiring)
         self.evictions = 0
         self.gone: deque[ChunkKey] | None = None  # what left since somebody looked; None while nobody does
         self._lru = LeafArc(slab.slots, shares)
         self._free = list(range(slab.slots - 1, -1, -1))
+        self._held: list[Entry] = []  # forgotten; the engine uses their slots and will not say when that ends
 
     def add(self, chunk: Chunk, terms: Terms, state: State, lower: LowerTiers) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
@@ -50,15 +55,55 @@ class RamTier:
         entry = Entry(chunk, self._free.pop(), state, terms)
         self.entries[chunk.key] = entry
         self._lru.add(chunk.key, chunk.parent, terms.tenant)
+        self.note_expiry(entry)
         return entry
 
-    def forget(self, entry: Entry) -> int:
-        """Make a chunk unfindable; returns its slot, which the caller now has to `free`."""
-        return self._take(entry, evicted=False)
+    def copied(self, key: ChunkKey) -> Entry | None:
+        """The entry of a chunk from or into whose slot the engine copies; of two, the one that was forgotten."""
+        return self.forgotten.get(key) or self.entries.get(key)
 
-    def free(self, slot: int) -> None:
-        """A slot that nothing uses any more."""
-        self._free.append(slot)
+    def forget(self, entry: Entry) -> None:
+        """Make a chunk unfindable; its slot comes free when nothing uses it any more."""
+        self._take(entry, evicted=False)
+        entry.deleted = True
+        if entry.engine_copies:
+            self.forgotten[entry.chunk.key] = entry
+        self.let_go(entry)
+
+    def let_go(self, entry: Entry) -> None:
+        """The slot of an entry is used by one less: free it if the entry is forgotten and nothing else uses it."""
+        if not entry.deleted:
+            return
+        if not entry.engine_copies and self.forgotten.get(entry.chunk.key) is entry:
+            del self.forgotten[entry.chunk.key]
+        if not entry.is_used:
+            self._free.append(entry.slot)
+
+    def hold(self) -> None:
+        """The engine will not say when its copies of what is forgotten end: hold their slots back until `unhold`."""
+        for entry in self.forgotten.values():
+            entry.state, entry.loads, entry.held = State.READY, 0, True
+            self._held.append(entry)
+        self.forgotten.clear()
+
+    def unhold(self) -> None:
+        """Those copies have ended."""
+        while self._held:
+            entry = self._held.pop()
+            entry.held = False
+            self.let_go(entry)
+
+    def note_expiry(self, entry: Entry) -> None:
+        """The terms of an entry changed: remember when to look at it."""
+        if entry.terms.expires_s:
+            self.expiries.note(entry.terms.expires_s, entry.chunk.key, len(self.entries))
+
+    def expired(self, now_s: float) -> Iterator[Entry]:
+        """Entries past their time; each may be forgotten before the next is asked for."""
+        for key in self.expiries.due(now_s):
+            entry = self.entries.get(key)
+            if entry is not None and 0 < entry.terms.expires_s <= now_s:
+                yield entry
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         """These chunks were used, leaf first."""
@@ -86,12 +131,15 @@ class RamTier:
         used, size = self.slab.slots - len(self._free), self.slab.slot_bytes
         return TierUsage(used, self.slab.slots, used * size, self.slab.bytes, self._lru.tenants())
 
-    def check(self, lent: Iterable[int]) -> None:
-        """Raise AssertionError if the books do not agree; `lent` are the slots of forgotten entries still in use."""
+    def check(self, moving: Iterable[Entry]) -> None:
+        """Raise AssertionError if the books do not agree. moving: entries whose slots transfers of lower tiers use."""
         self._lru.check()
         held = [entry.slot for entry in self.entries.values()]
+        lent = {entry.slot for entry in (*moving, *self.forgotten.values(), *self._held) if entry.deleted}
         if sorted([*held, *lent, *self._free]) != list(range(self.slab.slots)):
             raise AssertionError("a slot is lost or has two owners")
+        if any(not entry.deleted or not entry.engine_copies for entry in self.forgotten.values()):
+            raise AssertionError("a forgotten chunk that nobody copies is kept")
         if len(self._lru) != len(self.entries) or any(key not in self._lru for key in self.entries):
             raise AssertionError("the eviction order knows other chunks than RAM holds")
         if any(entry.pins < 0 for entry in self.entries.values()):
@@ -134,6 +182,9 @@ class RamTier:
         if self.gone is not None:
             self.gone.append(entry.chunk.key)
         return entry.slot
+
+    def _expiring(self) -> list[tuple[int, ChunkKey]]:
+        return [(entry.terms.expires_s, key) for key, entry in self.entries.items() if entry.terms.expires_s]
 
     def _may_go(self, key: ChunkKey) -> bool:
         entry = self.entries[key]

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hotspan.core.types import Tier
+from hotspan.tiers.base import Transfer
 
 
 @dataclass(slots=True)
@@ -42,12 +43,17 @@ class CacheStats:
             setattr(self, name, fresh)
         return taken
 
+    def moved(self, tier: Tier, transfer: Transfer) -> None:
+        """A transfer from or to a lower tier ended."""
+        if transfer.fault is not None:
+            self.faults[tier, transfer.fault.value] += 1
+        elif transfer.is_load:
+            self.loaded(tier, transfer.bytes, transfer.seconds)
+        else:
+            self.store_bytes[tier] += transfer.bytes
+            self.store_seconds.setdefault(tier, []).append(transfer.seconds)
+
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""
         self.load_bytes[tier] += size
         self.load_seconds.setdefault(tier, []).append(seconds)
-
-    def stored(self, tier: Tier, size: int, seconds: float) -> None:
-        """One chunk went down to `tier`."""
-        self.store_bytes[tier] += size
-        self.store_seconds.setdefault(tier, []).append(seconds)

@@ -6,12 +6,11 @@
 HIT is said only of what is in RAM. What lies in a lower tier is promoted while the request waits (RETRY), as far as the
 cost model finds that faster than computing it. A promotion that fails, or finds no room in RAM, or is late is a MISS,
 and the request's prefix is cut there. So is what a tier that must ask elsewhere has not answered in time.
-This file is the one place where a tier's fault becomes a miss.
+Here and in `Waits` a tier's fault becomes a miss.
 """
 
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hotspan.cache.cost import CostModel, Text
 from hotspan.cache.entry import Entry, Reader, State
@@ -24,7 +23,7 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
-from hotspan.tiers.base import Durable, TierUsage, Transfer
+from hotspan.tiers.base import Durable, TierUsage
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
@@ -69,11 +68,7 @@ class TieredCache:
         self.cost = cost
         self._clock = clock or SystemClock()
         self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
-        self._waits = Waits(self.ram, self._lower, self._clock, patience_s, cost)
-        self._promoting: dict[ChunkKey, Entry] = {}
-        self._deleted: dict[ChunkKey, Entry] = {}  # forgotten, and the engine still copies from or into their slots
-        self._held: list[Entry] = []  # cleared, likewise, and the engine won't say when it is done
-        self._expiries: list[tuple[int, ChunkKey]] = []
+        self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost)
         self._loading = 0
 
     # -- look up ---------------------------------------------------------------------------------------------------
@@ -91,11 +86,7 @@ class TieredCache:
 
         groups: the chunks of the text by KV cache group, that of which a chain is cut first.
         """
-        probes = self._waits.choose(groups, reader, text)
-        for chunk in probes or ():
-            if chunk.key not in self.ram.entries:
-                self._promote(chunk)
-        return probes is not None
+        return self._waits.choose(groups, reader, text)
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies in a lower tier.
@@ -113,17 +104,16 @@ class TieredCache:
         if reader.cut or (reader.plan is not None and chunk.key in reader.plan.refused):
             return Lookup.MISS
         if entry is None:
-            entry = self._promote(chunk)
+            entry = self._waits.promote(chunk)
+            if entry is None and self._lower.find(chunk.key) is not None:
+                return self._waits.await_room(reader, self._loading > 0)
             if entry is None:
-                is_lower = self._lower.find(chunk.key) is not None
-                return self._await_room(reader) if is_lower else self._await_answer(chunk, reader)
+                return self._waits.await_answer(chunk, reader)
             if reader.is_asking:
                 reader.is_asking, reader.since_s = False, None  # the answer came: this is another wait
-        if chunk.key not in reader.waiting:
-            reader.waiting.add(chunk.key)
-            entry.readers.append(reader)
+        if self._waits.join(chunk.key, reader):
             self._pin(entry, reader)
-        return self._cut_late(reader) if self._waits.is_late(reader) else Lookup.RETRY
+        return self._waits.await_landing(reader)
 
     def reconsider(self, reader: Reader) -> None:
         """The engine had no room for a request whose look-up had ended; what it was denied then it may be given now."""
@@ -135,15 +125,10 @@ class TieredCache:
 
     def release(self, reader: Reader) -> None:
         """The reader was scheduled, finished or gave up: what it held may go."""
-        for key, entry in reader.pins.items():
+        for entry in reader.pins.values():
             entry.pins -= 1
-            if key in reader.waiting:
-                entry.readers.remove(reader)
-        self._waits.settle(reader)
         reader.pins.clear()
-        reader.waiting.clear()
-        reader.since_s = None
-        reader.is_asking = False
+        self._waits.release(reader)
 
     def join(self, chunks: Iterable[Chunk], reader: Reader) -> None:
         """The reader's request uses these chunks, wherever they lie: they carry its tags and its expiry from now on."""
@@ -187,12 +172,12 @@ class TieredCache:
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
         """The engine has its copies."""
         for key in keys:
-            entry = self._deleted.get(key) or self.ram.entries.get(key)
+            entry = self.ram.copied(key)
             if entry is not None and entry.loads > 0:
                 entry.pins -= 1
                 entry.loads -= 1
                 self._loading -= 1
-                self._let_go(entry)
+                self.ram.let_go(entry)
 
     # -- store -----------------------------------------------------------------------------------------------------
 
@@ -210,9 +195,12 @@ class TieredCache:
                 self._join(known, terms, renew=False)
                 continue
             entry = None
-            if chunk.key not in self._deleted and self._has_parent(chunk):
+            if chunk.key not in self.ram.forgotten and self._has_parent(chunk):
                 was_nowhere = not self._lower.holds(chunk.key)
-                entry = self._add(chunk, self._joined_lower(chunk.key, terms), State.STORING)
+                self._lower.join(chunk.key, terms)
+                if not was_nowhere:  # one set of terms for all copies
+                    terms = self._lower.terms(chunk.key) or terms
+                entry = self.ram.add(chunk, terms, State.STORING, self._lower)
                 if entry is not None and was_nowhere:  # what stood on it stood behind a gap
                     for descendant in self.ram.above(entry):
                         self._forget_one(descendant)
@@ -225,17 +213,17 @@ class TieredCache:
     def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
         """The engine's copies are complete: from now on the chunks are hits, and go on to the lower tier."""
         for chunk in chunks:
-            entry = self._deleted.get(chunk.key) or self.ram.entries.get(chunk.key)
+            entry = self.ram.copied(chunk.key)
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
             entry.state = State.READY
             if entry.deleted:
-                self._let_go(entry)
+                self.ram.let_go(entry)
             elif not success:
                 self._forget(entry)
             else:
                 self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
-                self._wake(entry, Tier.RAM)
+                self._waits.wake(chunk.key, Tier.RAM)
                 self._lower.offer([chunk.key])
         self._lower.step()
 
@@ -266,26 +254,20 @@ class TieredCache:
         The slots of those copies are held back until `end_clear`.
         """
         removed = self.invalidate([Scope()], lambda done: None)
-        for entry in self._deleted.values():
-            entry.state, entry.loads, entry.held = State.READY, 0, True
-            self._held.append(entry)
-        self._deleted.clear()
+        self.ram.hold()
         self._loading = 0
         return sum(removed.values())
 
     def end_clear(self) -> None:
         """The engine's copies that were in flight at the last `clear` have ended."""
-        while self._held:
-            entry = self._held.pop()
-            entry.held = False
-            self._let_go(entry)
+        self.ram.unhold()
 
     # -- in between ------------------------------------------------------------------------------------------------
 
     @property
     def is_moving(self) -> bool:
         """Whether promotions, or answers of what could be promoted, are on their way."""
-        return bool(self._promoting) or self._lower.is_asking
+        return self._waits.is_promoting or self._lower.is_asking
 
     @property
     def is_persisting(self) -> bool:
@@ -295,14 +277,18 @@ class TieredCache:
     def step(self) -> None:
         """Take note of what the lower tiers finished and of what expired, and give them more to write."""
         self._expire()
-        for tier, transfer in self._lower.finished(self._let_go):
-            self._settle(tier, transfer)
+        for tier, transfer in self._lower.finished(self.ram.let_go):
+            self.stats.moved(tier, transfer)
             if transfer.is_load:
-                self._end_promotion(tier, transfer)
+                entry = self._waits.end_promotion(tier, transfer)
+                if entry.deleted:
+                    self.ram.let_go(entry)
+                elif transfer.fault is not None:
+                    self._forget(entry)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a lower tier finishes something, at most `timeout_s`."""
-        self._lower.wait({entry.source for entry in self._promoting.values()}, timeout_s)
+        self._lower.wait(self._waits.sources(), timeout_s)
 
     def take_stats(self) -> CacheStats:
         """The counts since the last call."""
@@ -329,37 +315,13 @@ class TieredCache:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
-        lent = [*self._promoting.values(), *self._lower.in_flight(), *self._deleted.values(), *self._held]
-        self.ram.check({entry.slot for entry in lent if entry.deleted})
-        if any(not entry.deleted or not entry.engine_copies for entry in self._deleted.values()):
-            raise AssertionError("a forgotten chunk that nobody copies is kept")
+        self.ram.check([*self._waits.promoting(), *self._lower.in_flight()])
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _add(self, chunk: Chunk, terms: Terms, state: State) -> Entry | None:
-        entry = self.ram.add(chunk, terms, state, self._lower)
-        if entry is not None:
-            self._note_expiry(entry)
-        return entry
-
-    def _note_expiry(self, entry: Entry) -> None:
-        """Remember when to look at it. What is gone since stays noted, until that is most of what is noted."""
-        if not entry.terms.expires_s:
-            return
-        heapq.heappush(self._expiries, (entry.terms.expires_s, entry.chunk.key))
-        if len(self._expiries) > 2 * len(self.ram.entries) + 64:
-            noted = ((entry.terms.expires_s, key) for key, entry in self.ram.entries.items())
-            self._expiries = [(expires_s, key) for expires_s, key in noted if expires_s]
-            heapq.heapify(self._expiries)
 
     def _has_parent(self, chunk: Chunk) -> bool:
         """Whether the chunk stands on something, in RAM or a lower tier."""
         return chunk.parent is None or chunk.parent in self.ram.entries or self._lower.holds(chunk.parent)
-
-    def _joined_lower(self, key: ChunkKey, terms: Terms) -> Terms:
-        """The terms of a chunk that was computed again although a lower tier has it: one set for all copies."""
-        self._lower.join(key, terms)
-        return self._lower.terms(key) or terms
 
     def _pin(self, entry: Entry, reader: Reader) -> None:
         held = reader.pins.get(entry.chunk.key)
@@ -379,13 +341,13 @@ class TieredCache:
     def _join(self, entry: Entry, terms: Terms, *, renew: bool) -> None:
         joined = entry.terms.joined(terms)
         if renew and terms.expires_s > joined.expires_s > 0:
-            joined = replace(joined, expires_s=terms.expires_s)
+            joined = joined.until(terms.expires_s)
             if entry.state is State.READY:
                 self._write_anew(entry)
         if joined is entry.terms:
             return
         entry.terms = joined
-        self._note_expiry(entry)
+        self.ram.note_expiry(entry)
         self._lower.join(entry.chunk.key, joined)
 
     def _write_anew(self, entry: Entry) -> None:
@@ -396,93 +358,9 @@ class TieredCache:
 
     def _expire(self) -> None:
         """Forget what is in RAM past its time."""
-        if not self._expiries or self._expiries[0][0] > self._clock.unix():
-            return
-        now = self._clock.unix()
-        while self._expiries and self._expiries[0][0] <= now:
-            _, key = heapq.heappop(self._expiries)
-            entry = self.ram.entries.get(key)
-            if entry is not None and 0 < entry.terms.expires_s <= now:
-                self._forget(entry)
-                self.stats.expired[Tier.RAM] += 1
-
-    def _promote(self, chunk: Chunk) -> Entry | None:
-        """Start to read a chunk from a lower tier into RAM; None if it is not there or RAM has no room."""
-        source = self._lower.find(chunk.key)
-        if source is None:
-            return None
-        if chunk.key in self._promoting or chunk.key in self._deleted:
-            return None  # forgotten, and its slot is still in use: two of one name could not be told apart
-        entry = self._add(chunk, self._lower.terms(chunk.key) or Terms(), State.PROMOTING)
-        if entry is None:
-            return None
-        if not source.submit_load(chunk.key, self.ram.slab.slot(entry.slot)):
-            self.ram.free(self.ram.forget(entry))
-            return None
-        if self.cost is not None:
-            self.cost.begin_load(source.tier, self.ram.slab.slot_bytes)
-        entry.moving += 1
-        entry.source = source
-        self._promoting[chunk.key] = entry
-        return entry
-
-    def _await_room(self, reader: Reader) -> Lookup:
-        """A chunk could not be promoted: wait a little if others are about to make room, else miss."""
-        if reader.plan is not None:
-            reader.plan.is_crowded = True
-        others_move = self._loading or len(self._promoting) > len(reader.waiting)
-        if not others_move or reader.pins or self._waits.is_late(reader):
-            return self._cut(reader)
-        return Lookup.RETRY
-
-    def _await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
-        """A chunk that no tier is known to have: wait a little for those that ask elsewhere, else miss."""
-        asked = self._lower.asked(chunk.key)
-        if not asked or reader.plan is not None:  # a plan is made when the answers are there, or late
-            return Lookup.MISS
-        reader.is_asking = True
-        if not self._waits.is_late(reader):
-            return Lookup.RETRY
-        for tier in asked:
-            tier.late()
-        return self._cut(reader)
-
-    def _cut(self, reader: Reader) -> Lookup:
-        reader.cut = True
-        self._waits.end(reader)
-        self.stats.cuts += 1
-        return Lookup.MISS
-
-    def _cut_late(self, reader: Reader) -> Lookup:
-        for source in {self._promoting[key].source for key in reader.waiting if key in self._promoting}:
-            if source is not None:
-                source.late()
-        return self._cut(reader)
-
-    def _end_promotion(self, tier: Tier, transfer: Transfer) -> None:
-        entry = self._promoting.pop(transfer.key)
-        if self.cost is not None:
-            seconds = transfer.seconds if transfer.fault is None else None
-            self.cost.end_load(tier, self.ram.slab.slot_bytes, seconds)
-        entry.moving -= 1
-        if entry.deleted:
-            self._let_go(entry)
-        elif transfer.fault is None:
-            entry.state = State.READY
-            self._wake(entry, tier)
-        else:
-            for reader in entry.readers:
-                reader.cut = True
+        for entry in self.ram.expired(self._clock.unix()):
             self._forget(entry)
-
-    def _settle(self, tier: Tier, transfer: Transfer) -> None:
-        """Count a transfer."""
-        if transfer.fault is not None:
-            self.stats.faults[tier, transfer.fault.value] += 1
-        elif transfer.is_load:
-            self.stats.loaded(tier, transfer.bytes, transfer.seconds)
-        else:
-            self.stats.stored(tier, transfer.bytes, transfer.seconds)
+            self.stats.expired[Tier.RAM] += 1
 
     def _forget(self, entry: Entry) -> None:
         """Make a chunk unfindable, and what stands on it: behind a gap no invalidation would reach it."""
@@ -492,13 +370,9 @@ class TieredCache:
 
     def _forget_one(self, entry: Entry) -> None:
         """Make one chunk unfindable; its slot comes free when nothing uses it any more."""
-        self._wake(entry, None)
-        self.ram.forget(entry)
+        self._waits.wake(entry.chunk.key, None)
         self._lower.forget(entry.chunk.key)
-        entry.deleted = True
-        if entry.engine_copies:
-            self._deleted[entry.chunk.key] = entry
-        self._let_go(entry)
+        self.ram.forget(entry)
 
     def _forget_orphans(self) -> int:
         """Forget the descendants of chunks that only a lower tier had and now are gone; returns how many."""
@@ -507,23 +381,3 @@ class TieredCache:
             if not entry.deleted:
                 self._forget(entry)
         return before - len(self.ram.entries)
-
-    def _let_go(self, entry: Entry) -> None:
-        """Free the slot of a forgotten chunk, unless it is still used."""
-        if not entry.deleted:
-            return
-        if not entry.engine_copies and self._deleted.get(entry.chunk.key) is entry:
-            del self._deleted[entry.chunk.key]
-        if not entry.is_used:
-            self.ram.free(entry.slot)
-
-    def _wake(self, entry: Entry, source: Tier | None) -> None:
-        """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
-        landed_s = self._waits.landed() if source is not None else None
-        for reader in entry.readers:
-            reader.waiting.discard(entry.chunk.key)
-            reader.since_s = landed_s if reader.waiting else None
-            if source is not None:
-                reader.promoted[entry.chunk.key] = source
-            self._waits.progress(reader)
-        entry.readers.clear()

@@ -1,59 +1,139 @@
-"""For what a request waits, and how long: as the cost model says, or else while nothing at all lands."""
+"""For what a request waits, and how long: as the cost model says, or else while nothing at all lands.
+
+It waits for tiers to say what they have, for room in RAM, and for chunks that a lower tier reads into RAM.
+"""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import groupby
 
 from hotspan.cache.cost import CostModel, Run, Text
-from hotspan.cache.entry import Plan, Reader, State
+from hotspan.cache.entry import Entry, Plan, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
+from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock
-from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.core.terms import Terms
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.tiers.base import Transfer
+from hotspan.tiers.lower import LowerTier
 
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Promotion:
+    """A chunk that a lower tier reads into RAM."""
+
+    entry: Entry
+    source: LowerTier
+
+
 class Waits:
-    """All requests'.
+    """All requests', and the promotions that they wait for.
 
     patience_s: how long one waits while nothing lands, where no cost model says so.
     """
 
     def __init__(
-        self, ram: RamTier, lower: LowerTiers, clock: Clock, patience_s: float, cost: CostModel | None
+        self,
+        ram: RamTier,
+        lower: LowerTiers,
+        stats: CacheStats,
+        clock: Clock,
+        patience_s: float,
+        cost: CostModel | None,
     ) -> None:
-        self.cost = cost
+        self._cost = cost
         self._ram = ram
         self._lower = lower
+        self._stats = stats
         self._clock = clock
         self._patience_s = patience_s
         self._landed_s = 0.0
+        self._promoting: dict[ChunkKey, _Promotion] = {}
+        self._readers: dict[ChunkKey, list[Reader]] = {}  # of chunks that are on their way to RAM
 
-    def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> list[Chunk] | None:
-        """Decide what a request is to load; None while a tier has yet to say what it has, and may.
+    # -- promotions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_promoting(self) -> bool:
+        """Whether chunks are being promoted."""
+        return bool(self._promoting)
+
+    def promoting(self) -> list[Entry]:
+        """The entries of chunks that are being promoted, forgotten ones among them."""
+        return [each.entry for each in self._promoting.values()]
+
+    def sources(self, keys: AbstractSet[ChunkKey] | None = None) -> set[LowerTier]:
+        """The tiers from which chunks are being promoted: these, or all."""
+        found = self._promoting if keys is None else self._promoting.keys() & keys
+        return {self._promoting[key].source for key in found}
+
+    def promote(self, chunk: Chunk) -> Entry | None:
+        """Start to read a chunk from a lower tier into RAM; None if it is not there or RAM has no room."""
+        source = self._lower.find(chunk.key)
+        if source is None:
+            return None
+        if chunk.key in self._promoting or chunk.key in self._ram.forgotten:
+            return None  # forgotten, and its slot is still in use: two of one name could not be told apart
+        entry = self._ram.add(chunk, self._lower.terms(chunk.key) or Terms(), State.PROMOTING, self._lower)
+        if entry is None:
+            return None
+        if not source.submit_load(chunk.key, self._ram.slab.slot(entry.slot)):
+            self._ram.forget(entry)
+            return None
+        if self._cost is not None:
+            self._cost.begin_load(source.tier, self._ram.slab.slot_bytes)
+        entry.moving += 1
+        self._promoting[chunk.key] = _Promotion(entry, source)
+        return entry
+
+    def end_promotion(self, tier: Tier, transfer: Transfer) -> Entry:
+        """A promotion ended: its entry, whose slot the tier uses no more. If it failed, its readers' waits are over."""
+        entry = self._promoting.pop(transfer.key).entry
+        entry.moving -= 1
+        if self._cost is not None:
+            seconds = transfer.seconds if transfer.fault is None else None
+            self._cost.end_load(tier, self._ram.slab.slot_bytes, seconds)
+        if not entry.deleted and transfer.fault is None:
+            entry.state = State.READY
+            self.wake(transfer.key, tier)
+        elif not entry.deleted:
+            for reader in self._readers.get(transfer.key, ()):
+                reader.cut = True
+        return entry
+
+    # -- a request ---------------------------------------------------------------------------------------------------
+
+    def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> bool:
+        """Decide what a request is to load; False while a tier has yet to say what it has, and may.
 
         groups: the chunks of its text by KV cache group, that of which a chain is cut first.
-        Returns the chunks to promote although it does not wait for them.
         """
-        if reader.plan is not None or self.cost is None:
-            return []
+        if reader.plan is not None or self._cost is None:
+            return True
         now_s = self._clock.monotonic()
         began_s = reader.since_s = reader.since_s if reader.since_s is not None else now_s
         first = text.gpu_tokens // text.chunk_tokens
         awaited = self._awaited(groups, first, reader)
-        reader.is_asking = awaited is not None and self._may_ask(self.cost, reader, text, now_s - began_s)
+        reader.is_asking = awaited is not None and self._may_ask(self._cost, reader, text, now_s - began_s)
         if reader.is_asking:
-            return None
+            return False
         for tier in self._lower.asked(awaited) if awaited is not None else []:
             tier.late()
         chain = groups[0][first:] if groups else []
-        choice = self.cost.cut(text, self._runs(chain, len(groups)))
+        choice = self._cost.cut(text, self._runs(chain, len(groups)))
         refused = frozenset(chunk.key for chunk in chain[choice.chunks :])
         reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
         reader.asks_s = reader.risk_s = None
         self._advance(reader.plan)
-        return list(chain[choice.chunks : choice.chunks + choice.probe])
+        for chunk in chain[choice.chunks : choice.chunks + choice.probe]:
+            if chunk.key not in self._ram.entries:
+                self.promote(chunk)
+        return True
 
     def is_late(self, reader: Reader) -> bool:
         """Whether a request has waited long enough.
@@ -69,22 +149,60 @@ class Waits:
         own_s, any_s = now_s - reader.since_s, now_s - max(reader.since_s, self._landed_s)
         return any_s > self._patience_s or own_s > _QUEUE_PATIENCE * self._patience_s
 
-    def landed(self) -> float:
-        """A chunk came to RAM; when (monotonic)."""
-        self._landed_s = self._clock.monotonic()
-        return self._landed_s
+    def join(self, key: ChunkKey, reader: Reader) -> bool:
+        """A request waits for a chunk that is on its way to RAM; False if it does so already."""
+        if key in reader.waiting:
+            return False
+        reader.waiting.add(key)
+        self._readers.setdefault(key, []).append(reader)
+        return True
 
-    def progress(self, reader: Reader) -> None:
-        """A chunk that a request waited for came, or never will."""
+    def await_landing(self, reader: Reader) -> Lookup:
+        """What to tell a request that waits for chunks."""
+        if not self.is_late(reader):
+            return Lookup.RETRY
+        for source in self.sources(reader.waiting):
+            source.late()
+        return self._cut(reader)
+
+    def await_room(self, reader: Reader, is_loading: bool) -> Lookup:
+        """What to tell one whose chunk could not be promoted: wait a little if others are about to make room.
+
+        is_loading: whether the engine copies chunks, which may go afterwards.
+        """
         if reader.plan is not None:
-            self._advance(reader.plan)
-            if not reader.waiting:
-                self.end(reader)
+            reader.plan.is_crowded = True
+        others_move = is_loading or len(self._promoting) > len(reader.waiting)
+        if not others_move or reader.pins or self.is_late(reader):
+            return self._cut(reader)
+        return Lookup.RETRY
 
-    def end(self, reader: Reader) -> None:
-        """A request waits no longer."""
-        if reader.plan is not None and reader.plan.ended_s is None:
-            reader.plan.ended_s = self._clock.monotonic()
+    def await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
+        """What to tell one whose chunk no tier is known to have: wait a little for those that ask elsewhere."""
+        asked = self._lower.asked(chunk.key)
+        if not asked or reader.plan is not None:  # a plan is made when the answers are there, or late
+            return Lookup.MISS
+        reader.is_asking = True
+        if not self.is_late(reader):
+            return Lookup.RETRY
+        for tier in asked:
+            tier.late()
+        return self._cut(reader)
+
+    def wake(self, key: ChunkKey, source: Tier | None) -> None:
+        """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
+        landed_s = None
+        if source is not None:
+            landed_s = self._landed_s = self._clock.monotonic()
+        for reader in self._readers.pop(key, ()):
+            reader.waiting.discard(key)
+            reader.since_s = landed_s if reader.waiting else None
+            if source is not None:
+                reader.promoted[key] = source
+            if reader.plan is not None:
+                self._advance(reader.plan)
+                if not reader.waiting:
+                    self._end(reader)
 
     def reconsider(self, reader: Reader) -> None:
         """A request could not begin after all: what it was denied is decided anew when it is looked up again.
@@ -92,20 +210,43 @@ class Waits:
         Meanwhile it loses nothing by waiting, and there may be room in RAM, or an answer.
         """
         if reader.cut or (reader.plan is not None and (reader.plan.refused or not reader.plan.answered)):
-            self.settle(reader)
+            self._learn(reader)
             reader.cut = reader.is_asking = False
             reader.since_s = reader.awaited = None
 
-    def settle(self, reader: Reader) -> None:
-        """A request runs, or is gone: the model learns what became of its choice."""
+    def release(self, reader: Reader) -> None:
+        """A request runs, or is gone: it waits for nothing, and the model learns what became of its choice."""
+        for key in reader.waiting:
+            readers = self._readers[key]
+            readers.remove(reader)
+            if not readers:
+                del self._readers[key]
+        reader.waiting.clear()
+        self._learn(reader)
+        reader.since_s = None
+        reader.is_asking = False
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _cut(self, reader: Reader) -> Lookup:
+        reader.cut = True
+        self._end(reader)
+        self._stats.cuts += 1
+        return Lookup.MISS
+
+    def _end(self, reader: Reader) -> None:
+        """A request waits no longer."""
+        if reader.plan is not None and reader.plan.ended_s is None:
+            reader.plan.ended_s = self._clock.monotonic()
+
+    def _learn(self, reader: Reader) -> None:
+        """The model learns what became of a request's choice."""
         plan, reader.plan = reader.plan, None
-        if plan is not None and self.cost is not None:
+        if plan is not None and self._cost is not None:
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
             waited_s = 0.0 if plan.is_crowded else waited_s
-            self.cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=plan.risked and plan.answered)
-
-    # -- inside ----------------------------------------------------------------------------------------------------
+            self._cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=plan.risked and plan.answered)
 
     def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
         """Whether a request may go on to wait for an answer."""

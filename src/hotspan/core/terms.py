@@ -5,10 +5,14 @@ record on disk and tell a thief no document's name. Two names that share a label
 recomputation; identity never rests on a label (core/namespace.py has whole digests).
 """
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hotspan.core.types import ChunkKey
 
@@ -44,8 +48,7 @@ def tag_labels(tags: Iterable[str] = (), session: str | None = None) -> frozense
     return frozenset(named if session is None else named | {label("session", session)})
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True, gc=False):
     """Whose a chunk is, what it was made of, and until when it may be used.
 
     tenant, adapter: labels; 0 for the base model's adapter.
@@ -68,9 +71,23 @@ class Terms:
         covers = self.is_wild or (other.labels <= self.labels and not other.is_wild)
         if expires == self.expires_s and covers:
             return self
-        labels = self.labels | other.labels
+        labels = shared(self.labels | other.labels)
         is_wild = self.is_wild or other.is_wild or len(labels) > MOST_LABELS
         return replace(self, labels=frozenset() if is_wild else labels, expires_s=expires, is_wild=is_wild)
+
+    def at(self, generation: int) -> "Terms":
+        """These terms as of a generation."""
+        return replace(self, generation=generation)
+
+    def until(self, expires_s: int) -> "Terms":
+        """These terms with another expiry."""
+        return replace(self, expires_s=expires_s)
+
+
+@functools.lru_cache(maxsize=1024)
+def shared(labels: frozenset[int]) -> frozenset[int]:
+    """The same labels, in one set for all chunks that have them."""
+    return labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The nouns that every layer shares."""
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NewType
+
+from msgspec import Struct
 
 ChunkKey = NewType("ChunkKey", bytes)
 """32 bytes that name one chunk's KV: namespace, adapter, tokens and everything before them, KV cache group."""
@@ -32,12 +33,14 @@ class Lookup(IntEnum):
     """On its way to RAM: ask again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True, gc=False):
     """One chunk as the cache knows it: its name and the name of what must stand before it.
 
     `parent` is None for the first chunk of a text. A chunk is useless without its ancestors.
     `index` is its place in the text, counted in chunks from 0.
+
+    What there is for each chunk of a cache is not tracked by Python's garbage collector (`gc=False`) and may therefore
+    be part of no cycle: with a million chunks, one full collection would stop the engine for a second.
     """
 
     key: ChunkKey

@@ -8,12 +8,12 @@ chunk, with the terms on which it uses them, so that an invalidation finds the b
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
+from hotspan.core.multimap import Multimap
 from hotspan.core.terms import Scope, Terms
 from hotspan.engine.requests import RequestRecord
 from hotspan.engine.spans import Span, Spans
@@ -36,7 +36,7 @@ class GpuPrefixes:
         self._step = span_hashes
         self._hash_tokens = hash_tokens
         self._running: dict[str, RequestRecord] = {}
-        self._users: defaultdict[bytes, set[str]] = defaultdict(set)  # running requests by the spans of their texts
+        self._users = Multimap[bytes, str]()  # running requests by the spans of their texts
         self.spans = Spans()
 
     def bind(self, pool: BlockPool) -> None:
@@ -68,9 +68,10 @@ class GpuPrefixes:
             self._note_spans(record)
         first = 0 if record.is_renamed else record.spans_kept
         parent: bytes | None = hashes[first * step - 1] if first else None
-        for index in range(first, -(-len(hashes) // step)):
-            part = list(hashes[index * step : (index + 1) * step])
-            self.spans.keep(Span(part[-1], part, parent, record.terms_at(index), record.keys_at(index)))
+        indexes = range(first, -(-len(hashes) // step))
+        for index, keys in zip(indexes, record.keys_at(indexes), strict=True):
+            part = tuple(hashes[index * step : (index + 1) * step])
+            self.spans.keep(Span(part[-1], part, parent, record.terms_at(index), keys))
             parent = part[-1]
         if len(self.spans) > _PRUNE_ABOVE + (self._pool.num_gpu_blocks // step if self._pool is not None else 0):
             self.spans.prune(_PRUNE_SHARE * (len(hashes) // step - first + 1), self._may_be_found)
@@ -105,7 +106,7 @@ class GpuPrefixes:
         """Raise AssertionError if spans and running requests do not agree."""
         self.spans.check()
         used = {(name, request_id) for request_id, record in self._running.items() for name in record.spans}
-        if used != {(name, request_id) for name, users in self._users.items() for request_id in users}:
+        if used != {(name, request_id) for name in self._users for request_id in self._users.of(name)}:
             raise AssertionError("spans and running requests know each other differently")
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class GpuPrefixes:
         for name in names:
             span = self.spans.pop(name)
             dropped += span.hashes
-            users |= self._users.get(name, set())
+            users |= self._users.of(name)
             if len(span.hashes) < self._step:  # a piece: it may be the beginning of a chunk of others
                 pieces.setdefault(span.parent, set()).add(name)
         users.update(self._going_on(pieces))
@@ -128,7 +129,7 @@ class GpuPrefixes:
 
     def _going_on(self, pieces: Mapping[bytes | None, set[bytes]]) -> Iterator[str]:
         """Running requests whose texts go on where one of these pieces ends; each text is looked through once."""
-        users = (self._running if parent is None else self._users.get(parent, ()) for parent in pieces)
+        users = (self._running if parent is None else self._users.of(parent) for parent in pieces)
         for request_id in set().union(*users):
             record = self._running[request_id]
             for at, parent in enumerate([None, *record.spans]):
@@ -160,14 +161,11 @@ class GpuPrefixes:
         hashes, names = record.request.block_hashes, record.spans
         for end in range((len(names) + 1) * self._step, 0 if record.is_renamed else len(hashes) + 1, self._step):
             names.append(hashes[end - 1])
-            self._users[hashes[end - 1]].add(record.request.request_id)
+            self._users.add(hashes[end - 1], record.request.request_id)
 
     def _forget_spans(self, record: RequestRecord) -> None:
         for name in record.spans:
-            users = self._users[name]
-            users.discard(record.request.request_id)
-            if not users:
-                del self._users[name]
+            self._users.discard(name, record.request.request_id)
         record.spans.clear()
 
     def _leave(self, request_id: str) -> None:

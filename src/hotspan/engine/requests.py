@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,17 +108,16 @@ class RequestRecord(Reader):
             ]
         return min(first, default=None)
 
-    def keys_at(self, index: int) -> frozenset[ChunkKey] | None:
-        """The keys of the chunks within the largest group's chunk at `index`; None if they are unknown."""
+    def keys_at(self, indexes: range) -> Iterator[tuple[ChunkKey, ...] | None]:
+        """For each index the keys of the chunks within that chunk of the largest group; None if they are unknown."""
         if self.keyer is None:
-            return None
+            yield from (None for _ in indexes)
+            return
         self._extend(self.keyer)
         largest = max(group.hashes_per_chunk for group in self.groups)
-        found: list[Chunk] = []
-        for group in self.groups:
-            each = largest // group.hashes_per_chunk
-            found += self._chains.get(group.index, [])[index * each : (index + 1) * each]
-        return frozenset(chunk.key for chunk in found)
+        chains = [(self.chain(group.index), largest // group.hashes_per_chunk) for group in self.groups]
+        for index in indexes:
+            yield tuple(chunk.key for chain, each in chains for chunk in chain[index * each : (index + 1) * each])
 
     def keys_from(self, token: int) -> frozenset[ChunkKey]:
         """The keys of its complete chunks from a token on, but at least of the last one in each group.
@@ -141,10 +140,12 @@ class RequestRecord(Reader):
         """
         own = joined = self.terms_at(index)
         for terms in known:
-            if terms is not None and (terms.labels or terms.expires_s or terms.is_wild):
+            if terms is not None and terms is not own and (terms.labels or terms.expires_s or terms.is_wild):
                 joined = joined.joined(terms)
+        if joined is own:
+            return own
         if self.renews:
-            joined = replace(joined, expires_s=own.expires_s)
+            joined = joined.until(own.expires_s)
         if joined != own:
             self.inherited[index] = joined
         return joined

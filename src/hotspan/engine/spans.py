@@ -4,12 +4,14 @@ Each span depends on the one before it in its text. A search costs what it finds
 runs on the scheduler's thread.
 """
 
-import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+from msgspec import Struct
+
+from hotspan.core.expiries import Expiries
+from hotspan.core.multimap import Multimap
 from hotspan.core.scopes import without_keys
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
@@ -17,18 +19,15 @@ from hotspan.core.types import ChunkKey
 Name = bytes
 """The last of a span's block hashes, which names all tokens up to there."""
 
-_MAX_EXPIRIES = 1024
-"""Times that are remembered besides two of each span; what a span no longer expires at is dropped then."""
-
 _NO_KEY = ChunkKey(bytes(32))
 
-_Place = tuple[str, int | bytes | None]
-"""An entry of the index: a kind of name, and the name."""
+_Place = int | bytes | None
+"""What a span is found by."""
 
 
-@dataclass(slots=True)
-class Span:
-    """Blocks of one chunk, or of the last piece of a text that is no whole one.
+class Span(Struct, eq=False, gc=False):
+    """Blocks of one chunk, or of the last piece of a text that is no whole one. The garbage collector does not track it
+    (`Chunk`).
 
     hashes: the engine's names of the blocks.
     keys:   of the chunks in it, in every KV cache group; none for a piece. None: unknown (the tenant's keys or the
@@ -36,14 +35,14 @@ class Span:
     """
 
     name: Name
-    hashes: list[bytes]
+    hashes: tuple[bytes, ...]
     parent: Name | None
     terms: Terms
-    keys: frozenset[ChunkKey] | None
+    keys: tuple[ChunkKey, ...] | None
 
 
-def _places(span: Span) -> Iterator[_Place]:
-    """Where the index has a span."""
+def _places(span: Span) -> Iterator[tuple[str, _Place]]:
+    """Where the index has a span: a kind of name, and the name."""
     yield "tenant", span.terms.tenant
     if span.parent is not None:
         yield "parent", span.parent
@@ -63,8 +62,8 @@ class Spans:
 
     def __init__(self) -> None:
         self._spans: dict[Name, Span] = {}
-        self._index: defaultdict[_Place, set[Name]] = defaultdict(set)
-        self._expiries: list[tuple[int, Name]] = []
+        self._index: defaultdict[str, Multimap[_Place, Name]] = defaultdict(Multimap)
+        self._expiries = Expiries(self._expiring)
         self._turns: deque[Span] = deque()  # in which `prune` looks at them; those that are gone since among them
         self.looked_at = 0
 
@@ -89,13 +88,11 @@ class Spans:
         elif span.terms is not known.terms or span.keys != known.keys:
             self._remove(known)
             known.terms = known.terms.joined(span.terms)
-            known.keys = None if known.keys is None or span.keys is None else known.keys | span.keys
+            both = None if known.keys is None or span.keys is None else dict.fromkeys(known.keys + span.keys)
+            known.keys = None if both is None else tuple(both)
             self._add(known)
         if span.terms.expires_s:
-            heapq.heappush(self._expiries, (known.terms.expires_s, span.name))
-            if len(self._expiries) > _MAX_EXPIRIES + 2 * len(self._spans):
-                self._expiries = [(at, name) for name, each in self._spans.items() if (at := each.terms.expires_s)]
-                heapq.heapify(self._expiries)
+            self._expiries.note(known.terms.expires_s, span.name, len(self._spans))
 
     def pop(self, name: Name) -> Span:
         """Forget one."""
@@ -115,8 +112,7 @@ class Spans:
     def expired(self, now_s: float) -> set[Name]:
         """The spans whose time is over, and their descendants."""
         found: set[Name] = set()
-        while self._expiries and self._expiries[0][0] <= now_s:
-            _, name = heapq.heappop(self._expiries)
+        for name in self._expiries.due(now_s):
             span = self._spans.get(name)
             if span is not None and 0 < span.terms.expires_s <= now_s:
                 found.add(name)
@@ -136,30 +132,36 @@ class Spans:
     def check(self) -> None:
         """Raise AssertionError if spans and index do not agree."""
         assert all(name == span.name == span.hashes[-1] for name, span in self._spans.items())
-        indexed = {(place, name) for place, names in self._index.items() for name in names}
+        indexed = {
+            ((kind, place), name)
+            for kind, places in self._index.items()
+            for place in places
+            for name in places.of(place)
+        }
         assert indexed == {(place, name) for name, span in self._spans.items() for place in _places(span)}
         assert {span.name for span in self._turns} >= self._spans.keys()
 
     def _add(self, span: Span) -> None:
-        for place in _places(span):
-            self._index[place].add(span.name)
+        for kind, place in _places(span):
+            self._index[kind].add(place, span.name)
 
     def _remove(self, span: Span) -> None:
-        for place in _places(span):
-            names = self._index[place]
-            names.discard(span.name)
-            if not names:
-                del self._index[place]
+        for kind, place in _places(span):
+            self._index[kind].discard(place, span.name)
 
-    def _at(self, *place: int | bytes | str | None) -> AbstractSet[Name]:
-        return self._index.get(place, frozenset())  # type: ignore[arg-type]
+    def _at(self, kind: str, place: _Place) -> set[Name]:
+        return self._index[kind].of(place)
+
+    def _expiring(self) -> list[tuple[int, Name]]:
+        return [(span.terms.expires_s, name) for name, span in self._spans.items() if span.terms.expires_s]
 
     def _candidates(self, scope: Scope) -> AbstractSet[Name]:
         """All that a scope may take, and not much else."""
         if scope.keys is not None:
-            return set(self._at("keyless", scope.tenant)).union(*(self._at("key", key) for key in scope.keys))
+            return self._at("keyless", scope.tenant).union(*(self._at("key", key) for key in scope.keys))
         if scope.labels:
-            return min((self._at("label", label) for label in scope.labels), key=len) | self._at("wild", None)
+            rarest = min(scope.labels, key=self._index["label"].count)
+            return self._at("label", rarest) | self._at("wild", None)
         return self._spans.keys() if scope.tenant is None else self._at("tenant", scope.tenant)
 
     def _with_descendants(self, names: set[Name]) -> set[Name]:

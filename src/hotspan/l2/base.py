@@ -9,7 +9,7 @@ Objects never change; a mark adds to the terms of one, and marks commute, so tha
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hotspan.core.scopes import understood_scopes
@@ -54,7 +54,7 @@ def marked(terms: Terms, marks: Iterable[bytes]) -> Terms:
         if joined is not terms:
             generation = max(generation, at)
             terms = joined
-    return replace(terms, generation=generation)
+    return terms.at(generation)
 
 
 @dataclass(frozen=True, slots=True)

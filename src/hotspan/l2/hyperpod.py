@@ -99,7 +99,7 @@ class _Metadata:
         union = self.marks.union(mark or _WILD for mark in marks)
         if len(union) <= MOST_LABELS and self.last + 1 < _LABELS_UNTIL:
             return union
-        return frozenset(marks_of(replace(after, labels=frozenset(), is_wild=True), after.generation))
+        return frozenset(marks_of(after.joined(Terms(is_wild=True)), after.generation))
 
     def _all(self, marks: frozenset[bytes]) -> frozenset[bytes]:
         return marks | _OVER if self.last == MAX_NUMBERS - 1 else marks

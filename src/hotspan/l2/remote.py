@@ -160,7 +160,7 @@ class RemoteTier:
             return False
         if self._commits.takes(chunk.key, self._namespace, terms):
             return False  # the log's readers would count it as of before
-        terms = replace(terms, generation=self._follower.applied)
+        terms = terms.at(self._follower.applied)
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._storing[chunk.key] = True
@@ -209,7 +209,7 @@ class RemoteTier:
             joined = found.terms.joined(terms)
             if joined is found.terms:
                 return
-            self._known.change(replace(found, terms=replace(joined, generation=self._follower.applied)))
+            self._known.change(replace(found, terms=joined.at(self._follower.applied)))
         elif key not in self._storing and key not in self._gaps and self._is_absent(key):
             return  # who stores it next says so with the record; what lies behind a gap goes with the gap's chunk
         if terms.labels or terms.expires_s or terms.is_wild:
@@ -320,7 +320,7 @@ class RemoteTier:
 
     def _mark(self, key: ChunkKey, terms: Terms) -> None:
         if len(self._marks) < _MAX_MARKS or key in self._marks:
-            terms = replace(terms, generation=self._follower.applied)
+            terms = terms.at(self._follower.applied)
             self._marks[key] = self._marks[key].joined(terms) if key in self._marks else terms
         else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
             ((tenant, _),) = Counter(each.tenant for each in [*self._marks.values(), terms]).most_common(1)

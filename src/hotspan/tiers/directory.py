@@ -160,7 +160,7 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
         generation = said.generation
         if not said.entries:
             return generation
-        for slot in table.fallen(said.entries):
+        for slot in table.deleted(said.entries):
             table.put(slot, None)
             table.write(slot)
         table.sync()

@@ -4,7 +4,6 @@ import logging
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
@@ -78,7 +77,7 @@ class DiskTier(DiskSlab):
             return False
         may_evict = chunk.key in self._refused
         if may_evict or self._room.has_free:
-            terms = replace(terms, generation=self._generation)
+            terms = terms.at(self._generation)
             stamp = secrets.randbits(64)
             record = Record(chunk.key, chunk.parent, self._own, self._payload_bytes, terms, stamp, chunk.index)
             if self.store(record, [payload], may_evict=may_evict):
@@ -124,7 +123,7 @@ class DiskTier(DiskSlab):
 
         It outlived all that was invalidated so far: a label that it gets now must not count as one it had then.
         """
-        super().stamp(key, replace(terms, generation=self._generation))
+        super().stamp(key, terms.at(self._generation))
 
     def invalidate(self, scopes: Sequence[Scope], durable: Durable) -> int:
         keys = {self._table.key(slot) for slot in self._table.taken(scopes, slot_of=self._slot_of)}
@@ -172,8 +171,10 @@ class DiskTier(DiskSlab):
         what the log alone would take follows from labels that were joined and from chunks in between, whose records may
         not be on the disk yet.
         """
-        generation = self.directory.generation + number
         self._table.flush()
+        if not scopes:  # `settle`: an entry without a scope would be damage to whoever reads the log
+            return
+        generation = self.directory.generation + number
         self._log.append(Invalidation(generation, tuple(dict.fromkeys(scopes)), self._clock.unix()))
         self._generation = generation
         if self._log.scopes >= _MAX_LOGGED_SCOPES:

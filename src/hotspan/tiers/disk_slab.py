@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
 from hotspan.core.terms import Scope, Terms
@@ -67,8 +69,7 @@ class DiskOptions:
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(Struct, eq=False, gc=False):
     """A chunk on disk. Not readable while `writing`; its slots are not reused while `readers`.
 
     slot, more: the first, and the others in order.

@@ -22,11 +22,13 @@ gives way to one that can't show by its ghosts what it would do with more.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from msgspec import Struct
+
+from hotspan.core.multimap import Multimap
 from hotspan.core.types import ChunkKey
-from hotspan.tiers.leaves import Children, Held, Leaf, Leaves
+from hotspan.tiers.leaves import Held, Leaf, Leaves
 from hotspan.tiers.shares import Share, Shares
 
 __all__ = ["LeafArc", "Share", "Shares"]
@@ -35,12 +37,13 @@ _IDLE_TURNS = 16
 """In uses and arrivals of as many chunks as the tier holds."""
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
+class _Node(Struct, eq=False, gc=False):
+    """A chunk of `tenant`, in its list `often` or `once`."""
+
     parent: ChunkKey | None
-    held: Held
-    list: Leaves
+    tenant: int
     used: int
+    is_often: bool = False
 
 
 class LeafArc:
@@ -57,7 +60,7 @@ class LeafArc:
         self._slots = capacity  # what quotas are parts of, also while there is room for less
         self._shares = shares or Shares()
         self._nodes: dict[ChunkKey, _Node] = {}
-        self._children = Children()
+        self._children = Multimap[ChunkKey, ChunkKey]()  # of each parent, here or not: a child may come back first
         self._tenants: dict[int, Held] = {}
         self._sharing = 0  # tenants here that have the default floor
         # (time of a tenant's first leaf, tenant), heaps by the tenant's rank; entries go stale as in `Leaves`.
@@ -80,14 +83,14 @@ class LeafArc:
         held = self._tenants.get(tenant) or self._arrive(tenant)
         into = held.list_for(key)
         into.chunks += 1
-        self._nodes[key] = _Node(parent, held, into, self._now)
+        self._nodes[key] = _Node(parent, held.tenant, self._now, into is held.often)
         if key not in self._children:
             into.push((self._now, key), parent)
         if parent is not None:
-            self._children.put(parent, key)
+            self._children.add(parent, key)
             above = self._nodes.get(parent)
-            if above is not None and above.held is not held:
-                self._post(above.held)
+            if above is not None and above.tenant != tenant:
+                self._post(self._tenants[above.tenant])
         self._post(held)
 
     def adopt(self, chunks: Iterable[tuple[ChunkKey, ChunkKey | None, int]]) -> None:
@@ -98,18 +101,15 @@ class LeafArc:
         for now, (key, parent, tenant) in enumerate(chunks, 1):
             held = tenants.get(tenant) or self._arrive(tenant)
             held.once.chunks += 1
-            nodes[key] = _Node(parent, held, held.once, now)
+            nodes[key] = _Node(parent, held.tenant, now)
             if parent is not None:
-                if parent in children:
-                    children.put(parent, key)
-                else:
-                    children[parent] = key
+                children.add(parent, key)
             self._now = now
         if len(nodes) != self._now:
             raise ValueError("a chunk came twice")
         for key, node in nodes.items():
             if key not in children:
-                node.list.heap.append((node.used, key))  # in order, so it is a heap
+                tenants[node.tenant].once.heap.append((node.used, key))  # in order, so it is a heap
         for held in tenants.values():
             self._post(held)
 
@@ -122,13 +122,13 @@ class LeafArc:
                 continue
             self._now += 1
             node.used = self._now
-            held = touched[node.held.tenant] = node.held
-            if node.list is held.once:
+            held = touched[node.tenant] = self._tenants[node.tenant]
+            if not node.is_often:
                 held.once.chunks -= 1
                 held.often.chunks += 1
-                node.list = held.often
+                node.is_often = True
             if key not in self._children:
-                node.list.push((node.used, key))
+                held.often.push((node.used, key))
         for held in touched.values():
             self._post(held)
 
@@ -137,21 +137,24 @@ class LeafArc:
         node = self._nodes.pop(key, None)
         if node is None:
             return
-        node.list.chunks -= 1
+        held = self._tenants[node.tenant]
+        leaves = held.list_of(node.is_often)
+        leaves.chunks -= 1
         if evicted:
-            node.list.ghosts[key] = None
-        node.held.forget_ghosts()
-        if node.parent is not None and self._children.drop(node.parent, key):
+            leaves.ghosts[key] = None
+        held.forget_ghosts()
+        if node.parent is not None and self._children.discard(node.parent, key):
             above = self._nodes.get(node.parent)
             if above is not None:
-                above.list.push((above.used, node.parent))
-                if above.held is not node.held:
-                    self._post(above.held)
-        if node.held.chunks:
-            self._post(node.held)
+                of_above = self._tenants[above.tenant]
+                of_above.list_of(above.is_often).push((above.used, node.parent))
+                if of_above is not held:
+                    self._post(of_above)
+        if held.chunks:
+            self._post(held)
         else:
-            del self._tenants[node.held.tenant]
-            self._sharing -= not self._shares.has_floor(node.held.tenant)
+            del self._tenants[node.tenant]
+            self._sharing -= not self._shares.has_floor(node.tenant)
 
     # -- who makes room ------------------------------------------------------------------------------------------------
 
@@ -205,21 +208,22 @@ class LeafArc:
         children: dict[ChunkKey, set[ChunkKey]] = {}
         chunks: dict[tuple[int, bool], int] = {}
         for key, node in self._nodes.items():
-            of = (node.held.tenant, node.list is node.held.often)
+            of = (node.tenant, node.is_often)
             chunks[of] = chunks.get(of, 0) + 1
             if node.parent is not None:
                 children.setdefault(node.parent, set()).add(key)
-            if node.held is not self._tenants.get(node.held.tenant):
+            if node.tenant not in self._tenants:
                 raise AssertionError("a chunk is held by nobody")
         if children != {parent: self._children.of(parent) for parent in self._children}:
             raise AssertionError("children are miscounted")
         up = {
-            (id(each), leaf)
-            for held in self._tenants.values()
-            for each in (held.once, held.often)
-            for leaf in each.entries()
+            (tenant, is_often, leaf)
+            for tenant, held in self._tenants.items()
+            for is_often in (False, True)
+            for leaf in held.list_of(is_often).entries()
         }
-        if any((id(n.list), (n.used, key)) not in up for key, n in self._nodes.items() if key not in children):
+        leaves = [(n.tenant, n.is_often, (n.used, key)) for key, n in self._nodes.items() if key not in children]
+        if not up.issuperset(leaves):
             raise AssertionError("a leaf is not up for eviction")
         for tenant, held in self._tenants.items():
             counted = chunks.get((tenant, False), 0), chunks.get((tenant, True), 0)

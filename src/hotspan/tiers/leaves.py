@@ -1,4 +1,4 @@
-"""The chunks of each tenant in ARC's lists, and the children of each chunk."""
+"""The chunks of each tenant in ARC's lists."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -95,6 +95,10 @@ class Held:
     def chunks(self) -> int:
         return self.once.chunks + self.often.chunks
 
+    def list_of(self, is_often: bool) -> Leaves:
+        """One of the two."""
+        return self.often if is_often else self.once
+
     @property
     def is_once_long(self) -> bool:
         """Whether `once` is longer than its target."""
@@ -126,35 +130,3 @@ class Held:
         for each in (self.once, self.often):
             while len(each.ghosts) > self.chunks // 2:
                 each.ghosts.popitem(last=False)
-
-
-class Children(dict[ChunkKey, ChunkKey | set[ChunkKey]]):
-    """The children of each parent that has some, here or not: a child may come back first.
-
-    Most parents have one, which stands there bare: a set for each would cost 25 MB per 100,000 chunks.
-    """
-
-    def put(self, parent: ChunkKey, key: ChunkKey) -> None:
-        """A child came."""
-        there = self.get(parent)
-        if there is None:
-            self[parent] = key
-        elif isinstance(there, set):
-            there.add(key)
-        else:
-            self[parent] = {there, key}
-
-    def drop(self, parent: ChunkKey, key: ChunkKey) -> bool:
-        """A child went; whether it was the last."""
-        there = self[parent]
-        if isinstance(there, set):
-            there.remove(key)
-            if there:
-                return False
-        del self[parent]
-        return True
-
-    def of(self, parent: ChunkKey) -> set[ChunkKey]:
-        """The children of one parent."""
-        there = self.get(parent)
-        return there if isinstance(there, set) else set() if there is None else {there}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from hotspan.core.terms import Terms
+from hotspan.core.terms import Terms, shared
 from hotspan.core.types import ChunkKey
 
 RECORD_BYTES = 256
@@ -65,8 +65,7 @@ def unpack(data: bytes) -> Record | None:
     )
     if magic != LIVE:
         return None
-    terms = Terms(
-        tenant, adapter, frozenset(value for value in labels if value), generation, expires_s, bool(flags & IS_WILD)
-    )
+    named = shared(frozenset(value for value in labels if value))
+    terms = Terms(tenant, adapter, named, generation, expires_s, bool(flags & IS_WILD))
     above = ChunkKey(parent) if flags & HAS_PARENT else None
     return Record(ChunkKey(key), above, namespace, size, terms, stamp, place, flags >> PART_BITS_AT)

@@ -245,7 +245,7 @@ class DiskTable:
         found: list[int] = slots.tolist()
         return found if scope.keys is None else [slot for slot in found if self.key(slot) in scope.keys]
 
-    def fallen(self, entries: Iterable[Invalidation]) -> list[int]:
+    def deleted(self, entries: Iterable[Invalidation]) -> list[int]:
         """Slots of chunks that invalidations of the past took, descendants included."""
         children: dict[bytes, list[int]] = {}
         found: set[int] = set()

@@ -18,15 +18,13 @@ import itertools
 import queue
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequestType
@@ -40,25 +38,20 @@ from hotspan.engine import opening
 from hotspan.engine.arguments import transfer_config
 from proofs.simulated.memory_store import MemoryServer, MemoryStore
 
+from ..rig import CHUNK, HANG_S, Tiers, sampling
 from .runner import KnownBytes
 
-CHUNK = 256
 BLOCK = 64
 STEP_TOKENS = 1024
-HANG_S = 60.0
 
 _numbers = itertools.count()
 
 
-class Core:
+class Core(Tiers):
     """A running engine core. One thread uses it: the test's, which is the scheduler's."""
 
     def __init__(self, core: EngineCore) -> None:
-        self.core = core
-        self.scheduler = core.scheduler
-        self.connector: Any = core.scheduler.connector
-        self.manager = self.connector.manager
-        self.cache = self.manager.cache
+        super().__init__(core)
         self.administrator = self.connector.administrator
         self.follower = self.administrator._follower
         self.prefixes = self.manager.prefixes
@@ -82,12 +75,10 @@ class Core:
         **directives: Any,
     ) -> Request:
         """Hand a request to the scheduler, where it waits for the next step."""
-        extra = {"kv_transfer_params": directives} if directives else None
-        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
         request = Request(
             name,
             list(prompt),
-            sampling,
+            sampling(tokens, directives),
             None,
             cache_salt=salt,
             lora_request=lora,
@@ -97,7 +88,6 @@ class Core:
         return request
 
     def step(self, times: int = 1) -> dict[str, int]:
-        """Let the engine compute; cached tokens of the requests that ended, by name."""
         ended = {}
         for _ in range(times):
             for outputs in self.core.step()[0].values():
@@ -126,22 +116,6 @@ class Core:
         self.ask(prompt, **options)
         self.settle()
         return prompt
-
-    def settle(self) -> None:
-        """Let copies end, and what they stored reach the tiers below."""
-
-        def turn() -> None:
-            self.step()
-            self.cache.step()
-
-        turn()
-        self.until(lambda: not self.connector.has_pending_push_work() and not self.cache.is_persisting, turn)
-
-    def evict_ram(self) -> None:
-        """Leave the chunks to the tiers below."""
-        self.settle()
-        while self.cache.ram.entries:
-            self.cache._forget(next(iter(self.cache.ram.entries.values())))
 
     def logged(self) -> int:
         """How many entries the disk's log was given."""
@@ -172,14 +146,6 @@ class Core:
             self.until(answer.done, self.administrator.run_waiting)
             return answer.result()
         return answer
-
-    def until(self, is_so: Callable[[], bool], turn: Callable[[], object]) -> None:
-        """Turn until it is so. Raises: AssertionError after a minute."""
-        deadline = time.monotonic() + HANG_S
-        while not is_so():
-            assert time.monotonic() < deadline, "it hangs"
-            turn()
-            time.sleep(0.0005)
 
 
 class IdleCore:
