@@ -225,6 +225,16 @@ def test_a_flush_that_fails_says_so(table: DiskTable, kind: str) -> None:
     assert reread(table) == {0: record("0"), 1: record("1")}
 
 
+def test_adjacent_slots_are_one_write(table: DiskTable) -> None:
+    """The records of a chunk's slots go to the disk in as few writes as there are runs of slots, and each is there."""
+    for slot in (0, 1, 2, 4):
+        table.put(slot, record(f"{slot}"))
+    before = FILES.calls["pwrite"]
+    table.write_all([4, 0, 1, 2])
+    assert FILES.calls["pwrite"] - before == 2
+    assert reread(table) == contents(table) and sorted(contents(table)) == [0, 1, 2, 4]
+
+
 def test_every_flipped_bit_frees_one_slot(table: DiskTable, fd: int) -> None:
     """A record in which any bit flipped is a free slot; its neighbours stay."""
     for slot in range(3):

@@ -408,8 +408,8 @@ class DiskSlab:
                 self._free_records(slots)
                 return None
             slots += self._evict(victim)
-        if len(slots) > count:
-            self._free_records(slots[count:])
+        slots.sort()  # one I/O moves what lies in adjacent slots; slots that were freed last are taken first
+        self._free_records(slots[count:])
         return slots[:count]
 
     def _may_go(self, parent: ChunkKey | None) -> Callable[[ChunkKey], bool]:
@@ -510,8 +510,7 @@ class DiskSlab:
             else:
                 self._frames.write_sealed(entry.slots, scratch, payload, identity, sealing)
             if fault is None:
-                for slot in entry.slots:
-                    self._table.write(slot)
+                self._table.write_all(entry.slots)
         except OSError as error:
             fault = Fault.FULL if error.errno in NO_SPACE else Fault.IO
             logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
@@ -554,10 +553,9 @@ class DiskSlab:
 
     def _write_records(self, slots: Iterable[int]) -> None:
         try:
-            for slot in slots:
-                self._table.write(slot)
+            self._table.write_all(slots)
         except OSError as error:
-            logger.warning("disk_record_failed slot=%d error=%s", slot, str(error))  # a stale record costs a miss
+            logger.warning("disk_records_failed error=%s", str(error))  # a stale record costs a miss
 
     def _write_log(self, number: int, scopes: Sequence[Scope]) -> None:
         """Make what was changed durable, for all who wait. Raises: OSError."""

@@ -3,7 +3,7 @@
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -64,20 +64,18 @@ class FrameFile:
         self._slot_bytes = slot_bytes
 
     def write(self, slots: Sequence[int], header: memoryview, payload: memoryview, identity: FrameIdentity) -> None:
-        """Write a plain frame, the header last; `payload` as it is, without a copy. Raises: OSError.
+        """Write a plain frame; `payload` as it is, without a copy. Raises: OSError.
 
-        Part by part: what was just hashed is still in the CPU's caches when it is written.
+        Part by part: what was just hashed is still in the CPU's caches when it is written. The first part comes last,
+        in one I/O with the header, which has the tags of all.
         """
         begin_plain(header, len(payload), identity)
-        part_bytes = _part_bytes(len(payload))
-        for start in range(0, len(payload), part_bytes):
-            part = payload[start : start + part_bytes]
+        for start, part in _parts(payload):
             hash_part(header, len(payload), start, part)
-            if len(part) < len(payload):
+            if start:
                 self._move(self._files.pwritev, slots, HEADER_BYTES + start, [part])
         end(header)
-        last = [header, payload] if len(payload) <= part_bytes else [header]  # a small frame is one I/O
-        self._move(self._files.pwritev, slots, 0, last)
+        self._move(self._files.pwritev, slots, 0, [header, part])
 
     def write_sealed(
         self,
@@ -87,7 +85,7 @@ class FrameFile:
         identity: FrameIdentity,
         sealing: FrameSealing,
     ) -> None:
-        """Write an encrypted frame, the header last. Raises: OSError.
+        """Write an encrypted frame, in the order of a plain one. Raises: OSError.
 
         Each segment is encrypted into the staging area, its tag behind it, where the next one will begin:
 
@@ -95,18 +93,15 @@ class FrameFile:
         """
         header, staging = scratch[:HEADER_BYTES], scratch[HEADER_BYTES:]
         cipher = begin_sealed(header, len(payload), identity, sealing)
-        part_bytes = _part_bytes(len(payload))
-        filled = 0
-        for index, start, stop in segments(len(payload)):
-            size = stop - start
-            cipher.encrypt(index, payload[start:stop], staging[filled : filled + size + TAG_BYTES])
-            put_tag(header, index, staging[filled + size : filled + size + TAG_BYTES])
-            filled += size
-            if filled == part_bytes or stop == len(payload):
-                self._move(self._files.pwritev, slots, HEADER_BYTES + stop - filled, [staging[:filled]])
-                filled = 0
+        for start, part in _parts(payload):
+            for index, first, stop in segments(len(payload), start, len(part)):
+                tag_at = stop - start
+                cipher.encrypt(index, payload[first:stop], staging[first - start : tag_at + TAG_BYTES])
+                put_tag(header, index, staging[tag_at : tag_at + TAG_BYTES])
+            if start:
+                self._move(self._files.pwritev, slots, HEADER_BYTES + start, [staging[: len(part)]])
         end(header)
-        self._move(self._files.pwritev, slots, 0, [header])
+        self._move(self._files.pwritev, slots, 0, [header, staging[: len(part)]])
 
     def read(
         self, slots: Sequence[int], header: memoryview, into: memoryview, identity: FrameIdentity, now_s: float
@@ -195,6 +190,13 @@ def _take(buffers: list[memoryview], size: int) -> list[memoryview]:
         if not buffers[0]:
             del buffers[0]
     return taken
+
+
+def _parts(payload: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """What one I/O each moves of a payload, and where it begins: from the second part on, then the first."""
+    part_bytes = _part_bytes(len(payload))
+    for start in (*range(part_bytes, len(payload), part_bytes), 0):
+        yield start, payload[start : start + part_bytes]
 
 
 def _part_bytes(payload_bytes: int) -> int:

@@ -287,15 +287,20 @@ class DiskTable:
 
     def write(self, slot: int) -> None:
         """Put a slot's record on disk, unsynced. Raises: OSError."""
-        with self._writing:
-            self._unwritten.discard(slot)
-            self._is_synced = False
-            data = bytes(self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES])
-            try:
-                whole(self._files.pwrite(self._fd, data, SUPERBLOCK_BYTES + slot * RECORD_BYTES), RECORD_BYTES)
-            except OSError:
-                self._unwritten.add(slot)
-                raise
+        self.write_all([slot])
+
+    def write_all(self, slots: Iterable[int]) -> None:
+        """Put the records of slots on disk, unsynced; those of adjacent slots in one write. Raises: OSError."""
+        for run in _runs(slots):
+            with self._writing:
+                self._unwritten.difference_update(run)
+                self._is_synced = False
+                data = bytes(self._memory[run.start * RECORD_BYTES : run.stop * RECORD_BYTES])
+                try:
+                    whole(self._files.pwrite(self._fd, data, SUPERBLOCK_BYTES + run.start * RECORD_BYTES), len(data))
+                except OSError:
+                    self._unwritten.update(run)
+                    raise
 
     @property
     def is_dirty(self) -> bool:
@@ -337,3 +342,15 @@ class DiskTable:
     def key(self, slot: int) -> ChunkKey:
         """The key in the record of `slot`."""
         return ChunkKey(bytes(self._memory[slot * RECORD_BYTES + 8 : slot * RECORD_BYTES + 40]))
+
+
+def _runs(slots: Iterable[int]) -> Iterator[range]:
+    """Slots in their order, adjacent ones together."""
+    run = range(0)
+    for slot in slots:
+        if run and slot != run.stop:
+            yield run
+            run = range(0)
+        run = range(run.start if run else slot, slot + 1)
+    if run:
+        yield run
