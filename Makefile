@@ -141,13 +141,17 @@ soak: install  ## R10: an hour of churn
 fuzz-http: install  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
 	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow
 
-lint: install  ## Check style, types and layers
+.PHONY: lint-style lint-types lint-layers
+lint: lint-style lint-types lint-layers  ## Check style, types and layers
+lint-style: install
 	$(SAY) "ruff"
 # Without its cache: a new file can change how imports sort in files that did not change.
 	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
+lint-types: install
 	$(SAY) "mypy"
 	@$(BIN)/mypy
+lint-layers: install
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports
 
@@ -165,11 +169,12 @@ servers:
 helm: install
 	@$(BIN)/python tests/deploy/install_helm.py
 
-test: lint servers helm  ## Everything that a change must pass
-# tests/groups.py has what shares a server, and so a worker.
+test: install  ## Everything that a change must pass
+	@$(MAKE) -j $(WORKERS) lint servers helm
+# tests/groups.py has what shares a server, and so a worker, and which tests begin first.
 	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
 	@$(BOUNDED) bash -c 'failed=0; \
-	  $(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --dist loadscope --durations=15 || failed=1; \
+	  $(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; \
 	  $(BIN)/python -m pytest -m "not slow and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
 
 test-slow: install  ## The tests that take minutes

@@ -67,7 +67,8 @@ class _Forgetful(World):
 
 
 def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Churn:
-    """Until the time is over, and longer on a machine too slow for enough of it; what breaks is a finding."""
+    """Until the time is over, and longer on a machine too slow for enough of it, or until it has failed; what breaks is
+    a finding."""
     found, samples, stored = Churn(), Samples(), 0
     capacity, least = _OBJECTS * _OBJECT_BYTES, _MIN_CHURN * _OBJECTS * SIZE
     said, total_s = Said(), hours * 3600
@@ -82,8 +83,9 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
         sample_s = min(60.0, total_s / 60)
         next_s = started_s + _WARM_UP * total_s
         try:
-            while (now_s := time.monotonic()) < end_s or (
-                (stored < least or len(samples.fds) < _MIN_SAMPLES) and now_s < end_s + _MAX_LATE_S
+            while found.over <= _MAX_OVER and (
+                (now_s := time.monotonic()) < end_s
+                or ((stored < least or len(samples.fds) < _MIN_SAMPLES) and now_s < end_s + _MAX_LATE_S)
             ):
                 world.run(100)
                 stored += sum(replica.cache.take_stats().store_bytes[Tier.L2] for replica in world.replicas)

@@ -164,11 +164,20 @@ def marks(nodes: Iterable[ast.AST]) -> set[str]:
     }
 
 
+def module_at(path: Path, root: Path) -> Module:
+    """A module of tests below `root`."""
+    return Module(path, ".".join(path.relative_to(root.parent).with_suffix("").parts))
+
+
 def judging_tests(root: Path) -> set[str]:
     """The tests below a directory that judge real time and are not marked so, each as `path::name`."""
-    paths = {".".join(path.relative_to(root.parent).with_suffix("").parts): path for path in root.rglob("*.py")}
-    modules = [Module(path, name) for name, path in paths.items()]
+    texts = {path: path.read_text() for path in root.rglob("*.py")}
+    reading = {path for path, text in texts.items() if any(f"time.{clock}(" in text for clock in CLOCKS)}
+    modules = [module_at(path, root) for path in reading]
     helpers = {(module.name, name) for module in modules for name in module.judging}
+    names_of_helpers = {name for _, name in helpers}
+    users = [path for path, text in texts.items() if any(name in text for name in names_of_helpers)]
+    modules += [module_at(path, root) for path in users if path not in reading]
     found = set()
     for module in modules:
         judging = module.judging | {name for name, source in module.imported.items() if source in helpers}

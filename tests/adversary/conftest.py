@@ -21,7 +21,8 @@ import pytest
 
 from tests.daemon.rig import DaemonProcess
 from tests.engine.vision import make_vision_adapter, make_vision_model
-from tests.server.conftest import Server, free_port, serving
+from tests.ports import free_port
+from tests.server.conftest import Server, serving
 
 ADMIN_TOKEN = "an-admin-token-of-the-house"
 KEYS = {"acme": "sk-acme-0123456789", "globex": "sk-globex-0123456789"}

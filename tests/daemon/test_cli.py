@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hotspan.cli.main import app
 from tests.daemon.rig import PATIENCE_S, DaemonProcess
-from tests.server.conftest import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

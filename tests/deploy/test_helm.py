@@ -20,7 +20,7 @@ import yaml
 
 from hotspan.cli.main import app
 from tests.deploy.install_helm import HELM
-from tests.server.conftest import free_port
+from tests.ports import free_port
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "hotspan"
 DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"

@@ -1,4 +1,7 @@
-"""An S3 server on a free port of the loopback: moto's, in a process of its own, where Flask harms nobody."""
+"""An S3 server on a free port of the loopback: moto's, in a process of its own, where Flask harms nobody.
+
+It runs in a fork of that process, which has imported moto once, so that a killed server is back at once.
+"""
 
 import os
 import signal
@@ -23,17 +26,15 @@ class S3Server:
     def __init__(self, *buckets: str) -> None:
         self._buckets = buckets
         self.address = ("127.0.0.1", 0)
+        environment = os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(_OBJECT_BYTES)}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._parent = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
         self.start()
 
     def start(self) -> None:
         """Start it where it was, with nothing in it; returns when it answers."""
-        environment = os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(_OBJECT_BYTES)}
-        command = [sys.executable, __file__, str(self.address[1])]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the S3 server did not come up"
-        self.address = ("127.0.0.1", int(line))
+        self._pid, port = map(int, self._tell(str(self.address[1])).split())
+        self.address = ("127.0.0.1", port)
         for bucket in self._buckets:
             _ask("PUT", f"{self.url}/{bucket}")
 
@@ -43,23 +44,30 @@ class S3Server:
 
     def stop(self) -> None:
         """Kill it."""
-        self._process.kill()
-        self.close()
+        self._tell("stop")
 
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does, its connections open."""
-        self._process.send_signal(signal.SIGSTOP)
+        os.kill(self._pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.wait(60)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        """End it, and the process that starts it."""
+        with self._parent:
+            assert self._parent.stdin is not None
+            self._parent.stdin.close()
+
+    def _tell(self, command: str) -> str:
+        """What the process answers that starts the server."""
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        self._parent.stdin.write(command + "\n")
+        self._parent.stdin.flush()
+        line = self._parent.stdout.readline()
+        assert line, "the S3 server did not come up"
+        return line
 
     def __enter__(self) -> "S3Server":
         return self
@@ -89,13 +97,31 @@ class _OneWriteAtATime:
 
 
 def main() -> None:
+    """Serve on the port of each line, until one says "stop" or there are no more."""
+    import moto.s3.responses  # so that no fork has to
+    from moto.moto_server import werkzeug_app
+
+    assert moto.s3.responses and werkzeug_app
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            try:
+                _serve(int(line))
+            finally:
+                print("it does not serve", flush=True)
+                os._exit(1)
+        sys.stdin.readline()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        print("stopped", flush=True)
+
+
+def _serve(port: int) -> None:
     from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import make_server
 
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    application = _OneWriteAtATime(create_backend_app("s3"))
-    server = make_server("127.0.0.1", int(sys.argv[1]), application, threaded=True)
-    print(server.server_port, flush=True)
+    server = make_server("127.0.0.1", port, _OneWriteAtATime(create_backend_app("s3")), threaded=True)
+    print(os.getpid(), server.server_port, flush=True)
     server.serve_forever()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -11,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+
+from tests.ports import free_port
 
 INSTALL_REDIS = "redis-server is not installed, and these tests need a real one: apt-get install redis-server"
 
@@ -31,15 +32,6 @@ def at_last(ask: Callable[[], Answer]) -> Answer:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody uses, below those that the kernel gives to who wants any: it stays free."""
-    while True:
-        port = secrets.randbelow(16000) + 16000
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class RedisServer:

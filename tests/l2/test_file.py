@@ -28,14 +28,7 @@ from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import (
-    TERMS,
-    MakeStore,
-    found,
-    frame_of,
-    put,
-    read,
-)
+from hotspan.testing.stores import TERMS, MakeStore, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, at_last
 from tests.l2.test_shared_files import no_links
 from tests.tiers.mounts import mounted

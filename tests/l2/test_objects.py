@@ -17,16 +17,7 @@ from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import (
-    TENANT,
-    TERMS,
-    MakeStore,
-    found,
-    frame_of,
-    put,
-    read,
-    record_of,
-)
+from hotspan.testing.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of
 from tests.l2.memory_blobs import MemoryBlobs
 
 SIZE = 4096

@@ -20,17 +20,9 @@ from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisLog, RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
+from hotspan.testing.outages import StoreOutageTests
 from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import (
-    TERMS,
-    MakeStore,
-    ObjectStoreTests,
-    StoreOutageTests,
-    found,
-    frame_of,
-    put,
-    read,
-)
+from hotspan.testing.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
 from tests.relay import Relay
 

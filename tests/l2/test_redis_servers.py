@@ -24,9 +24,11 @@ from hotspan.l2.redis import RedisStore
 from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.logs import SharedLogTests
 from hotspan.testing.races import StoreRaceTests
-from hotspan.testing.stores import MakeStore, ObjectStoreTests, SharedLogTests, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, RedisServer, at_last, free_port, redis_server
+from hotspan.testing.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read
+from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
+from tests.ports import free_port
 
 SIZE = 2 * MIB + 4096
 (A,) = chain("a", 1)

@@ -12,17 +12,24 @@ from hotspan.l2.blobs import Part
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
+from hotspan.testing.outages import StoreOutageTests
 from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import MakeStore, StoreOutageTests
+from hotspan.testing.stores import MakeStore
 from tests.l2.s3_rig import BUCKET, Place
 from tests.l2.s3_server import S3Server
 
 
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[S3Server]:
+    """One for all: each test has a prefix of its own, and leaves it running."""
+    with S3Server(BUCKET) as server:
+        yield server
+
+
 class _Fixtures:
-    @pytest.fixture(scope="class")
-    def server(self) -> Iterator[S3Server]:
-        with S3Server(BUCKET) as server:
-            yield server
+    @pytest.fixture
+    def server(self, shared_server: S3Server) -> S3Server:
+        return shared_server
 
     @pytest.fixture
     def make_store(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
@@ -34,7 +41,7 @@ class _Fixtures:
 
 
 class TestS3Store(_Fixtures, SharedStoreTests):
-    """One server for all: each test has a prefix of its own."""
+    """Of which nobody stops the server."""
 
     def test_metadata_does_not_grow_for_ever(self, make_store: MakeStore) -> None:
         """Marks are added until there are too many for the chunk to be found."""
@@ -48,7 +55,7 @@ class TestS3Store(_Fixtures, SharedStoreTests):
 
 
 class TestS3Outage(_Fixtures, StoreOutageTests):
-    """Tests leave the server as they found it, but for what was in it."""
+    """Of which tests stop the server, which then has nothing in it."""
 
     TIMEOUT_S = 5.0
     LIMIT_S = 30.0

@@ -13,9 +13,8 @@ import uvicorn
 from aiohttp import web
 
 from hotspan.router.gateway import Gateway
-from hotspan.router.health import HealthSettings
 from hotspan.router.run import opened, served
-from hotspan.router.settings import Replica, RouterSettings
+from hotspan.router.settings import HealthSettings, Replica, RouterSettings
 from hotspan.router.tracing import no_tracer
 
 Answering = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -186,7 +185,7 @@ def labels(router: Gateway) -> list[tuple[str, ...]]:
     return [*metrics.requests, *metrics.decisions, *metrics.retries, *metrics.fan_outs]
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Return once it is so. Raises: TimeoutError."""
     async with asyncio.timeout(within_s):
         while not condition():

@@ -24,10 +24,10 @@ from hotspan.router.events import EventFeed
 from hotspan.router.settings import Replica
 from hotspan.router.text import Roots
 from hotspan.router.types import Medium
+from tests.ports import free_port
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
 from tests.router.rig import replicas, routed, say_ok
 from tests.router.test_tokens import made
-from tests.server.conftest import free_port
 
 STEM: Text = tuple(7 * at % 200 + 1 for at in range(48))
 TEXTS: list[Text] = [STEM, STEM + tuple(range(60, 120)), STEM[:36] + tuple(range(100, 160)), tuple(range(1, 60))]

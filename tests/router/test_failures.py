@@ -9,9 +9,8 @@ import pytest
 from aiohttp import web
 from xxhash import xxh3_128_digest
 
-from hotspan.router.health import HealthSettings
 from hotspan.router.session import Split
-from hotspan.router.settings import Replica
+from hotspan.router.settings import HealthSettings, Replica
 from hotspan.router.types import Strategy
 from hotspan.testing.clock import SimulatedClock
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.router.access import Access
-from hotspan.router.health import HealthSettings
+from hotspan.router.settings import HealthSettings
 from hotspan.server.principal import Credentials, Principal
 from hotspan.testing.clock import SimulatedClock
 from tests.server.test_principal import ADMIN_TOKEN, known

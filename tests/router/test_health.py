@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.breaker import BreakerState
-from hotspan.router.health import HealthSettings, HealthState, ReplicaHealth, RetryBudget
+from hotspan.router.health import HealthState, ReplicaHealth, RetryBudget
+from hotspan.router.settings import HealthSettings
 from hotspan.testing.clock import SimulatedClock
 
 SETTINGS = HealthSettings(failures=3, open_s=1.0, max_open_s=8.0, downs=2, ups=2)

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ import pytest
 from hotspan.config.server_settings import ServerSettings
 from hotspan.demo.model import make_demo_model
 from hotspan.server.options import ServeOptions
+from tests.ports import free_port
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core computes by itself, as with one GPU. On CPU vLLM starts a worker otherwise: one more import of torch.
@@ -79,15 +78,6 @@ class Server:
         assert self.process.wait(60) == 0
 
 
-def free_port() -> int:
-    """A port that nobody else will be given by chance: it is below those that the kernel gives out."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 @contextlib.contextmanager
 def started(log: Path, *command: str, variables: Mapping[str, str], **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
     """A command of hotspan's in a process group of its own, gone at the end whatever happens.
@@ -128,14 +118,6 @@ def serving(
         if ready:
             server.wait_until_ready()
         yield server
-
-
-def refusal(*arguments: str, seconds: float = 180) -> tuple[int, str]:
-    """Exit status and last line of a `hotspan serve` that does not come up."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hotspan", "serve", *arguments], capture_output=True, text=True, timeout=seconds
-    )
-    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
 
 
 @pytest.fixture(scope="session")

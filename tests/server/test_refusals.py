@@ -23,7 +23,7 @@ from hotspan.engine.arguments import add_cache, parse_engine_arguments
 from hotspan.server.options import bind, check_exposure
 from hotspan.tiers.directory import open_directory
 
-from .conftest import refusal, serve_options
+from .conftest import serve_options
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_engine_options(tiny_model: Path, options: tuple[str, ...], expected: st
 
 def test_typo_on_the_command_line(tiny_model: Path) -> None:
     """The same, as a user sees it: one line and exit status 2."""
-    status, said = refusal(str(tiny_model), "--ram-gib", "0.1", "--max-modle-len", "10")
+    status, said = refused(str(tiny_model), "--ram-gib", "0.1", "--max-modle-len", "10")
     assert status == 2
     assert said.startswith("hotspan: unknown option --max-modle-len: did you mean --max-model-len")
 

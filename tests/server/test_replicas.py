@@ -19,8 +19,9 @@ import pytest
 
 from hotspan.bench.prose import prose
 from tests.daemon.rig import DaemonProcess
+from tests.ports import free_port
 
-from .conftest import Server, free_port, serving
+from .conftest import Server, serving
 
 pytestmark = pytest.mark.engine
 

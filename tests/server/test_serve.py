@@ -63,7 +63,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def get(url: str) -> tuple[int, str]:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.status, answer.read().decode()
 
 

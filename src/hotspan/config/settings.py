@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from hotspan.config import kinds
 from hotspan.config.options import Spelling, check, names, option
 from hotspan.config.origin import shown
@@ -119,12 +117,16 @@ class CacheSettings:
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""
+        from pydantic import TypeAdapter  # no other command needs it
+
         written: dict[str, Any] = TypeAdapter(CacheSettings).dump_python(self, mode="json")
         return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "CacheSettings":
         """The settings that `to_json` gave."""
+        from pydantic import TypeAdapter
+
         return TypeAdapter(CacheSettings).validate_python(data)
 
 

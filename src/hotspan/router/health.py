@@ -10,17 +10,15 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 
 import orjson
 
-from hotspan.config.options import option
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock
-from hotspan.core.errors import ConfigError
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
+from hotspan.router.settings import HealthSettings
 
 logger = logging.getLogger(__name__)
 
@@ -41,38 +39,6 @@ class HealthState(Enum):
     UP = "up"
     DOWN = "down"
     DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthSettings:
-    """When a replica is taken out, and when it is taken back.
-
-    timeout_s:           of one health check; None is the interval, and at least 1 s.
-    downs, ups:          checks in a row that change a replica's state; the first of all counts at once.
-    failures:            failed requests in a row that open the circuit breaker.
-    open_s, max_open_s:  how long the breaker is open first, and at most: it doubles with each trial that fails.
-    """
-
-    path: str = option("/ping", "Health-check path; 200 means healthy.", name="health_path")
-    interval_s: float = option(2.0, "Seconds between health checks.", name="health_interval_s")
-    timeout_s: float | None = None
-    downs: int = 2
-    ups: int = 1
-    failures: int = 3
-    open_s: float = 1.0
-    max_open_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for what can't be checked."""
-        if not self.path.startswith("/"):
-            raise ConfigError(f"--health-path {self.path}: give a path, such as /ping or /health")
-        if self.interval_s <= 0:
-            raise ConfigError(f"--health-interval-s is {self.interval_s}: give seconds above 0")
-
-    @property
-    def answer_s(self) -> float:
-        """How long a replica has to answer a health check."""
-        return max(self.interval_s, 1.0) if self.timeout_s is None else self.timeout_s
 
 
 class ReplicaHealth:

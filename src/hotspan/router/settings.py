@@ -11,12 +11,43 @@ from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
-from hotspan.router.health import HealthSettings
 from hotspan.router.policy import Weights
 from hotspan.router.types import Strategy
 
 if TYPE_CHECKING:
     from hotspan.config.kv_events import CurveKeys
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """When a replica is taken out, and when it is taken back.
+
+    timeout_s:           of one health check; None is the interval, and at least 1 s.
+    downs, ups:          checks in a row that change a replica's state; the first of all counts at once.
+    failures:            failed requests in a row that open the circuit breaker.
+    open_s, max_open_s:  how long the breaker is open first, and at most: it doubles with each trial that fails.
+    """
+
+    path: str = option("/ping", "Health-check path; 200 means healthy.", name="health_path")
+    interval_s: float = option(2.0, "Seconds between health checks.", name="health_interval_s")
+    timeout_s: float | None = None
+    downs: int = 2
+    ups: int = 1
+    failures: int = 3
+    open_s: float = 1.0
+    max_open_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for what can't be checked."""
+        if not self.path.startswith("/"):
+            raise ConfigError(f"--health-path {self.path}: give a path, such as /ping or /health")
+        if self.interval_s <= 0:
+            raise ConfigError(f"--health-interval-s is {self.interval_s}: give seconds above 0")
+
+    @property
+    def answer_s(self) -> float:
+        """How long a replica has to answer a health check."""
+        return max(self.interval_s, 1.0) if self.timeout_s is None else self.timeout_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""Chunks and bytes for tests: names that differ, contents that follow from a name."""
+"""Chunks and bytes for tests: names that differ, contents that follow from a name; and how long to wait."""
 
 import hashlib
 import mmap
 
 from hotspan.core.types import Chunk, ChunkKey
+
+HANG_S = 60.0
+"""After which a test takes it that something hangs, also on a machine that stands still now and then."""
 
 
 def key_of(name: str) -> ChunkKey:

@@ -19,7 +19,7 @@ import pytest
 
 from hotspan.core.terms import MOST_LABELS, Scope, Terms, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.testing.chunks import aligned, chain, content, key_of
+from hotspan.testing.chunks import HANG_S, aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import StorageTier, Transfer
 
@@ -37,7 +37,7 @@ class CheckedTier(StorageTier, Protocol):
     def check(self) -> None: ...
 
 
-def settle(tier: StorageTier, transfers: int, timeout_s: float = 10.0) -> list[Transfer]:
+def settle(tier: StorageTier, transfers: int, timeout_s: float = HANG_S) -> list[Transfer]:
     """Wait for that many transfers to end. Raises: AssertionError if they do not."""
     ended: list[Transfer] = []
     deadline = time.monotonic() + timeout_s
@@ -77,7 +77,7 @@ class DurableSpy:
         self.told.append(done)
         self._called.set()
 
-    def wait(self, tier: StorageTier, timeout_s: float = 10.0) -> bool:
+    def wait(self, tier: StorageTier, timeout_s: float = HANG_S) -> bool:
         """What it was told. Raises: AssertionError if that takes too long, or if it was told twice."""
         deadline = time.monotonic() + timeout_s
         while not self._called.wait(0.005):
@@ -152,7 +152,7 @@ class AnyTierTests:
         """`wait` returns after its timeout when nothing moves."""
         started = time.monotonic()
         tier.wait(0.02)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < HANG_S
 
     def test_a_chunk_discarded_while_it_is_written_never_appears(self, tier: CheckedTier) -> None:
         """`discard` between submit_store and the report wins: the transfer is reported, the chunk is not here."""
@@ -465,7 +465,7 @@ class StorageTierTests(AnyTierTests):
         assert tier.usage().tenants == {tenant_label("one"): 2, tenant_label("two"): 1}
 
     def _until_empty(self, tier: CheckedTier) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while True:
             assert tier.finished() == []
             if not tier.usage().chunks or time.monotonic() > deadline:

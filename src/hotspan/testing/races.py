@@ -21,18 +21,16 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.logs import SharedLogTests, TrimmedLogTests, log_of
 from hotspan.testing.stores import (
     NAMESPACE,
     TENANT,
     TERMS,
     MakeStore,
     ObjectStoreTests,
-    SharedLogTests,
     StoreFixtures,
-    TrimmedLogTests,
     found,
     frame_of,
-    log_of,
     put,
     read,
     record_of,

@@ -5,26 +5,24 @@
         def make_store(self, tmp_path):
             return lambda entries: MyStore(tmp_path, log_entries=entries)
 
-Each call of it opens another replica's store over the same place; the kit closes them. A store whose `log` is None does
-without SharedLogTests, one whose log's limit can't be made small without TrimmedLogTests, one without a server of its
-own without StoreOutageTests.
+Each call of it opens another replica's store over the same place; the kit closes them. SharedLogTests and
+TrimmedLogTests (logs.py) are of a store with a log, and with one whose length can be set; StoreOutageTests (outages.py)
+of a store that speaks to a server; SharedStoreTests (races.py) of one that replicas share: all but the outages.
 """
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
-from typing import Any, Protocol
 
 import pytest
 
 from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.terms import Scope, Terms, adapter_label, tag_labels, tenant_label
+from hotspan.core.terms import Terms, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import MIB, Chunk, ChunkKey
-from hotspan.l2.base import Found, ObjectStore, SharedInvalidation, SharedLog, marked, marks_of
-from hotspan.testing.chunks import aligned, chain, content, key_of
+from hotspan.l2.base import Found, ObjectStore, marked, marks_of
+from hotspan.testing.chunks import HANG_S, aligned, chain, content, key_of
 from hotspan.tiers.record import Record
 
 NAMESPACE = bytes(range(32))
@@ -65,12 +63,6 @@ def read(store: ObjectStore, one: Found | None) -> memoryview | None:
         return None
     into = aligned(HEADER_BYTES + one.record.payload_bytes)
     return into if store.get(one, [into]) else None
-
-
-def log_of(store: ObjectStore) -> SharedLog:
-    """Raises: AssertionError for a store without one: its tests do not derive from those of logs."""
-    assert store.log is not None
-    return store.log
 
 
 def cut(buffer: memoryview, seed: int) -> list[memoryview]:
@@ -169,7 +161,7 @@ class ObjectStoreTests(StoreFixtures):
             barrier = threading.Barrier(len(replicas))
 
             def race(version: int, chunk: Chunk = chunk, barrier: threading.Barrier = barrier) -> bool:
-                barrier.wait(10)
+                barrier.wait(HANG_S)
                 return put([store, other][version % 2], chunk, self.PAYLOAD_BYTES, version)
 
             with ThreadPoolExecutor(len(replicas)) as threads:
@@ -186,7 +178,7 @@ class ObjectStoreTests(StoreFixtures):
         looks = threading.Event()
 
         def write() -> None:
-            looks.wait(10)
+            looks.wait(HANG_S)
             for chunk, frame in zip(chunks, frames, strict=True):
                 assert store.put(record_of(chunk, self.PAYLOAD_BYTES), [frame])
 
@@ -197,7 +189,7 @@ class ObjectStoreTests(StoreFixtures):
                 while (one := found(other, chunk)) is None:
                     assert not (writing.done() and writing.exception())
                 assert read(other, one) == frame
-            writing.result(10)
+            writing.result(HANG_S)
 
     @pytest.mark.parametrize("difference", [-MIB, -1, 1, MIB])
     def test_buffers_of_another_size_are_a_miss(self, store: ObjectStore, difference: int) -> None:
@@ -307,316 +299,3 @@ class ObjectStoreTests(StoreFixtures):
         store.find([key_of("a")], TENANT)
         store.close()
         store.close()
-
-
-class SharedLogTests(StoreFixtures):
-    """Of every store with a log."""
-
-    def lose_log(self, store: ObjectStore) -> None:
-        """Make the log one that has lost entries which `store` had read: somebody asks for more than there ever was."""
-        log_of(store).read(log_of(store).read(0).generation + 1000)
-
-    def test_a_new_log_has_no_entries(self, store: ObjectStore, other: ObjectStore) -> None:
-        """A log begins at its floor, a time in milliseconds, in an epoch that all replicas see."""
-        before_ms = time.time() * 1000
-        pages = [log_of(each).read(after) for each in (store, other) for after in (0, 5)]
-        assert len({page.epoch for page in pages}) == 1 and len(pages[0].epoch) == 16
-        assert {page.generation for page in pages} == {pages[0].floor} and not any(page.entries for page in pages)
-        assert abs(pages[0].floor - before_ms) < 60_000
-
-    @pytest.mark.parametrize(
-        "scope",
-        [
-            Scope(),
-            Scope(tenant=tenant_label("t"), adapter=2**64 - 1),
-            Scope(labels=frozenset([2**64 - 1, 2**63, 1])),
-            Scope(keys=frozenset(chunk.key for chunk in chain("a", 400))),
-            Scope(tenant=1, namespace=NAMESPACE, keys=frozenset()),
-        ],
-        ids=["everything", "tenant", "labels", "keys", "namespace"],
-    )
-    def test_an_entry_says_what_was_appended(self, store: ObjectStore, other: ObjectStore, scope: Scope) -> None:
-        """Every replica reads each scope as it was, twice if it was appended twice, and whose it was."""
-        generations = [log_of(store).append([scope], by) for by in ("replica-1", "replica-1", "ä/b c")]
-        page = log_of(other).read(0)
-        expected = zip(generations, ("replica-1", "replica-1", "ä/b c"), strict=True)
-        assert list(page.entries) == [SharedInvalidation(generation, (scope,), by) for generation, by in expected]
-        assert page.floor < generations[0] < generations[1] < generations[2] == page.generation
-
-    def test_a_reader_gets_what_comes_after(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Entries above a generation, and no others; of the newest on there are none."""
-        generations = [log_of(each).append([Scope(tenant=n)], "me") for n, each in enumerate([store, other] * 3)]
-        for each in (store, other):
-            for number, after in enumerate(generations):
-                page = log_of(each).read(after)
-                assert [entry.generation for entry in page.entries] == generations[number + 1 :]
-                assert page.generation == generations[-1]
-
-    def test_generations_increase_whoever_appends(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Replicas that append at once get generations of their own, each above its last, and a reader misses none."""
-        logs = [log_of(store), log_of(other), log_of(store), log_of(other)]
-        done = threading.Event()
-        seen: list[SharedInvalidation] = []
-
-        def append(number: int) -> list[int]:
-            return [logs[number].append([Scope(tenant=number * 100 + n)], str(number)) for n in range(20)]
-
-        def follow() -> None:
-            after = 0
-            while True:
-                is_last = done.is_set()
-                page = log_of(other).read(after)
-                seen.extend(page.entries)
-                after = page.generation
-                if is_last:
-                    return
-
-        with ThreadPoolExecutor(len(logs) + 1) as threads:
-            following = threads.submit(follow)
-            given = list(threads.map(append, range(len(logs))))
-            done.set()
-            following.result(10)
-        assert all(each == sorted(set(each)) for each in given)
-        generations = sorted(at for each in given for at in each)
-        assert len(set(generations)) == len(generations)
-        assert [entry.generation for entry in seen] == generations
-        by_generation = {entry.generation: entry.scopes[0].tenant for entry in seen}
-        assert all(by_generation[at] == i * 100 + n for i, each in enumerate(given) for n, at in enumerate(each))
-
-    def test_replicas_are_those_that_reported(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Each replica is there with what it said last, whatever its name, until it says that it is gone."""
-        names = ["replica-1", "../../etc/x", "ä b:c", "."]
-        for n, name in enumerate(names):
-            log_of(store).report(name, n, 60)
-        log_of(other).report("replica-1", 70, 60)
-        assert log_of(other).replicas() == dict(zip(names, [70, 1, 2, 3], strict=True))
-        for name in [*names[1:], "never here"]:
-            log_of(other).forget(name)
-        assert log_of(store).replicas() == {"replica-1": 70}
-
-    def test_a_replica_that_says_nothing_is_not_alive(self, store: ObjectStore, other: ObjectStore) -> None:
-        """A report holds for as long as it says, and one that comes before its end prolongs it."""
-        log_of(store).report("lives", 1, 60)
-        log_of(store).report("dies", 1, 0.3)
-        reported_s = time.monotonic()
-        while "dies" in log_of(other).replicas():
-            assert time.monotonic() - reported_s < 5
-            time.sleep(0.01)
-        assert time.monotonic() - reported_s > 0.2 and log_of(other).replicas() == {"lives": 1}
-        log_of(store).report("dies", 1, 60)
-        assert log_of(other).replicas() == {"lives": 1, "dies": 1}
-
-    def test_a_log_that_lost_entries_begins_anew(self, store: ObjectStore, other: ObjectStore) -> None:
-        """The loss is a new epoch for all, its floor above every generation of the last, and its entries are kept."""
-        last = max(log_of(store).append([Scope(tenant=n)], "me") for n in range(3))
-        before = log_of(other).read(0)
-        self.lose_log(store)
-        pages = [log_of(each).read(after) for each in (store, other) for after in (0, last)]
-        assert len({page.epoch for page in pages}) == 1 and pages[0].epoch != before.epoch
-        assert all(page.floor > last and page.generation == page.floor and not page.entries for page in pages)
-        generation = log_of(other).append([Scope(tenant=9)], "me")
-        page = log_of(store).read(pages[0].generation)
-        assert page.epoch == pages[0].epoch and [entry.generation for entry in page.entries] == [generation]
-        assert generation > pages[0].floor
-
-    def test_a_new_epoch_hides_all_objects(self, store: ObjectStore, other: ObjectStore) -> None:
-        """With the log all objects and marks are lost, to those who knew them, too; they can be put anew."""
-        (chunk,) = chain("a", 1)
-        put(store, chunk, 4096)
-        store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"])), 9)})
-        assert found(other, chunk) is not None
-        self.lose_log(store)
-        for each in (store, other):
-            log_of(each).read(0)
-            assert found(each, chunk) is None
-        assert put(other, chunk, 4096, version=1)
-        one = found(store, chunk)
-        assert one is not None and one.terms == TERMS
-        assert read(store, one) == frame_of(chunk.key, 4096, version=1)
-
-    def test_a_loss_that_several_notice_is_one(self, open_store: MakeStore) -> None:
-        """Replicas that find at once that entries were lost begin one epoch between them."""
-        stores = [open_store(MOST_ENTRIES) for _ in range(4)]
-        last = log_of(stores[0]).append([Scope()], "me")
-        for each in stores:
-            assert log_of(each).read(0).generation == last
-        barrier = threading.Barrier(len(stores))
-
-        def notice(store: ObjectStore) -> bytes:
-            barrier.wait(10)
-            return log_of(store).read(last + 1000).epoch
-
-        with ThreadPoolExecutor(len(stores)) as threads:
-            epochs = list(threads.map(notice, stores))
-        assert {log_of(each).read(0).epoch for each in stores} == set(epochs)
-
-
-class TrimmedLogTests(StoreFixtures):
-    """Of a log that is told how many entries to keep."""
-
-    ENTRIES = 8
-    """Few; a log may keep as many again."""
-
-    def test_a_log_keeps_the_newest_entries(self, open_store: MakeStore) -> None:
-        """Of many entries those above the floor are there, about as many as were asked for, and the floor says so."""
-        store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
-        generations = [log_of(each).append([Scope(tenant=n)], "me") for n, each in enumerate([store, other] * 20)]
-        for each in (store, other):
-            page = log_of(each).read(0)
-            kept = [entry.generation for entry in page.entries]
-            assert kept == [at for at in generations if at > page.floor]
-            assert self.ENTRIES <= len(kept) <= 2 * self.ENTRIES and page.floor in generations
-            assert [entry.scopes[0].tenant for entry in page.entries] == list(range(40 - len(kept), 40))
-            assert log_of(each).read(generations[-2]).epoch == page.epoch
-
-    def test_who_reads_on_misses_nothing(self, open_store: MakeStore) -> None:
-        """A reader that keeps up sees every entry once while the oldest are dropped, in one epoch."""
-        store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
-        first = page = log_of(other).read(0)
-        for n in range(40):
-            log_of(store).append([Scope(tenant=n)], "me")
-            page = log_of(other).read(page.generation)
-            assert [entry.scopes[0].tenant for entry in page.entries] == [n] and page.epoch == first.epoch
-
-
-class Server(Protocol):
-    """The process that a store speaks to."""
-
-    def stop(self) -> None:
-        """Kill it."""
-        ...
-
-    def start(self) -> None:
-        """Start it where it was; returns when it answers."""
-        ...
-
-    def freeze(self) -> None:
-        """Stop it in the middle of whatever it does, its connections open."""
-        ...
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        ...
-
-
-class StoreOutageTests(StoreFixtures):
-    """Of a store with a server. `make_store` gives it a deadline of at most half of LIMIT_S."""
-
-    LIMIT_S = 5.0
-    """Within which every call must end, however ill the server is."""
-
-    @pytest.fixture
-    def server(self) -> Server:
-        """What the stores of `make_store` speak to."""
-        raise NotImplementedError("give the class a `server` fixture")
-
-    def calls(self, store: ObjectStore, chunk: Chunk) -> Mapping[str, Callable[[], Any]]:
-        """Each method, of `chunk` where it wants one that is there."""
-        one, new = found(store, chunk), chain("new", 1)[0]
-        assert one is not None
-        calls: dict[str, Callable[[], Any]] = {
-            "find": lambda: store.find([chunk.key], TENANT),
-            "get": lambda: store.get(one, [aligned(HEADER_BYTES + one.record.payload_bytes)]),
-            "put": lambda: put(store, new, self.PAYLOAD_BYTES),
-            "mark": lambda: store.mark({chunk.key: marks_of(TERMS, 9)}),
-            "delete": lambda: store.delete([new.key], TENANT),
-            "usage": store.usage,
-        }
-        if store.log is not None:
-            calls |= {
-                "append": lambda: log_of(store).append([Scope(tenant=1)], "me"),
-                "read": lambda: log_of(store).read(0),
-                "report": lambda: log_of(store).report("me", 1, 60),
-                "forget": lambda: log_of(store).forget("me"),
-                "replicas": lambda: log_of(store).replicas(),
-            }
-        return calls
-
-    def fail(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
-        """How long each call took to raise OSError, all at once. Raises: AssertionError if one returned."""
-
-        def fails(call: Callable[[], Any]) -> float:
-            started_s = time.monotonic()
-            with pytest.raises(OSError):
-                call()
-            return time.monotonic() - started_s
-
-        with ThreadPoolExecutor(len(calls)) as threads:
-            return list(threads.map(fails, calls))
-
-    def test_without_a_server_every_call_fails(self, store: ObjectStore, server: Server) -> None:
-        """While the server is away every method raises OSError in time; when it is back, the same store works again."""
-        (chunk,) = chain("a", 1)
-        put(store, chunk, self.PAYLOAD_BYTES)
-        calls = self.calls(store, chunk)
-        server.stop()
-        assert max(self.fail(list(calls.values()))) < self.LIMIT_S
-        server.start()
-        self.works(store)
-
-    def test_a_frozen_server_holds_nobody(self, store: ObjectStore, server: Server) -> None:
-        """While the server says nothing every method raises OSError in time; later answers are not mistaken."""
-        chunks = [chain(name, 1)[0] for name in "abc"]
-        for chunk in chunks:
-            put(store, chunk, self.PAYLOAD_BYTES)
-        calls = self.calls(store, chunks[0])
-        for call in calls.values():
-            call()  # so that connections are there, and idle
-        put(store, chunks[0], self.PAYLOAD_BYTES)
-        server.freeze()
-        try:
-            assert max(self.fail([call for name, call in calls.items() if name != "delete"])) < self.LIMIT_S
-        finally:
-            server.thaw()
-        for chunk in chunks:
-            assert read(store, found(store, chunk)) == frame_of(chunk.key, self.PAYLOAD_BYTES)
-        self.works(store)
-
-    def test_a_server_that_dies_under_calls(self, store: ObjectStore, server: Server) -> None:
-        """Calls under way when the server dies raise OSError in time; none of them says what is not so."""
-        chunks = [chain(f"{n}", 1)[0] for n in range(4)]
-        for chunk in chunks:
-            put(store, chunk, self.PAYLOAD_BYTES)
-        frames = {chunk.key: frame_of(chunk.key, self.PAYLOAD_BYTES) for chunk in chunks}
-        running = threading.Semaphore(0)
-
-        def use(chunk: Chunk) -> float:
-            while True:
-                started_s = time.monotonic()
-                try:
-                    one = found(store, chunk)
-                    assert one is not None and read(store, one) == frames[chunk.key]
-                    put(store, chain(f"{chunk.key.hex()}/{started_s}", 1)[0], self.PAYLOAD_BYTES)
-                except OSError:
-                    return time.monotonic() - started_s
-                running.release()
-
-        with ThreadPoolExecutor(len(chunks)) as threads:
-            ended = [threads.submit(use, chunk) for chunk in chunks]
-            for _ in range(2 * len(chunks)):
-                assert running.acquire(timeout=10)
-            server.stop()
-            assert max(each.result(2 * self.LIMIT_S) for each in ended) < 2 * self.LIMIT_S  # it makes several calls
-        server.start()
-        self.works(store)
-
-    def test_a_store_opened_without_a_server(self, open_store: MakeStore, server: Server) -> None:
-        """A store can be opened while its server is away, and works once it is there."""
-        server.stop()
-        store = open_store(MOST_ENTRIES)
-        with pytest.raises(OSError):
-            store.find([key_of("a")], TENANT)
-        server.start()
-        self.works(store)
-
-    def works(self, store: ObjectStore) -> None:
-        """A store does what it should, whatever its server still knows."""
-        (chunk,) = chain("afterwards", 1)
-        store.delete([chunk.key], TENANT)
-        assert put(store, chunk, self.PAYLOAD_BYTES, version=3)
-        assert read(store, found(store, chunk)) == frame_of(chunk.key, self.PAYLOAD_BYTES, version=3)
-        if store.log is not None:
-            generation = store.log.append([Scope(tenant=5)], "me")
-            assert store.log.read(generation - 1).entries[-1] == SharedInvalidation(
-                generation, (Scope(tenant=5),), "me"
-            )

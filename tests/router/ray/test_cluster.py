@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from hotspan.demo.model import make_demo_model
-from tests.server.conftest import ENGINE, ENVIRONMENT, UNCOMPILED, free_port
+from tests.ports import free_port
+from tests.server.conftest import ENGINE, ENVIRONMENT, UNCOMPILED
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
 
@@ -240,5 +241,5 @@ def test_it_ends_on_a_signal(cluster: Cluster) -> None:
     started = psutil.Process(cluster.process.pid).children(recursive=True)
     cluster.process.send_signal(signal.SIGTERM)
     assert cluster.process.wait(STOP_S) == 0
-    _, left = psutil.wait_procs(started, timeout=20)
+    _, left = psutil.wait_procs(started, timeout=60)
     assert not left

@@ -17,7 +17,8 @@ import httpx
 import openai
 
 from tests.demo_adapter import make_demo_adapter
-from tests.server.conftest import IN_CORE, Server, free_port, started
+from tests.ports import free_port
+from tests.server.conftest import IN_CORE, Server, started
 
 ADMIN_TOKEN = "the-token-of-who-runs-this"
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"

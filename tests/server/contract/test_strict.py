@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
-from tests.server.conftest import free_port
+from tests.ports import free_port
 
 from .rig import GREEDY, Container, rows, the_error
 from .rig import container as serving

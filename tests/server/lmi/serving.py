@@ -88,7 +88,7 @@ async def _served(app: Any, settings: HttpLimits | None, **place: Any) -> AsyncI
         await task
 
 
-async def until(condition: Any, seconds: float = 30.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
