@@ -47,6 +47,7 @@ def _without_effect(settings: RouterSettings) -> Iterator[str]:
             f"--strategy {strategy} has no threshold",
         ),
         (("retry_share", "retry_reserve"), settings.attempts == 1, "--attempts 1 disables retries"),
+        (("max_drift", "shadow_in_flight"), not settings.shadow, "no --shadow is given"),
     )
     for names, holds, why in rules:
         for name in names:

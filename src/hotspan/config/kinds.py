@@ -74,6 +74,15 @@ def _number(raw: Any) -> float:
     return value
 
 
+def _share(raw: Any) -> float:
+    """A share from `5%` or `0.05`."""
+    is_percent = isinstance(raw, str) and raw.endswith("%")
+    value = _number(raw[:-1].strip()) / 100 if is_percent else _number(raw)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
 def _boolean(raw: Any) -> bool:
     if isinstance(raw, bool):
         return raw
@@ -213,6 +222,9 @@ NATURAL = Kind("count", _at_least(0, _integer), "a whole number, 0 or more")
 NOT_NEGATIVE = Kind("number", _at_least(0, _number), "a number, 0 or more")
 POSITIVE = Kind("number", _positive, "a number above 0")
 NUMBER = Kind("number", _number, "a number")
+SHARE = Kind(
+    "share", _share, "a share, such as 5% or 0.05", write=lambda value: f"{value:.4%}".rstrip("0%").rstrip(".") + "%"
+)
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
 SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")

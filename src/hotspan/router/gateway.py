@@ -37,9 +37,10 @@ from hotspan.router.measured import follow_metrics
 from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
 from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
-from hotspan.router.routes import DRAIN, REPLICAS, RESUME, Route, response_of, route_of
+from hotspan.router.routes import CANARY, DRAIN, REPLICAS, RESET, RESUME, Route, response_of, route_of
 from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import Replica, RouterSettings
+from hotspan.router.shadow import Shadows
 from hotspan.router.text import Prompts
 from hotspan.router.tracing import Tracer, no_tracer
 from hotspan.router.types import Ask
@@ -99,11 +100,14 @@ class Gateway:
         for replica in settings.replicas:
             self._add(replica, rng, settings.events_keys)
         sessions = StatefulSessions(clock)
-        self._metrics = metrics = Metrics(settings.strategy, settings.shares)
+        self._metrics = metrics = Metrics(settings.strategy, settings.group_shares)
         state = State(self.fleet, self.health, self.dispatcher, sessions, self._prompts, self.feeds)
         metrics.registry.register(state)
+        self.shadows = Shadows(settings, upstream, self.fleet, self.health, rng)
+        metrics.registry.register(self.shadows)
         self._proxy = Proxy(
-            settings, self._prompts, upstream, self.fleet, self.dispatcher, self.health, sessions, metrics, tracer
+            *(settings, self._prompts, upstream, self.fleet, self.dispatcher, self.health, sessions, metrics, tracer),
+            self.shadows,
         )
         self._answers = {
             Route.WORK: self._work,
@@ -136,6 +140,7 @@ class Gateway:
             *(each.run(self._upstream) for each in self.health.values()),
             *(feed.run() for feed in self.feeds.values()),
             follow_metrics(self.fleet, self._upstream),
+            self.shadows.run(),
         ]
         tasks = [asyncio.create_task(each) for each in work]
         try:
@@ -239,12 +244,21 @@ class Gateway:
         path, method = exchange.path.rstrip("/"), exchange.method
         if path == REPLICAS and method == "GET":
             await exchange.respond(200, orjson.dumps({"replicas": [self._shown(name) for name in self._replicas]}))
+        elif path == CANARY and method == "GET":
+            await exchange.respond(200, orjson.dumps({"groups": self.shadows.shown()}))
+        elif path == RESET and method == "POST":
+            group = await self._field(exchange, "group")
+            if not self.shadows.reset(group):
+                named = ", ".join(self.shadows.names) or "none"
+                raise HttpError(404, f"no group {group[:200]!r} has shadow requests: there are {named}")
+            await exchange.respond(200, orjson.dumps({"groups": self.shadows.shown()}))
         elif path in (DRAIN, RESUME) and method == "POST":
             name = await self._named(exchange)
             self.health[name].drain(is_drained=path == DRAIN)
             await exchange.respond(200, orjson.dumps(self._shown(name)))
         else:
-            raise HttpError(404, f"there are GET {REPLICAS}, POST {DRAIN} and POST {RESUME}")
+            known = f"GET {REPLICAS}, POST {DRAIN}, POST {RESUME}, GET {CANARY} and POST {RESET}"
+            raise HttpError(404, f"there are {known}")
         return "answered"
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -272,17 +286,22 @@ class Gateway:
         }
 
     async def _named(self, exchange: Exchange) -> str:
-        """The replica that a body names. A page of another site can't send JSON unasked."""
+        """The replica that a body names."""
+        name = await self._field(exchange, "replica")
+        if name not in self._replicas:
+            raise HttpError(404, f"there is no replica {name[:200]!r}: there are {', '.join(self._replicas)}")
+        return name
+
+    async def _field(self, exchange: Exchange, field: str) -> str:
+        """A field of a body, as text. A page of another site can't send JSON unasked."""
         if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
             raise HttpError(415, f"send {JSON}")
         try:
             async with self._bodies.body(exchange, _ADMIN) as body:  # also while clients hold all that they may
-                name = orjson.loads(body)["replica"]
+                return str(orjson.loads(body)[field])
         except (orjson.JSONDecodeError, TypeError, KeyError) as error:
-            raise HttpError(400, 'which replica? Send {"replica": URL}') from error
-        if not isinstance(name, str) or name not in self._replicas:
-            raise HttpError(404, f"there is no replica {str(name)[:200]!r}: there are {', '.join(self._replicas)}")
-        return name
+            hint = "URL" if field == "replica" else "NAME"
+            raise HttpError(400, f'which {field}? Send {{"{field}": {hint}}}') from error
 
 
 def http_limits(settings: RouterSettings) -> HttpLimits:

@@ -120,10 +120,10 @@ class ReplicaHealth:
             self.breaker.gave_up()
             self._changed()
 
-    def drain(self, *, is_drained: bool) -> None:
-        """The operator wants no more requests there, or wants them again."""
+    def drain(self, *, is_drained: bool, by: str = "operator") -> None:
+        """The operator wants no more requests there, or wants them again; or a rollback does."""
         self.is_drained = is_drained
-        logger.warning("replica_%s replica=%s by=operator", "drained" if is_drained else "resumed", self._name)
+        logger.warning("replica_%s replica=%s by=%s", "drained" if is_drained else "resumed", self._name, by)
         self._changed()
 
     # -- checks --------------------------------------------------------------------------------------------------------

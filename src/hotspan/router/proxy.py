@@ -22,6 +22,7 @@ from hotspan.router.metrics import Metrics
 from hotspan.router.queue import Where
 from hotspan.router.session import REST, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
+from hotspan.router.shadow import Shadows
 from hotspan.router.text import Prompts
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
@@ -80,6 +81,7 @@ class Proxy:
         sessions: StatefulSessions,
         metrics: Metrics,
         tracer: Tracer,
+        shadows: Shadows,
     ) -> None:
         self._settings = settings
         self._prompts = prompts
@@ -91,9 +93,10 @@ class Proxy:
         self._responses = StatefulSessions(fleet.clock, lasts_s=_RESPONSE_LASTS_S)
         self._metrics = metrics
         self._tracer = tracer
+        self._shadows = shadows
         self._clock = fleet.clock
         self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
-        self._split = Split(settings.shares) if settings.shares else None
+        self._split = Split(settings.group_shares) if settings.group_shares else None
         self._groups = _groups(settings)
 
     async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
@@ -215,6 +218,7 @@ class Proxy:
             self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER))
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
             self._responses.note(ticket.decision.name, made[1].decode(), "")
+        copy = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
@@ -223,6 +227,8 @@ class Proxy:
             began_s = self._clock.monotonic()
             health.parts = since = health.parts + 1
             before, last = last, part
+            if copy is not None:
+                copy.add(part)
 
         def written() -> None:
             nonlocal waited_s
@@ -241,6 +247,8 @@ class Proxy:
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, name, error)
             exchange.status = -1
             return
+        if copy is not None:
+            self._shadows.end(copy)
         if answer.status not in _RETRIED:
             health.succeeded()
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
@@ -286,10 +294,9 @@ class Proxy:
 
 def _groups(settings: RouterSettings) -> dict[str, Where]:
     """The replicas of each group that has a share, and the rest."""
-    groups = {replica.url: replica.group if replica.group in settings.shares else REST for replica in settings.replicas}
-    return {
-        group: frozenset(url for url, each in groups.items() if each == group) for group in (*settings.shares, REST)
-    }
+    shares = settings.group_shares
+    groups = {replica.url: replica.group if replica.group in shares else REST for replica in settings.replicas}
+    return {group: frozenset(url for url, each in groups.items() if each == group) for group in (*shares, REST)}
 
 
 def _outcome(exchange: Exchange) -> str:

@@ -9,6 +9,9 @@ OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
 """GET lists the replicas. POST {"replica": URL} takes one out of service, or back."""
 
+CANARY, RESET = f"{OWN}/canary", f"{OWN}/canary/reset"
+"""GET shows what shadow requests found. POST {"group": NAME} ends a rollback."""
+
 
 class Route(Enum):
     """How a request is answered.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, TEXTS, Kind
+from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, TEXTS, Kind
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
@@ -98,20 +98,22 @@ def _url(url: str, text: str) -> str:
     return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
-def parse_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Shares by group from `GROUP=10%` each. Raises: ConfigError."""
+def parse_shares(
+    texts: Sequence[str], flag: str = "--split", of: str = "its share of the sessions"
+) -> dict[str, float]:
+    """Shares by group from `GROUP=10%` each. flag, of: for errors. Raises: ConfigError."""
     shares: dict[str, float] = {}
     for text in texts:
         group, _, given = text.partition("=")
         group, given = group.strip(), given.strip()
         try:
-            share = float(given[:-1]) / 100 if given.endswith("%") else float(given)
+            share = SHARE.read(given)
         except ValueError:
             share = -1.0
-        if not group or not 0 <= share <= 1:
-            raise ConfigError(f"--split {text}: give a group and its share of the sessions, such as canary=10%")
+        if not group or share < 0:
+            raise ConfigError(f"{flag} {text}: give a group and {of}, such as canary=10%")
         if group in shares:
-            raise ConfigError(f"--split {group} is given twice: give it once")
+            raise ConfigError(f"{flag} {group} is given twice: give it once")
         shares[group] = share
     return shares
 
@@ -124,8 +126,13 @@ def _shares(raw: Any) -> dict[str, float]:
     return parse_shares(TEXTS.read(raw))
 
 
+def _shadows(raw: Any) -> dict[str, float]:
+    return parse_shares(TEXTS.read(raw), "--shadow", "the share of requests that it answers too")
+
+
 _REPLICAS = Kind("text", _replicas, TEXTS.wants, is_repeated=True)
 _SHARES = Kind("text", _shares, TEXTS.wants, is_repeated=True)
+_SHADOWS = Kind("text", _shadows, TEXTS.wants, is_repeated=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +167,18 @@ class RouterSettings:
     shares: Mapping[str, float] = option(
         {}, "GROUP=10%: share of the sessions for that group. May be repeated.", name="split", kind=_SHARES
     )
+    shadow: Mapping[str, float] = option(
+        {},
+        "GROUP=2%: share of the requests that this group answers too; its answers are compared and discarded. "
+        "May be repeated.",
+        kind=_SHADOWS,
+    )
+    max_drift: float = option(
+        0.01,
+        "With --shadow: share of answers that may differ above the noise floor; a group above it is rolled back.",
+        kind=SHARE,
+    )
+    shadow_in_flight: int = option(4, "With --shadow: maximum number of comparisons at a time.", kind=COUNT)
     session_key: str | None = option(
         None, "Request header or body field with the session id; takes precedence over the built-in ones."
     )
@@ -220,17 +239,26 @@ class RouterSettings:
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ConfigError(f"--replica {twice[0]} is given twice: give each once")
         groups = {replica.group for replica in self.replicas}
-        for group in self.shares:
-            if group not in groups:
-                named = ", ".join(sorted(groups - {""})) or "none"
-                raise ConfigError(
-                    f"--split {group}: no replica is in that group (there are: {named}): give --replica {group}=URL"
-                )
+        for flag, named in (("--split", self.shares), ("--shadow", self.shadow)):
+            for group in named:
+                if group not in groups:
+                    there = ", ".join(sorted(groups - {""})) or "none"
+                    raise ConfigError(
+                        f"{flag} {group}: no replica is in that group (there are: {there}): give --replica {group}=URL"
+                    )
+        for group in self.shadow:
+            if groups == {group}:
+                raise ConfigError(f"--shadow {group}: no other replica answers what is to be compared: give one")
         total = sum(self.shares.values())
         if total > 1 + 1e-9:
             raise ConfigError(f"the shares of --split add up to {total:.0%}: lower some, to 100% in all")
-        if total < 1 - 1e-9 and groups <= set(self.shares):
+        if total < 1 - 1e-9 and groups <= set(self.group_shares):
             raise ConfigError(
                 f"the shares of --split add up to {total:.0%}, and no replica takes the rest: give one without a "
                 "group, or shares of 100% in all"
             )
+
+    @property
+    def group_shares(self) -> Mapping[str, float]:
+        """Shares of the sessions by group; a group that only gets shadow requests has none."""
+        return {**dict.fromkeys(self.shadow, 0.0), **self.shares}

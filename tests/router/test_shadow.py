@@ -1,0 +1,252 @@
+"""Shadow requests: what is copied, what is compared, and what is rolled back."""
+
+import asyncio
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotspan.core.errors import ConfigError
+from hotspan.router.settings import Replica, RouterSettings
+from hotspan.router.shadow import Evidence, answer_of
+
+from .rig import Answering, Fake, Routed, hang, replicas, routed, say, until
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, **more}
+
+
+def chats(*texts: str) -> Answering:
+    """Completions with these texts in turn, from the first again at the end; as a stream where one is asked for."""
+    count = 0
+
+    async def answer(request: web.Request, sent: bytes) -> web.StreamResponse:
+        nonlocal count
+        text, count = texts[count % len(texts)], count + 1
+        if not json.loads(sent).get("stream"):
+            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            return web.json_response({"choices": [choice]})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        deltas: list[dict[str, Any]] = [{"delta": {"content": each}} for each in text]
+        for choice in (*deltas, {"delta": {}, "finish_reason": "stop"}):
+            await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return answer
+
+
+def shadowed(fakes: list[Fake], **options: Any) -> Any:
+    """A router whose last replica is a candidate that gets shadow requests, of all requests unless it is said."""
+    return routed(fakes, {fakes[-1].url: "canary"}, **{"shadow": {"canary": 1.0}, **options})
+
+
+async def outcomes(at: Routed, count: int) -> dict[str, float]:
+    """The outcomes of shadow requests, once there are so many."""
+    names = ("same", "different", "dropped", "failed", "not_comparable", "no_replica")
+
+    async def read() -> dict[str, float]:
+        return {name: found for name in names if (found := await at.metric("shadows_total", outcome=name))}
+
+    async with asyncio.timeout(60):
+        while sum((found := await read()).values()) < count:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_candidate_answers_copies_that_no_client_sees() -> None:
+    """Clients get the others' answers alone; the candidate and the same replica get the request again, not streamed."""
+    async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary]) as at:
+        for stream in (False, True):
+            async with at.post(body(stream=stream, stream_options={}), CHAT, headers={"x-request-id": "r1"}) as answer:
+                assert answer.status == 200 and await answer.read()
+        assert await outcomes(at, 2) == {"same": 2.0}
+        assert (main.works, canary.works) == (4, 2)
+        for _, path, headers, sent in canary.asked:
+            assert path == CHAT and headers["x-request-id"] == "r1-shadow"
+            assert json.loads(sent) == body(stream=False)
+        assert await at.metric("rolled_back") == 0
+
+
+async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
+    """It gets no request any more, of its share of the split neither; metric, log and admin say so; a reset ends it."""
+    split = {"shares": {"canary": 0.5}}
+    async with replicas(chats("abc"), chats("abd")) as (main, canary), shadowed([main, canary], **split) as at:
+        sent = 0
+        with caplog.at_level(logging.ERROR):
+            async with asyncio.timeout(60):
+                while not await at.metric("rolled_back", group="canary"):
+                    assert await at.status(body(user=str(sent)), CHAT, headers={"x-session-id": str(sent)}) == 200
+                    sent += 1
+        assert "canary_rolled_back group=canary" in caplog.text
+        assert await at.metric("shadow_drift_low", group="canary") > 0.01
+        works = canary.works
+        for number in range(20):
+            assert await at.status(body(), CHAT, headers={"x-session-id": f"after {number}"}) == 200
+        assert canary.works == works
+        async with at.client.get(at.url + "/router/canary") as answer:
+            (group,) = (await answer.json())["groups"]
+        assert group["is_rolled_back"] and group["different"] == group["compared"] > 5 and group["noise"] == 0
+        assert await at.status({"group": "x"}, "/router/canary/reset") == 404
+        assert await at.status({"group": "canary"}, "/router/canary/reset") == 200
+        canary.answer = chats("abc")
+        await until(lambda: canary.url in at.router.fleet.up)
+        assert await at.metric("rolled_back") == 0
+        await at.status(body(), CHAT, headers={"x-session-id": "0"})
+        for number in range(20):
+            await at.status(body(), CHAT, headers={"x-session-id": f"again {number}"})
+        assert canary.works > works
+
+
+async def test_noise_is_not_drift() -> None:
+    """A candidate that differs as often as the replicas differ from themselves stays."""
+    main, candidate = chats("a", "b", "c"), chats("b", "a", "c")
+    async with replicas(main, candidate) as fakes, shadowed(fakes, shadow_in_flight=1) as at:
+        for number in range(15):
+            assert await at.status(body(), CHAT) == 200
+            await until(lambda count=number: at.router.shadows.shown()[0]["compared"] > count)
+        (group,) = at.router.shadows.shown()
+        assert group["noise"] > 10 and group["different"] > 10 and not group["is_rolled_back"]
+
+
+async def test_a_candidate_that_hangs_costs_clients_nothing() -> None:
+    """Clients are answered; copies wait in a queue that is bounded, and what finds it full is dropped and counted."""
+    async with replicas(chats("abc"), hang) as fakes, shadowed(fakes, shadow_in_flight=2) as at:
+        for _ in range(80):
+            assert await at.status(body(), CHAT) == 200
+        assert await outcomes(at, 14) == {"dropped": 14.0}, "80, less 64 in the queue and 2 at the candidate"
+
+
+@pytest.mark.parametrize(
+    "sent, path",
+    [
+        (body(temperature=0.7), CHAT),
+        ({"messages": []}, CHAT),
+        (body(n=2), CHAT),
+        ({"prompt": ["a", "b"], "temperature": 0}, "/v1/completions"),
+        ({"input": "a", "temperature": 0}, "/v1/responses"),
+        (body(user="x" * 300_000), CHAT),
+    ],
+)
+async def test_what_can_not_be_compared_is_not_copied(sent: dict[str, Any], path: str) -> None:
+    """Sampled answers, several answers, other routes and large bodies go to nobody else."""
+    async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary]) as at:
+        assert await at.status(sent, path) == 200
+        assert await outcomes(at, 1) == {"not_comparable": 1.0}
+        assert (main.works, canary.works) == (1, 0)
+
+
+async def test_failures_of_a_candidate_are_counted_and_not_compared() -> None:
+    """A candidate that refuses or is down says nothing of drift; a client's error is not copied."""
+    async with replicas(chats("abc"), say(500)) as (main, canary), shadowed([main, canary]) as at:
+        assert await at.status(body(), CHAT) == 200
+        assert await outcomes(at, 1) == {"failed": 1.0}
+        canary.ping = (503, {})
+        await until(lambda: canary.url not in at.router.fleet.up)
+        assert await at.status(body(), CHAT) == 200
+        assert await outcomes(at, 2) == {"failed": 1.0, "no_replica": 1.0}
+        main.answer = say(400)
+        assert await at.status(body(), CHAT) == 400
+        assert at.router.shadows.shown()[0]["compared"] == 0
+
+
+async def test_a_share_of_the_requests_is_copied() -> None:
+    """--shadow 30% copies about so many, drawn request by request."""
+    share = {"canary": 0.3}
+    async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary], shadow=share) as at:
+        for _ in range(40):
+            await at.status(body(), CHAT)
+        await until(lambda: main.works == 40 + canary.works)
+        assert 5 <= canary.works <= 20
+
+
+def test_settings_that_do_not_fit() -> None:
+    """A group that no replica is in, and one without any other replica to be compared with."""
+    with pytest.raises(ConfigError, match="--shadow canary: no replica is in that group"):
+        RouterSettings(replicas=(Replica("http://a"),), shadow={"canary": 0.1})
+    with pytest.raises(ConfigError, match="no other replica answers"):
+        RouterSettings(replicas=(Replica("http://a", "canary"),), shadow={"canary": 0.1})
+
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+def drawn(seed: int, drift: float, noise: float, count: int, limit: float) -> bool:
+    """Whether a candidate is ever rolled back within so many comparisons, which are looked at one by one."""
+    rng, evidence = random.Random(seed), Evidence()
+    for _ in range(count):
+        differs = rng.random() < drift or rng.random() < noise
+        evidence.note(differs=differs, control_differs=rng.random() < noise)
+        if (differs or evidence.compared == count) and evidence.is_above(limit):
+            return True
+    return False
+
+
+def test_identical_servers_are_seldom_rolled_back_however_long_one_looks() -> None:
+    """With 5 % noise on both sides, at most 5 of 100 runs of 2,000 comparisons are; without noise none."""
+    assert sum(drawn(seed, 0.0, 0.05, 2000, 0.01) for seed in range(100)) <= 5
+    assert not any(drawn(seed, 0.0, 0.0, 2000, 0.01) for seed in range(10))
+
+
+def test_drift_at_the_limit_is_within_it() -> None:
+    """A drift of just the limit is rolled back in at most 5 of 100 runs."""
+    assert sum(drawn(seed, 0.02, 0.0, 2000, 0.02) for seed in range(100)) <= 5
+
+
+def test_drift_above_the_limit_is_found() -> None:
+    """5 % against a limit of 1 % is found within 500 comparisons in at least 95 of 100 runs."""
+    assert sum(drawn(seed, 0.05, 0.0, 500, 0.01) for seed in range(100)) >= 95
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
+def test_the_lower_limit_is_what_the_evidence_is_above(worse: int, equal: int, better: int) -> None:
+    """It lies below the estimate; any limit below it is exceeded, none above it."""
+    evidence = Evidence()
+    evidence.worse, evidence.equal, evidence.better = worse, equal, better
+    low = evidence.low
+    assert -1 <= low <= max(evidence.drift, -1) + 1e-6
+    assert evidence.is_above(low - 1e-4) and not evidence.is_above(low + 1e-4)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_streams_and_whole_answers_say_the_same() -> None:
+    """Text, reasoning, tool calls and the end of an answer are compared, however it was sent."""
+    whole = {
+        "message": {
+            "content": "It is",
+            "reasoning": "hm, well",
+            "tool_calls": [{"function": {"name": "find", "arguments": '{"a": 1}'}}],
+        },
+        "finish_reason": "tool_calls",
+    }
+    deltas: list[dict[str, Any]] = [
+        {"reasoning": "hm, "},
+        {"reasoning_content": "well", "content": ""},
+        {"content": "It"},
+        {"content": " is"},
+        {"tool_calls": [{"index": 0, "function": {"name": "find", "arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+    choices = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": "tool_calls"}]
+    stream = b"".join(b"data: " + json.dumps({"choices": [each]}).encode() + b"\n\n" for each in choices)
+    found = answer_of(stream + b"data: [DONE]\n\n", is_stream=True)
+    assert found is not None and found == answer_of(json.dumps({"choices": [whole]}).encode(), is_stream=False)
+    plain = {"choices": [{"text": "It is", "finish_reason": "stop"}]}
+    assert answer_of(json.dumps(plain).encode(), is_stream=False) == {"text": "It is", "end": "stop"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"choices": [{"text": "cut"}]}', b'{"choices": 3}', b"null"])
+def test_what_is_no_answer_says_nothing(content: bytes) -> None:
+    """Broken JSON, other shapes and answers without an end are not compared."""
+    assert answer_of(content, is_stream=False) is None
