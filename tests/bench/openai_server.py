@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import exp, log
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,6 +40,7 @@ class Behaviour:
     tokens_per_word: int = 0  # 0: no /tokenize
     root: str = ""
     labels: str = 'tier="ram"'
+    logprob: Callable[[dict[str, Any], int], float] = lambda body, at: -0.25  # of each token, where they are asked for
 
 
 @dataclass
@@ -141,6 +143,14 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         finally:
             self.served.running -= 1
 
+    def _logprobs(self, body: dict[str, Any], at: int, token: str) -> dict[str, Any]:
+        """The log probabilities of a token: its own, and the rest of the probability at another one."""
+        if not body.get("logprobs"):
+            return {}
+        own = self.behaviour.logprob(body, at)
+        top = [{"token": token, "logprob": own}, {"token": "~", "logprob": log(1 - exp(own))}]
+        return {"logprobs": {"content": [{"token": token, "logprob": own, "top_logprobs": top}]}}
+
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         how = self.behaviour
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -155,7 +165,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         for i, token in enumerate(() if how.no_text else tokens):
             await asyncio.sleep(how.between_tokens_s if i else how.first_token_s + how.waits(body))
             key = "reasoning" if how.reasoning_first and i == 0 else "content"
-            await send({"choices": [{"delta": {key: token}}]})
+            await send({"choices": [{"delta": {key: token}, **self._logprobs(body, i, token)}]})
         if how.breaks_off:
             await send({"error": {"message": "out of memory"}})
         if how.breaks_off or how.cuts:

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from conftest import StartServer
 from hotspan.bench.records import BenchResult
-from hotspan.cli.bench import _command_line, app
+from hotspan.cli.bench import app
+from hotspan.cli.output import command_line
 
 COLUMNS = [
     *("request_id", "successful", "ttft", "request_latency", "num_input_tokens", "num_output_tokens"),
@@ -107,6 +108,14 @@ def test_a_failed_request_is_status_1_and_in_the_csv(serve: StartServer, tmp_pat
     assert sorted(row["request_id"] for row in bad) == ["doc1_q0", "doc1_q1"]
     assert all("HTTP 500" in row["error"] and row["num_output_tokens"] == "0" for row in bad)
     assert "HTTP 500" in done.output
+
+
+def test_quiet_shows_no_progress(serve: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-q is --quiet: no bar is made."""
+    made: list[object] = []
+    monkeypatch.setattr("hotspan.bench.terminal.TerminalProgress.__init__", lambda *given: made.append(given))
+    done = engine(serve().url, tmp_path)
+    assert done.exit_code == 0 and not made, done.output
 
 
 def by_salt(served: Served, body: dict[str, Any]) -> int:
@@ -218,4 +227,4 @@ def test_the_key_is_in_no_file(serve: StartServer, tmp_path: Path) -> None:
     """The API key reaches the server and no result file, nor the recorded command."""
     engine(serve().url, tmp_path, "--json", "--report", str(tmp_path / "r.html"), "--api-key", "sk-hidden")
     assert not any("sk-hidden" in path.read_text() for path in tmp_path.iterdir())
-    assert "sk-hidden" not in _command_line(["bench", "--api-key", "sk-hidden", "--api-key=sk-hidden"])
+    assert "sk-hidden" not in command_line(["bench", "--api-key", "sk-hidden", "--api-key=sk-hidden"])

@@ -1,7 +1,8 @@
 """Stands in for `hotspan serve`: the real command line, a real socket, no engine.
 
-`--dies` makes it end while it starts; with FAKE_LOADS it is never ready in front of a disk tier. Says on stdout what it
-got, its process id, and that it was stopped in order.
+Its answer is the length of the prompt; `--drifts` adds a mark to it. `--dies` makes it end while it starts; with
+FAKE_LOADS it is never ready in front of a disk tier. Says on stdout what it got, its process id, and that it was
+stopped in order.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
         return web.json_response({"usage": {"prompt_tokens": len(body["messages"][0]["content"]) // 5}})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    text = f"{len(body['messages'][0]['content'])}"
+    text = f"{len(body['messages'][0]['content'])}" + "!" * ("--drifts" in sys.argv)
     for event in (
         {"choices": [{"delta": {"content": text}, "finish_reason": "length"}]},
         {"choices": [], "usage": {"prompt_tokens": 50, "completion_tokens": body["max_tokens"]}},

@@ -1,7 +1,7 @@
 """A client of any OpenAI-compatible server that times what it streams."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -106,9 +106,22 @@ class OpenAIClient:
             body["ignore_eos"] = True
         if salt:
             body["cache_salt"] = salt
-        answer = _Answer(submit_time=self._clock())
+        return await self.stream(body, StreamedAnswer(), prompt.request_id, order)
+
+    async def stream(
+        self,
+        body: Mapping[str, Any],
+        answer: "StreamedAnswer",
+        request_id: str,
+        order: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> RequestRecord:
+        """`chat` with any body of a streaming chat completion; `answer` takes what the server sends."""
+        answer.submit_time = self._clock()
+        url = f"{self._base_url}/v1/chat/completions"
         try:
-            async with self._session.post(f"{self._base_url}/v1/chat/completions", json=body) as response:
+            async with self._session.post(url, json=body, headers=headers) as response:
+                answer.headers = response.headers
                 if response.status != 200:
                     text = (await response.text(errors="replace"))[:_ERROR_BODY_CHARS]
                     raise StreamError(f"HTTP {response.status}: {text}")
@@ -117,10 +130,10 @@ class OpenAIClient:
                     if not isinstance(event, dict):
                         raise StreamError(f"the stream holds something other than JSON objects: {event!r:.80}")
                     answer.take(event, self._clock())
-            return answer.record(prompt.request_id, order)
+            return answer.record(request_id, order)
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, AttributeError, StreamError) as error:
             # ValueError, TypeError, AttributeError: an event that isn't shaped as the protocol says.
-            return answer.failure(prompt.request_id, order, _describe(error), self._clock())
+            return answer.failure(request_id, order, _describe(error), self._clock())
 
 
 def _describe(error: Exception) -> str:
@@ -130,10 +143,11 @@ def _describe(error: Exception) -> str:
 
 
 @dataclass(slots=True)
-class _Answer:
-    """An answer that is still arriving."""
+class StreamedAnswer:
+    """An answer that is still arriving. headers: the response's."""
 
-    submit_time: float
+    submit_time: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     finish_reason: str = ""

@@ -49,6 +49,7 @@ class ReportContext:
     bound:            name of the run that the CPU time of the query round is compared with (default: the first).
     answer_reference: name of the run whose answers all answers are compared with; `answer_label` heads that column,
                       and `answer_note` says what the comparison is worth.
+    sections:         more of the page, as HTML.
     """
 
     lead: str = ""
@@ -58,6 +59,7 @@ class ReportContext:
     answer_reference: str = ""
     answer_label: str = ""
     answer_note: str = ""
+    sections: Sequence[str] = ()
 
     def label(self, reference: NamedRun) -> str:
         return self.answer_label or f"as {reference.title}"
@@ -79,6 +81,7 @@ def write_report(path: Path, title: str, runs: Sequence[NamedRun], context: Repo
         card_section(cards(runs, context)),
         *map(table_section, comparison_tables(runs, context)),
         _notes(runs),
+        *context.sections,
         *(plot_section(*plot) for plot in plots.of_runs(runs)),
         folded("Every round in figures", "".join(_rounds_of(run) for run in runs)),
         *_environment(runs, context.command),

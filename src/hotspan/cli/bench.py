@@ -1,6 +1,5 @@
 """`hotspan bench`: measure a server."""
 
-import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from hotspan.bench.config import OPTIONS, BenchConfig, StorageBench, read_config
 from hotspan.bench.records import BenchResult, failures
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.options import givens_of, runs, takes
-from hotspan.cli.output import explained, print_written, stdout_console
+from hotspan.cli.output import command_line, explained, print_written, stdout_console
 from hotspan.config.environment import environment
 from hotspan.config.options import build, option, options_of
 from hotspan.core.errors import ConfigError
@@ -41,6 +40,7 @@ class ReportOptions:
     """How runs are compared."""
 
     title: str = option("Benchmark", "Title of the report.")
+    ab: Path | None = option(None, "Result of `hotspan ab --json`, for a section of the report.")
 
 
 @app.command()
@@ -81,7 +81,7 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     from hotspan.bench.terminal import TerminalProgress
 
     console = stdout_console()
-    command = _command_line(sys.argv[1:])
+    command = command_line(sys.argv[1:])
     if output.quiet:
         result = run_rounds(config, command=command)
     else:
@@ -98,17 +98,6 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
     for path in _write(result, output):
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
     return result
-
-
-def _command_line(arguments: list[str]) -> str:
-    """The command as it goes into result files, without the API key."""
-    shown = list(arguments)
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--api-key="):
-            shown[i] = "--api-key=..."
-        elif argument == "--api-key" and i + 1 < len(arguments):
-            shown[i + 1] = "..."
-    return shlex.join(["hotspan", *shown])
 
 
 def _write(result: BenchResult, output: Output) -> list[Path]:
@@ -148,8 +137,17 @@ def report(
     names = _names(results)
     loaded = [BenchResult.load(path) for path in results]
     runs = [NamedRun(name, name, (one,), one.command) for name, one in zip(names, loaded, strict=True)]
-    write_report(output, options.title, runs, ReportContext(answer_reference=names[0] if len(names) > 1 else ""))
+    more = _ab_sections(options.ab) if options.ab else ()
+    context = ReportContext(answer_reference=names[0] if len(names) > 1 else "", sections=more)
+    write_report(output, options.title, runs, context)
     print_written(output)
+
+
+def _ab_sections(path: Path) -> tuple[str, ...]:
+    from hotspan.ab.report import ab_sections
+    from hotspan.ab.result import AbResult
+
+    return tuple(ab_sections(AbResult.load(path)))
 
 
 def _names(paths: list[Path]) -> list[str]:

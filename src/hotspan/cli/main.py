@@ -6,6 +6,7 @@ import typer
 
 from hotspan import __version__
 from hotspan.cli import bench
+from hotspan.cli.ab import ab
 from hotspan.cli.cache import cache
 from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
@@ -34,6 +35,7 @@ app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(deploy, name="deploy")
 app.add_typer(bench.app, name="bench")
+app.command("ab")(ab)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan")(plan)
 app.command("simulate")(simulate)

@@ -109,7 +109,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     elif default is not None and option.kind is not BOOLEAN:
         default = option.kind.write(default)
     metavar = None if option.kind is BOOLEAN else option.kind.name
-    flags = (f"{option.flag}/{option.also}",) if kind is bool and option.also else (option.flag, option.also)
+    is_opposite = kind is bool and option.also.startswith("--")
+    flags = (f"{option.flag}/{option.also}",) if is_opposite else (option.flag, option.also)
     info = typer.Option(
         *filter(None, flags),
         help=option.help,

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,17 @@ def stdout_console() -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as it goes into result files, without the API key."""
+    shown = list(arguments)
+    for at, argument in enumerate(arguments):
+        if argument.startswith("--api-key="):
+            shown[at] = "--api-key=..."
+        elif argument == "--api-key" and at + 1 < len(arguments):
+            shown[at + 1] = "..."
+    return shlex.join(["hotspan", *shown])
 
 
 def print_json(value: Any) -> None:

@@ -57,7 +57,8 @@ class Option:
     variables: names of variables that follow from nothing.
     lmcache:   its name in LMCache's configuration, and how it is written there.
     is_own:    it is hotspan's and not vLLM's.
-    also:      another flag: the one for false if it is true or false, else one that means the same.
+    also:      another flag: the one for false if it is true or false and this has two dashes, else one that means the
+               same.
     """
 
     name: str
