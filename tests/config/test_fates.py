@@ -270,6 +270,8 @@ def test_settings_without_effect_are_named(
         own = {name: "xxhash"}
     elif "--client-adapters" in rule.instead:
         own["enable_lora"] = True
+    elif name == "per_request_spec_decode_metrics":
+        own = {name: "none", "speculative-config": {"method": "ngram", "num_speculative_tokens": 2}}
     said = started(configured(own=own, flags=beside), capsys)
     assert any(name in line and rule.instead in line for line in said.splitlines()), said
     quiet = {"own": own, "flags": BESIDE.get(name, {})}

@@ -147,6 +147,7 @@ REST: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "sections that are in as such, or made from what is": """
                 target_model_config target_parallel_config draft_model_config draft_parallel_config draft_load_config
             """,
+            "where the draft model is: the digest of its files is in": "model",
         },
         "compilation_config": {
             "how the same operations are compiled, fused and recorded (rounding)": """

@@ -22,6 +22,9 @@ from hotspan.config.settings import CacheOptions
 CHUNK = 256
 HANG_S = 60.0
 
+SPECULATIVE = Path(__file__).parents[2] / "benchmarks" / "assets" / "speculative"
+"""A small trained model and its trained draft heads (benchmarks/speculators.py)."""
+
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 4096,
@@ -40,6 +43,8 @@ class Answer:
 
     tokens: list[int]
     cached: int
+    speculation: Any = None
+    """What vLLM counted of it, with per_request_spec_decode_metrics."""
 
 
 @dataclass
@@ -74,7 +79,11 @@ class Engine:
         """Answers to requests that run together, greedy."""
         asked = [{"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {}) for prompt in prompts]
         outputs = self.llm.generate(asked, sampling(tokens, directives), use_tqdm=False, lora_request=lora)
-        return [Answer(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
+        return [
+            Answer(list(first.token_ids), output.num_cached_tokens, getattr(first, "spec_decode_metrics", None))
+            for output in outputs
+            for first in output.outputs[:1]
+        ]
 
     def is_same(self, prompt: list[int], tokens: list[int]) -> bool:
         """Whether the engine, asked alone, gives these tokens; from a numerical tie on it may go another way.

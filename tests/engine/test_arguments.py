@@ -1,13 +1,24 @@
 """Every option of vLLM's own server: hotspan's server acts on it, or refuses it."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from hotspan.config.settings import CacheSettings
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
-from hotspan.engine.arguments import NOT_SERVED, parse_engine_arguments, transfer_config
+from hotspan.engine.arguments import (
+    NOT_SERVED,
+    _draft_bytes,
+    add_cache,
+    draft_class,
+    draft_model,
+    parse_engine_arguments,
+    transfer_config,
+    with_draft_model,
+)
 
 OURS = {"host", "port"}
 """hotspan's own flags, by the same names."""
@@ -56,3 +67,65 @@ def test_prompts_only_reaches_the_engine() -> None:
         extra = transfer_config(CacheSettings(1 << 30, prompts_only=prompts_only))["kv_connector_extra_config"]
         assert extra["offload_prompt_only"] is prompts_only
         assert CacheSettings.from_json(extra["hotspan"]).prompts_only is prompts_only
+
+
+# -- speculative decoding ----------------------------------------------------------------------------------------------
+
+DRAFTS: tuple[tuple[tuple[str, ...], str | None, str | None], ...] = (
+    ((), None, None),
+    (('--speculative-config={"method": "eagle", "model": "org/head"}',), "org/head", None),
+    (('-sc={"model": "s3://bucket/head", "num-speculative-tokens": 2}',), "s3://bucket/head", None),
+    (("--spec-method", "draft_model", "--spec-model", "org/draft"), "org/draft", None),
+    (('--speculative-config={"method": "ngram"}',), None, None),
+    (('--speculative-config={"model": "[ngram]"}',), None, None),
+    (('--speculative-config={"method": "mtp"}',), None, None),
+    (('--speculative-config={"model": "package.Proposer"}',), None, "package.Proposer"),
+    (('--speculative-config={"method": "custom_class", "model": "package.Proposer"}',), None, "package.Proposer"),
+)
+
+
+@pytest.mark.parametrize(("words", "model", "class_name"), DRAFTS)
+def test_the_draft_model_in_every_spelling(words: tuple[str, ...], model: str | None, class_name: str | None) -> None:
+    """However vLLM lets one write it, the draft model is known: to be fetched, measured and held to secure mode."""
+    arguments = parse_engine_arguments("org/name", words)
+    assert (draft_model(arguments), draft_class(arguments)) == (model, class_name)
+    if model is not None:
+        with_draft_model(arguments, Path("/models/head"))
+        assert draft_model(arguments) == "/models/head"
+
+
+def test_a_draft_model_that_is_not_there(tmp_path: Path) -> None:
+    """A path that leads to no model is refused when the options are read, not when the engine has loaded the target."""
+    for model in (str(tmp_path), str(tmp_path / "missing"), "./missing"):
+        with pytest.raises(ConfigError, match="draft model of --speculative-config is"):
+            parse_engine_arguments("org/name", (f'--speculative-config={{"method": "eagle", "model": "{model}"}}',))
+
+
+@pytest.mark.parametrize(("words", "level"), [((), "none"), (DRAFTS[4][0], "summary")])
+def test_answers_have_the_counts_of_drafts(words: tuple[str, ...], level: str) -> None:
+    """A server that drafts tokens counts for each request how many were accepted, also without tiers."""
+    arguments = parse_engine_arguments("org/name", words)
+    add_cache(arguments, None)
+    assert arguments.per_request_spec_decode_metrics == level
+
+
+def test_a_draft_model_takes_memory(tmp_path: Path) -> None:
+    """The weights of the draft model count where tiers are sized by what a machine has."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    drafting = parse_engine_arguments("org/name", (f'-sc={{"method": "eagle", "model": "{tmp_path}"}}',))
+    assert _draft_bytes(draft_model(drafting)) == 1000
+    assert _draft_bytes("org/not-on-this-machine") == 0
+
+
+def test_a_method_whose_package_is_missing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suffix decoding without its package is a refused configuration that names the package, not a traceback."""
+    from vllm.config import speculative
+
+    from hotspan.engine.launch import _start
+
+    monkeypatch.setattr(speculative, "has_arctic_inference", lambda: False)
+    words = ('--speculative-config={"method": "suffix", "num_speculative_tokens": 2}', "--max-model-len", "512")
+    arguments = parse_engine_arguments(str(tiny_model), words)
+    with Aftermath() as aftermath, pytest.raises(ConfigError, match="refuses this configuration: Arctic Inference"):
+        _start(arguments, aftermath)

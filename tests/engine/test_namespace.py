@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import vllm.config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.core import EngineCore
 
+from benchmarks.speculators import write_config
 from hotspan.core.errors import ConfigError
 from hotspan.engine import compat, fingerprint
 from hotspan.engine.fingerprint import AdapterDigests, FileDigests, model_digest
@@ -91,15 +93,14 @@ def test_each_field_of_the_table_changes_the_namespace(engine: Any, monkeypatch:
     for section in KV:
         part = _section(engine, section)
         if part is None:  # of adapters, drafts, media: the section itself is made up
-            part = SimpleNamespace(**dict.fromkeys(fields_in(section)), draft_model_config=None)
+            part = SimpleNamespace(**dict.fromkeys(fields_in(section)), model=None)
             owner, _, last = section.rpartition(".")
             monkeypatch.setattr(_section(engine, owner), last, part)
         with_section = name(engine)
         for field in fields_in(section):
             with monkeypatch.context() as patched:
                 patched.setitem(vars(part), field, "another")
-                if section != "speculative_config" or field != "model":  # a draft model is looked for
-                    assert name(engine) != with_section, f"{section}.{field}"
+                assert name(engine) != with_section, f"{section}.{field}"
 
 
 def test_the_length_that_longrope_chooses_by_is_in(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +175,31 @@ def test_scales_of_an_encoder_count_by_their_bytes(
     before = name(engine)
     scales.write_text("2")
     assert name(engine) != before
+
+
+def test_a_draft_model_counts_by_its_bytes(tiny_model: Path, tmp_path: Path) -> None:
+    """The KV of a draft model's layers is stored with the target's: other weights are another namespace, the same
+    weights in another directory are not. Drafts that come from tokens alone change nothing."""
+
+    def named(**speculation: Any) -> bytes:
+        arguments = EngineArgs(str(tmp_path / "target"), dtype="float32", max_model_len=512, enforce_eager=True)
+        arguments.prefix_caching_hash_algo = "sha256_cbor"
+        if speculation:
+            arguments.speculative_config = {"num_speculative_tokens": 3} | speculation
+        return name(arguments.create_engine_config())
+
+    for directory in ("target", "a", "b"):
+        (tmp_path / directory).mkdir()
+        write_config(tmp_path / directory, num_hidden_layers=1)
+        shutil.copy(tiny_model / "model.safetensors", tmp_path / directory)
+    for name_of_file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / name_of_file, tmp_path / "target")
+    first, second = (named(method="eagle", model=str(tmp_path / directory)) for directory in ("a", "b"))
+    assert first == second
+    weights = tmp_path / "b" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert named(method="eagle", model=str(tmp_path / "b")) != first
+    assert named(method="ngram", prompt_lookup_max=3) == named() != first
 
 
 def test_values_have_one_spelling(engine: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.errors import ConfigError
 from hotspan.http.options import check_tls
-from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, hardened
+from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, check_start, hardened
 from hotspan.server.options import ServeOptions
 
 from .certificates import make_certificate
@@ -218,6 +218,27 @@ def test_other_directories(model: Path, tmp_path: Path) -> None:
         check_files(secure, {"SAGEMAKER_UNTRUSTED_CHANNELS": f"{model}, {other}"})
     with pytest.raises(ConfigError, match="is no directory"):
         check_files(secure, {"SAGEMAKER_UNTRUSTED_CHANNELS": str(tmp_path / "nowhere")})
+
+
+def test_a_draft_model_is_held_to_secure_mode(model: Path, tmp_path: Path) -> None:
+    """A draft model's directory is looked at like the model's, and no class of a user drafts tokens."""
+
+    def checked(server: ServerSettings, draft: str) -> None:
+        words = f"--speculative-config={json.dumps({'model': draft, 'num_speculative_tokens': 2})}"
+        check_start(replace(options(words, server=server), model=str(model)), {})
+
+    (model / "config.json").write_text("{}")
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text("{}")
+    checked(SECURE, str(head))
+    checked(ServerSettings(), "package.Proposer")
+    with pytest.raises(ConfigError, match=r"--speculative-config is given, .* package\.Proposer can't draft"):
+        checked(SECURE, "package.Proposer")
+    (head / "pytorch_model.bin").write_bytes(b"")
+    checked(ServerSettings(), str(head))
+    with pytest.raises(ConfigError, match=f"{head} holds pytorch_model.bin"):
+        checked(SECURE, str(head))
 
 
 def test_chat_templates_in_files(model: Path) -> None:

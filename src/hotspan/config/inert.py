@@ -77,6 +77,13 @@ RULES = (
         lambda settings: not settings.is_on("enable_prompt_tokens_details"),
         "answers always say how many tokens of the prompt were cached",
     ),
+    Rule(
+        ("per_request_spec_decode_metrics",),
+        lambda settings: (
+            "speculative_config" in settings and settings.value("per_request_spec_decode_metrics", "") == "none"
+        ),
+        "answers of a server that drafts tokens always say how many were accepted",
+    ),
 )
 OF_STORES = Rule(
     ("default_model", "partial", "models_at_once"),

@@ -25,6 +25,10 @@ from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import is_remote, model_directory, weights_bytes
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_NGRAM = ("ngram", "[ngram]")
+_NO_DRAFT_FILES = ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class")
+"""Methods of speculative decoding that load no draft model."""
+
 _NO_GRPC = "hotspan serves HTTP only"
 _NO_SUPERVISOR = "hotspan runs one engine behind its own server: `hotspan route` balances between several"
 _NO_H11 = "hotspan's server has limits of its own for heads of requests"
@@ -64,6 +68,7 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     for word in unknown:
         raise ConfigError(_unknown(word, [*known, *own_options]))
     arguments.model = model
+    _check_draft(draft_model(arguments))
     if arguments.gpu_memory_utilization == parser.get_default("gpu_memory_utilization"):
         _share_host_memory(arguments)
     for name, reason in NOT_SERVED.items():
@@ -80,10 +85,14 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
 def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:
     """Make the engine use hotspan's tiers (None: the engine's own prefix cache only).
 
+    Answers then have the number of cached tokens and, with speculative decoding, of drafted and accepted ones.
+
     Mutates: `arguments`.
     Raises:  ConfigError where an engine option stands in the way.
     """
     arguments.enable_prompt_tokens_details = True
+    if _speculation(arguments) and getattr(arguments, "per_request_spec_decode_metrics", None) == "none":
+        arguments.per_request_spec_decode_metrics = "summary"
     if settings is None:
         return
     if arguments.kv_transfer_config is not None:
@@ -107,7 +116,7 @@ def plan_engine(
     shape, weights = None, 0
     with contextlib.suppress(ConfigError, OSError):  # a model that is not here yet: the machine alone decides
         directory = model_directory(arguments.model)
-        weights = weights_bytes(directory)
+        weights = weights_bytes(directory) + _draft_bytes(draft_model(arguments))
         shape = ModelShape.from_config(
             directory,
             kv_dtype=arguments.kv_cache_dtype,
@@ -147,6 +156,59 @@ def transfer_config(settings: CacheSettings) -> dict[str, Any]:
             "hotspan": settings.to_json(),
         },
     }
+
+
+def draft_model(arguments: Namespace) -> str | None:
+    """The directory, hub id or address of the draft model; None for a method without one (n-gram, suffix, MTP)."""
+    found = _speculation(arguments)
+    model = found.get("model")
+    if not isinstance(model, str) or found.get("method") in _NO_DRAFT_FILES or model in _NGRAM or is_class(model):
+        return None
+    return model
+
+
+def with_draft_model(arguments: Namespace, directory: Path) -> None:
+    """Let the engine load the draft model from a directory. Mutates: `arguments`."""
+    arguments.speculative_config = _speculation(arguments) | {"model": str(directory)}
+    arguments.spec_model = None
+
+
+def draft_class(arguments: Namespace) -> str | None:
+    """The Python class that the engine is to import and draft with, if it is given one."""
+    found = _speculation(arguments)
+    model, method = found.get("model"), found.get("method")
+    return str(model) if method == "custom_class" or (method is None and is_class(model)) else None
+
+
+def is_class(model: object) -> bool:
+    """Whether vLLM takes a draft model's name for that of a Python class, as in package.Proposer."""
+    return isinstance(model, str) and "." in model and all(part.isidentifier() for part in model.split("."))
+
+
+def _speculation(arguments: Namespace) -> dict[str, Any]:
+    """--speculative-config with what --spec-method and --spec-model add; empty without speculative decoding."""
+    given = arguments.speculative_config
+    found = {str(name).replace("-", "_"): value for name, value in given.items()} if isinstance(given, dict) else {}
+    added = {"method": getattr(arguments, "spec_method", None), "model": getattr(arguments, "spec_model", None)}
+    return found | {name: value for name, value in added.items() if value is not None}
+
+
+def _check_draft(model: str | None) -> None:
+    if model is None or is_remote(model):
+        return
+    path = Path(model)
+    if not (path.is_dir() and (path / "config.json").exists()) and (path.exists() or not _HUB_ID.fullmatch(model)):
+        raise ConfigError(
+            f"the draft model of --speculative-config is {model}, which is no directory with a config.json: give a "
+            "local directory, a hub id (organisation/name) or s3://BUCKET/PREFIX"
+        )
+
+
+def _draft_bytes(model: str | None) -> int:
+    """The size of the draft model's weights; 0 if it is not on this machine."""
+    with contextlib.suppress(ConfigError, OSError):
+        return 0 if model is None else weights_bytes(model_directory(model))
+    return 0
 
 
 def _share_host_memory(arguments: Namespace) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.config import LoadConfig, ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -70,12 +70,31 @@ def namespace_fields(
     fields |= _scales(vllm_config, digests)
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):  # of the first batch, and kept nowhere
         fields["kv_scales"] = secrets.token_bytes(16)
-    if speculative is not None and speculative.model not in (None, *_WITHOUT_WEIGHTS):
-        draft = speculative.draft_model_config
-        fields["draft_model"] = _model_bytes(draft, digests, full=full)
-        fields["draft_hf_config"] = _hf_config(draft.hf_config.to_dict())
-        if not _has_digest(draft, getattr(speculative, "draft_load_config", None) or vllm_config.load_config):
-            fields["unknown_draft_weights"] = secrets.token_bytes(16)
+    if speculative is not None and speculative.method not in _WITHOUT_KV and speculative.model is not None:
+        fields |= _draft(speculative, vllm_config.load_config, digests, full=full)
+    return fields
+
+
+_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
+"""Methods of speculative decoding whose drafts come from tokens: they have no weights, and no KV of their own."""
+
+_WITHOUT_WEIGHTS = ("extract_hidden_states", "custom_class")
+"""Methods that have no draft model; `model` is the name of one of vLLM's classes or of a user's."""
+
+
+def _draft(
+    speculative: SpeculativeConfig, load: LoadConfig, digests: FileDigests, *, full: bool
+) -> dict[str, str | bytes]:
+    """What names the KV of a draft model's layers, which is stored beside the target's: its bytes and configuration."""
+    if speculative.method in _WITHOUT_WEIGHTS:
+        return {"draft_model": str(speculative.model)}
+    draft = speculative.draft_model_config
+    fields: dict[str, str | bytes] = {
+        "draft_model": _model_bytes(draft, digests, full=full),
+        "draft_hf_config": _hf_config(draft.hf_config.to_dict()),
+    }
+    if not _has_digest(draft, getattr(speculative, "draft_load_config", None) or load):
+        fields["unknown_draft_weights"] = secrets.token_bytes(16)
     return fields
 
 
@@ -109,6 +128,8 @@ def _configured(vllm_config: VllmConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     for section, names in KV.items():
         part = _section(vllm_config, section)
+        if section == "speculative_config" and getattr(part, "method", None) in _WITHOUT_KV:
+            continue
         for name in names.split():
             if part is not None and hasattr(part, name):
                 found[f"{section}.{name}"] = json.dumps(_plain(getattr(part, name)), sort_keys=True)
@@ -149,14 +170,18 @@ def _plain(value: object) -> object:
     )
 
 
-_WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "extract_hidden_states")
-"""What vLLM calls the draft model where there is none."""
-
-
 def _hf_config(fields: dict[str, Any]) -> str:
-    """The configuration as the engine runs it, overrides included; where the model lies is no part of it."""
-    fields.pop("_name_or_path", None)
-    return json.dumps(fields, sort_keys=True, default=str)
+    """The configuration as the engine runs it, overrides included; where the model lies is no part of it.
+
+    EAGLE's configuration has another one inside, which also names its directory.
+    """
+
+    def without_path(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: without_path(part) for name, part in value.items() if name != "_name_or_path"}
+
+    return json.dumps(without_path(fields), sort_keys=True, default=str)
 
 
 def _model_bytes(model: ModelConfig, digests: FileDigests, *, full: bool) -> bytes:

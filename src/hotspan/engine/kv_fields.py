@@ -65,9 +65,9 @@ KV: Final[Mapping[str, str]] = MappingProxyType(
             lora_dtype target_modules default_mm_loras enable_tower_connector_lora enable_mixed_moe_lora_format
             enable_moe_shared_loras
         """,
-        # A draft model's layers have KV in the same blocks.
+        # A draft model's layers have KV in the same blocks. Nothing counts of methods without them (identity.py).
         "speculative_config": """
-            method model num_speculative_tokens draft_tensor_parallel_size tensor_parallel_size quantization
+            method num_speculative_tokens draft_tensor_parallel_size tensor_parallel_size quantization
             moe_backend attention_backend kv_cache_dtype max_model_len revision code_revision
             index_share_for_mtp_iteration disable_eagle_block_drop use_heterogeneous_vocab parallel_drafting
         """,

@@ -144,7 +144,7 @@ def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:
     engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
     try:
         config: Any = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"the engine refuses this configuration: {_first_line(error)}") from error
     try:
         with _interrupts_kept_from_children(), _told(aftermath):

@@ -3,7 +3,8 @@
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,7 @@ CODE = (
 )
 """The engine's options that name code, or let it in."""
 
+_SPECULATION = frozenset({"speculative_config", "spec_method", "spec_model"})
 _PICKLED_OPTIONS = ("lora_modules",)
 _FORMATS = ("safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "sharded_state", "mistral", "dummy")
 _BACKENDS = ("mp", "ray", "uni", "external_launcher")
@@ -91,6 +93,10 @@ def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
     check_engine_keys(options.engine_values.get("api_key"), environment)
     check_engine_adapters(environment)
     check_files(options, environment)
+    if options.server.secure and not _SPECULATION.isdisjoint(options.engine_values):
+        from hotspan.engine.arguments import parse_engine_arguments
+
+        check_draft(options, parse_engine_arguments(options.model, options.engine), environment)
     _check_formatters(options.server)
 
 
@@ -197,6 +203,25 @@ def check_files(options: ServeOptions, environment: Mapping[str, str]) -> None:
         if not Path(text).is_dir():
             raise ConfigError(f"{_CHANNELS} names {text}, which is no directory: correct it")
         directories.append(Path(text))
+    _check_directories(directories, environment)
+
+
+def check_draft(options: ServeOptions, arguments: Namespace, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if secure mode is on and what drafts tokens is code, or a directory that holds code or pickles.
+
+    arguments: the engine's, with a draft model that is on this machine if it will be.
+    """
+    if not options.server.secure:
+        return
+    from hotspan.engine.arguments import draft_class, draft_model
+
+    if (proposer := draft_class(arguments)) is not None:
+        raise _refused("speculative_config", f"executes no code but what is installed: {proposer} can't draft tokens")
+    if (model := draft_model(arguments)) is not None and Path(model).is_dir():
+        _check_directories([Path(model)], environment)
+
+
+def _check_directories(directories: Sequence[Path], environment: Mapping[str, str]) -> None:
     has_templates = _NO_TEMPLATE not in _controls(environment)
     for directory in directories:
         found = list(_forbidden(directory, has_templates=has_templates))

@@ -68,9 +68,14 @@ def fetched(options: ServeOptions, environment: Mapping[str, str]) -> ServeOptio
     """
     if not is_remote(options.model):
         return options
-    directory = fetch_model(options.model, model_cache(environment), is_secure=options.server.secure)
+    directory = fetched_model(options.model, options, environment)
     name = () if "served_model_name" in options.engine_values else ("--served-model-name", options.model)
     return replace(options, model=str(directory), engine=(*options.engine, *name))
+
+
+def fetched_model(url: str, options: ServeOptions, environment: Mapping[str, str]) -> Path:
+    """The local copy of a model that this server uses, also as the draft model of another. Raises: as `fetch_model`."""
+    return fetch_model(url, model_cache(environment), is_secure=options.server.secure)
 
 
 def bind_admin(options: ServeOptions, listener: socket.socket) -> socket.socket | None:

@@ -41,7 +41,14 @@ from hotspan.server.adapters.source import Sources
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
 from hotspan.server.admin_token import admin_token
 from hotspan.server.front import Front
-from hotspan.server.hardening import REDIRECTS, check_engine_adapters, check_engine_keys, check_files, hardened
+from hotspan.server.hardening import (
+    REDIRECTS,
+    check_draft,
+    check_engine_adapters,
+    check_engine_keys,
+    check_files,
+    hardened,
+)
 from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.options import (
@@ -50,6 +57,7 @@ from hotspan.server.options import (
     check_exposure,
     check_tiers,
     fetched,
+    fetched_model,
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, Link, current_owner, current_tenant
@@ -157,6 +165,8 @@ async def _serve(
 
     started = time.monotonic()
     arguments = parse_engine_arguments(options.model, options.engine, own_options)
+    _fetch_draft(arguments, options, entrance)
+    check_draft(options, arguments, environment())
     check_engine_keys(arguments.api_key, environment())
     check_engine_adapters(environment())
     arguments.host, arguments.port = options.server.host, options.server.port
@@ -211,6 +221,16 @@ async def _serve(
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
+
+
+def _fetch_draft(arguments: Namespace, options: ServeOptions, entrance: Entrance) -> None:
+    """Replace a draft model in S3 by its local copy; requests get 503 meanwhile. Mutates: `arguments`."""
+    from hotspan.engine.arguments import draft_model, with_draft_model
+
+    draft = draft_model(arguments)
+    if draft is not None and is_remote(draft):
+        with answering_while_loading(entrance.listeners[0], tls_options(vars(arguments))):
+            with_draft_model(arguments, fetched_model(draft, options, environment()))
 
 
 def _uvicorn(app: ASGIApp, arguments: Namespace, limits: HttpLimits) -> uvicorn.Config:

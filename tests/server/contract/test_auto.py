@@ -86,6 +86,32 @@ def test_what_was_asked_is_a_hit(sized: Container) -> None:
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
 
 
+def test_accepted_drafts_are_counted(sized: Container) -> None:
+    """Each answer says how many drafted tokens were accepted, beside `usage`; a stream in its last chunk; and vLLM's
+    counters in /metrics add them up."""
+    names = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+    before = [sized.gauge(name) for name in names]
+    body = {"prompt": "Count", "max_tokens": 100, "temperature": 0}
+    whole = sized.http.post("/v1/completions", json=body).json()["metrics"]["speculative_decoding"]
+    streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+    events = sized.http.post("/v1/completions", json=streamed).text.splitlines()
+    last = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")][-1]
+    counts = [one[f"num_{what}draft_tokens"] for what in ("", "accepted_") for one in (whole, last_metrics(last))]
+    assert 0 < whole["draft_acceptance_rate"] <= 1 < whole["mean_acceptance_length"]
+    wanted = [before[0] + sum(counts[:2]), before[1] + sum(counts[2:])]
+    deadline = time.monotonic() + 60
+    while [sized.gauge(name) for name in names] != wanted:  # they are counted after the answer is sent
+        assert time.monotonic() < deadline, (wanted, [sized.gauge(name) for name in names])
+        time.sleep(0.05)
+
+
+def last_metrics(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The counts of a stream, from the chunk that has its usage."""
+    assert chunk["usage"]["completion_tokens"] == 100
+    found: dict[str, Any] = chunk["metrics"]["speculative_decoding"]
+    return found
+
+
 def test_several_tokens_in_a_chunk(sized: Container) -> None:
     """Speculation gives several tokens at a time: a stream in LMI's schema has a row for each all the same."""
     asked = {"prompt": "Say", "max_tokens": 200, "temperature": 0, "stream": True, "return_token_ids": True}

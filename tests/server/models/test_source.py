@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,10 +23,13 @@ from hypothesis import strategies as st
 from obstore.store import S3Store
 
 from hotspan.config.server_settings import ServerSettings
+from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.plan.weights import is_remote
+from hotspan.server import run
 from hotspan.server import source as model_source
 from hotspan.server.options import ServeOptions, fetched
+from hotspan.server.principal import Credentials
 from hotspan.server.source import RemoteFile, fetch_model, model_cache
 from tests.l2.s3_server import S3Server
 
@@ -343,3 +348,23 @@ def test_what_a_server_is_started_with(bucket: Bucket, tmp_path: Path) -> None:
     assert "pytorch_model.bin" not in contents(Path(fetched(secure, surroundings).model))
     plain = dataclasses.replace(options, model="org/name")
     assert fetched(plain, surroundings) is plain
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_draft_model_in_a_bucket(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_secure: bool
+) -> None:
+    """A draft model is fetched as the model is; the engine gets its directory, and the rest of the configuration."""
+    from hotspan.engine.arguments import parse_engine_arguments
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = {"config.json": b"{}", "model.safetensors": WEIGHTS, "pytorch_model.bin": b"pickle"}
+    words = ("-sc", json.dumps({"method": "eagle", "model": bucket.put("head", files), "num_speculative_tokens": 2}))
+    arguments = parse_engine_arguments("org/name", words)
+    options = ServeOptions("org/name", None, words, server=ServerSettings(secure=is_secure))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run._fetch_draft(arguments, options, run.Entrance([listener], Credentials(Tenants(), "token"), {}, None))
+    directory = arguments.speculative_config.pop("model")
+    wanted = {name: data for name, data in files.items() if not is_secure or "bin" not in name}
+    assert contents(Path(directory)) == wanted
+    assert arguments.speculative_config == {"method": "eagle", "num_speculative_tokens": 2}
