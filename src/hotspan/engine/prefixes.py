@@ -173,7 +173,13 @@ class GpuPrefixes:
 
     def _may_be_found(self, span: Span) -> bool:
         """Whether blocks of a span are in the pool, or a running request may still compute some."""
-        return span.name in self._users or any(next(self._blocks(name), None) is not None for name in span.hashes)
+        if span.name in self._users:
+            return True
+        if self._pool is None:
+            return False
+        find = self._pool.cached_block_hash_to_block.get_one_block
+        groups = range(self._groups)
+        return any(find(make_block_hash_with_group_id(name, of)) is not None for name in span.hashes for of in groups)
 
     def _blocks(self, name: bytes) -> Iterator[int]:
         """The block of a hash in each KV cache group that has it: one of several, if it was computed side by side."""
