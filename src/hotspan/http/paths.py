@@ -1,4 +1,7 @@
-"""The routes of a replica that compute, vLLM's and LMI's: server and router tell by these what to do with a request."""
+"""The routes of a replica that compute, vLLM's and LMI's: server and router tell by these what to do with a request.
+
+And those of adapters, by which the server tells who may use them.
+"""
 
 INVOCATIONS = "/invocations"
 BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
@@ -26,3 +29,13 @@ STATELESS = (
     *("/v1/responses/render", "/v1/messages/render", "/cohere/v2/chat/render"),
 )
 """vLLM's routes for posts that change nothing and compute next to nothing."""
+
+MODEL = "/models/{model}"
+ADAPTERS = "/adapters"
+ADAPTER = "/adapters/{adapter_name}"
+UPDATE = "/adapters/{adapter_name}/update"
+
+ADAPTER_READS = tuple(prefix + path for prefix in ("", MODEL) for path in (ADAPTERS, ADAPTER))
+"""Paths that any client may GET; every other method is the administrator's, or with --client-adapters clients', too."""
+
+ADAPTER_WRITES = (*ADAPTER_READS, *(prefix + UPDATE for prefix in ("", MODEL)))

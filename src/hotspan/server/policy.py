@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import HeadError, check_head
-from hotspan.http.paths import BY_NAME, INVOCATIONS, PRIVILEGED, STATELESS, WORK
-from hotspan.server.adapters.routes import READS, WRITES
+from hotspan.http.paths import ADAPTER_READS, ADAPTER_WRITES, BY_NAME, INVOCATIONS, PRIVILEGED, STATELESS, WORK
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 
 _MATCHED = "hotspan.route"
@@ -50,7 +49,7 @@ CLIENT = (
 ADMIN = (
     *("/hotspan/cache", "/hotspan/cache/clear", "/hotspan/cache/check", "/hotspan/keys/shred", "/hotspan/keys/rotate"),
     # Adapters: loading one runs its files.
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", *WRITES),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", *ADAPTER_WRITES),
     PRIVILEGED,
     # Ends anybody's request, by its id.
     *("/inference/v1/abort_requests", "/abort_requests"),
@@ -64,7 +63,7 @@ ADMIN = (
     *("/weight_info", "/weight_checker", "/get_world_size"),
 )
 
-CLIENT_READS = tuple(f"GET {path}" for path in READS)
+CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
 UNLESS_SHARED = (
@@ -74,7 +73,7 @@ UNLESS_SHARED = (
 )
 """The client's on a server without keys, the administrator's where tenants share it."""
 
-SHARED = (*CLIENT_READS, *WRITES, "/hotspan/cache/invalidate")
+SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate")
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")
@@ -95,7 +94,7 @@ def access_table(*, has_keys: bool, has_given_token: bool, has_client_adapters: 
         **dict.fromkeys(PUBLIC, Access.PUBLIC),
         **dict.fromkeys(CLIENT, Access.CLIENT),
         **dict.fromkeys(ADMIN, Access.ADMIN),
-        **dict.fromkeys(WRITES, Access.CLIENT if has_client_adapters else Access.ADMIN),
+        **dict.fromkeys(ADAPTER_WRITES, Access.CLIENT if has_client_adapters else Access.ADMIN),
         **dict.fromkeys(CLIENT_READS, Access.CLIENT),
         **dict.fromkeys(UNLESS_SHARED, shared),
         METRICS: Access.ADMIN if has_keys or has_given_token else Access.PUBLIC,

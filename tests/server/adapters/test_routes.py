@@ -8,7 +8,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from hotspan.server.adapters.routes import READS, WRITES, adapter_router
+from hotspan.http.paths import ADAPTER_READS, ADAPTER_WRITES
+from hotspan.server.adapters.routes import adapter_router
 
 from .rig import Rig
 
@@ -138,11 +139,11 @@ async def test_without_lora() -> None:
 
 
 def test_every_route_is_in_the_lists(tmp_path: Path) -> None:
-    """What a policy reads off the lists are the paths as the router has them, and GET is all that READS may."""
+    """What a policy reads off the lists are the paths as the router has them, and GET is all that ADAPTER_READS may."""
     app = FastAPI(openapi_url=None)
     app.include_router(adapter_router(None, {"lmi"}))
     methods: dict[str, set[str]] = {}
     for route in app.routes:
         methods.setdefault(route.path, set()).update(route.methods)  # type: ignore[attr-defined]
-    assert set(methods) == set(WRITES)
-    assert {path for path, found in methods.items() if "GET" in found} == set(READS)
+    assert set(methods) == set(ADAPTER_WRITES)
+    assert {path for path, found in methods.items() if "GET" in found} == set(ADAPTER_READS)

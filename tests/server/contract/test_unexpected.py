@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from hotspan.server.adapters.routes import WRITES
+from hotspan.http.paths import ADAPTER_WRITES
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC
 
 from .rig import ADAPTER, ADMIN_TOKEN, SESSION, Container
@@ -74,7 +74,7 @@ OURS = {
 }
 """LMI's routes, which FastAPI does not know."""
 
-ADMINISTRATION = {*WRITES, *(path for path in ADMIN if path.startswith("/hotspan/"))}
+ADMINISTRATION = {*ADAPTER_WRITES, *(path for path in ADMIN if path.startswith("/hotspan/"))}
 """The administrator's routes that leave the server as it was for the other tests: adapters, and hotspan's own."""
 
 
@@ -83,7 +83,7 @@ def every_request(container: Container) -> st.SearchStrategy[Any]:
     document = container.http.get("/openapi.json").json()
     allowed = {*CLIENT, *PUBLIC, *ADMINISTRATION}
     document["paths"] = {path: found for path, found in document["paths"].items() if path in allowed} | OURS
-    for path in WRITES:  # FastAPI knows nothing of their arguments
+    for path in ADAPTER_WRITES:  # FastAPI knows nothing of their arguments
         document["paths"][path]["parameters"] = [
             named for named in (_BY_NAME, _WHICH) if f"{{{named['name']}}}" in path
         ]

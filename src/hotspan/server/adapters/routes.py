@@ -16,20 +16,11 @@ from starlette.responses import JSONResponse
 
 from hotspan.core.errors import did_you_mean
 from hotspan.http.errors import HttpError
+from hotspan.http.paths import ADAPTER, ADAPTERS, MODEL, UPDATE
 from hotspan.server.adapters.loader import Adapter
 from hotspan.server.adapters.registry import LORA_OFF, AdapterRegistry
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import SERVER, current_owner, current_principal
-
-MODEL = "/models/{model}"
-ADAPTERS = "/adapters"
-ADAPTER = "/adapters/{adapter_name}"
-UPDATE = "/adapters/{adapter_name}/update"
-
-READS = tuple(prefix + path for prefix in ("", MODEL) for path in (ADAPTERS, ADAPTER))
-"""Paths that any client may GET; every other method is the administrator's, or with --client-adapters clients', too."""
-
-WRITES = (*READS, *(prefix + UPDATE for prefix in ("", MODEL)))
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
 _MAX_LIMIT = 10_000
