@@ -180,6 +180,38 @@ def test_copies_arrive(rig: Rig) -> None:
     assert rig.worker.get_finished() == []
 
 
+def test_a_slot_keeps_nothing_of_an_earlier_chunk() -> None:
+    """What a store has no bytes for is zero: the pages of other groups, padding, and blocks that are left out.
+
+    The slot may have held another tenant's chunk, and all of it goes to the tiers below.
+    """
+    tensors = [torch.ones((BLOCKS, PAGE), dtype=torch.int8) for _ in range(2)]
+    part = PAGE // 2 + 1
+    caches: Any = SimpleNamespace(
+        tensors=[SimpleNamespace(tensor=tensor, page_size_bytes=PAGE) for tensor in tensors],
+        group_data_refs=[
+            [SimpleNamespace(tensor_idx=n, page_size_bytes=PAGE) for n in range(2)],
+            [SimpleNamespace(tensor_idx=0, page_size_bytes=part)],
+        ],
+    )
+    slab = SharedSlab(f"gaps-{uuid.uuid4().hex[:8]}", SLOTS, 2 * PAGE * PER_CHUNK)
+    slab.unlink()
+    worker = HostWorker(caches, slab, PER_CHUNK, 0)
+    rows = np.frombuffer(slab.view, np.int8).reshape(SLOTS, 2, PER_CHUNK, PAGE)
+    rows[:] = 7
+    whole = GPULoadStoreSpec([1, 2], group_sizes=[2, 0], block_indices=[0, 0])
+    last = GPULoadStoreSpec([4], group_sizes=[0, 1], block_indices=[0, 3])
+    for job, (stored, slot) in enumerate([(whole, 0), (last, 1)]):
+        worker.submit_store(job, stored, CPULoadStoreSpec([slot]))
+        worker.wait({job})
+    assert (rows[0] == 1).all() and (rows[2:] == 7).all()
+    expected = np.zeros_like(rows[1])
+    expected[0, 1, :part] = 1
+    assert np.array_equal(rows[1], expected)
+    del rows
+    worker.shutdown()
+
+
 @pytest.mark.parametrize("store", [True, False])
 def test_a_failed_copy_is_never_taken_for_done(rig: Rig, store: bool) -> None:
     """Its job is not finished but an error that stops the engine: what it left half copied is no hit, and no answer.

@@ -6,10 +6,13 @@ much later than in order of arrival, however many short ones come. Measured: ben
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
+
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 LOADS_PER_STORE: Final = 8
 """Pieces of loads for each of a store, while both wait: a store's blocks are held until it ends."""
@@ -22,6 +25,27 @@ class Place(NamedTuple):
     block: int
     slot: int
     nth: int
+
+
+def places(in_engine: GPULoadStoreSpec, in_slab: CPULoadStoreSpec, blocks_per_chunk: int) -> Iterator[Place]:
+    """The blocks of a job, each with its place in a slot.
+
+    Blocks come group by group; a group's first block may stand in the middle of its first chunk.
+
+        blocks_per_chunk 2, block_indices 3, blocks a b c: [ . a ][ b c ]
+    """
+    blocks, slots = in_engine.block_ids.tolist(), in_slab.block_ids.tolist()
+    block_at = slot_at = 0
+    for group, size in enumerate(in_engine.group_sizes):
+        if not size:
+            continue
+        skipped = in_engine.block_indices[group] % blocks_per_chunk
+        for n in range(size):
+            place = skipped + n
+            slot = slots[slot_at + place // blocks_per_chunk]
+            yield Place(group, blocks[block_at + n], slot, place % blocks_per_chunk)
+        block_at += size
+        slot_at += -(-(skipped + size) // blocks_per_chunk)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,8 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
 from hotspan.core.types import PAGE_BYTES
 from hotspan.engine.contract import ENGINE
+from hotspan.engine.copies import places
+from hotspan.engine.gaps import Gaps
 from hotspan.tiers.slab import SharedSlab
 
 if ENGINE >= (0, 32):
@@ -65,7 +67,25 @@ class SlabRegion:
         self._slab.close()
 
 
+class CudaWorker(CPUOffloadingWorker):
+    """vLLM's worker, which leaves nothing in a slot of what was there before."""
+
+    def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
+        region: Any = SlabRegion(slab, offset, rank=torch.cuda.current_device())
+        super().__init__(kv_caches, blocks_per_chunk, slab.slots, region)
+        self._per_chunk = blocks_per_chunk
+        self._gaps: Gaps | None = Gaps(kv_caches, slab, blocks_per_chunk, offset)
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **rest: Any) -> bool:
+        if self._gaps is not None:
+            self._gaps.blank(places(src_spec, dst_spec, self._per_chunk))
+        return bool(super().submit_store(job_id, src_spec, dst_spec, **rest))
+
+    def shutdown(self) -> None:
+        self._gaps = None
+        super().shutdown()
+
+
 def cuda_worker(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> OffloadingWorker:
     """A worker that moves whole pages between the GPU and the slab's slots, starting at byte `offset` of each."""
-    region: Any = SlabRegion(slab, offset, rank=torch.cuda.current_device())
-    return CPUOffloadingWorker(kv_caches, blocks_per_chunk, slab.slots, region)
+    return CudaWorker(kv_caches, slab, blocks_per_chunk, offset)

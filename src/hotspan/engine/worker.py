@@ -6,7 +6,6 @@ Which of the jobs that wait is next: engine/copies.py.
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,13 @@ from numpy.lib.stride_tricks import as_strided
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
-    GPULoadStoreSpec,
     OffloadingWorker,
     TransferResult,
 )
-from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hotspan.core.errors import EngineError
-from hotspan.engine.copies import Copy, CopyQueue, Place
+from hotspan.engine.copies import Copy, CopyQueue, Place, places
+from hotspan.engine.gaps import Gaps, tensor_places
 from hotspan.tiers.slab import SharedSlab
 
 logger = logging.getLogger(__name__)
@@ -57,6 +55,7 @@ class HostWorker(OffloadingWorker):
         self._slab = slab
         self._blocks_per_chunk = blocks_per_chunk
         self._groups = _stacks(kv_caches, slab, blocks_per_chunk, offset)
+        self._gaps: Gaps | None = Gaps(kv_caches, slab, blocks_per_chunk, offset)
         self._queue = CopyQueue(max(blocks_per_chunk, _PIECE_BYTES // _block_bytes(self._groups)))
         self._pending: set[int] = set()
         self._failed: set[int] = set()
@@ -68,10 +67,10 @@ class HostWorker(OffloadingWorker):
         self._thread.start()
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
-        return self._submit(Copy(job_id, True, list(self._places(src_spec, dst_spec))))
+        return self._submit(Copy(job_id, True, list(places(src_spec, dst_spec, self._blocks_per_chunk))))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
-        return self._submit(Copy(job_id, False, list(self._places(dst_spec, src_spec))))
+        return self._submit(Copy(job_id, False, list(places(dst_spec, src_spec, self._blocks_per_chunk))))
 
     def get_finished(self) -> list[TransferResult]:
         """The jobs that ended since the last call. Raises: EngineError if one has failed, from then on."""
@@ -100,7 +99,7 @@ class HostWorker(OffloadingWorker):
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
-        self._groups = []
+        self._groups, self._gaps = [], None
         self._slab.close()
 
     def _submit(self, copy: Copy) -> bool:
@@ -118,8 +117,8 @@ class HostWorker(OffloadingWorker):
                 taken = self._queue.take()
                 if taken is None:
                     return
-            copy, places = taken
-            has_failed = not self._transfer(copy, places)
+            copy, piece = taken
+            has_failed = not self._transfer(copy, piece)
             with self._wake:
                 if self._queue.put_back(copy, has_failed=has_failed):
                     self._pending.discard(copy.job_id)
@@ -130,19 +129,21 @@ class HostWorker(OffloadingWorker):
                         self._finished.append(TransferResult(copy.job_id, True, copy.moved_bytes, copy.seconds))
                     self._wake.notify_all()
 
-    def _transfer(self, copy: Copy, places: list[Place]) -> bool:
+    def _transfer(self, copy: Copy, piece: list[Place]) -> bool:
         started = time.perf_counter()
         try:
-            copy.moved_bytes += self._copy(copy, places)
+            if copy.is_store and not copy.moved_bytes and self._gaps is not None:
+                self._gaps.blank(copy.places)
+            copy.moved_bytes += self._copy(copy, piece)
         except Exception:  # a bug; who waits for the job must not wait for ever
             logger.exception("copy_failed job=%d", copy.job_id)
             return False
         copy.seconds += time.perf_counter() - started
         return True
 
-    def _copy(self, copy: Copy, places: list[Place]) -> int:
+    def _copy(self, copy: Copy, piece: list[Place]) -> int:
         moved = 0
-        for group, block, slot, nth in places:
+        for group, block, slot, nth in piece:
             for stack in self._groups[group]:
                 in_engine, in_slot = stack.engine[:, block], stack.slots[slot, :, nth]
                 if copy.is_store:
@@ -152,26 +153,6 @@ class HostWorker(OffloadingWorker):
                 moved += stack.block_bytes
         return moved
 
-    def _places(self, in_engine: GPULoadStoreSpec, in_slab: CPULoadStoreSpec) -> Iterator[Place]:
-        """The blocks of a job, each with its place in a slot.
-
-        Blocks come group by group; a group's first block may stand in the middle of its first chunk.
-
-            blocks_per_chunk 2, block_indices 3, blocks a b c: [ . a ][ b c ]
-        """
-        per_chunk = self._blocks_per_chunk
-        blocks, slots = in_engine.block_ids.tolist(), in_slab.block_ids.tolist()
-        block_at = slot_at = 0
-        for group, size in enumerate(in_engine.group_sizes):
-            if not size:
-                continue
-            skipped = in_engine.block_indices[group] % per_chunk
-            for n in range(size):
-                place = skipped + n
-                yield Place(group, blocks[block_at + n], slots[slot_at + place // per_chunk], place % per_chunk)
-            block_at += size
-            slot_at += -(-(skipped + size) // per_chunk)
-
 
 def _block_bytes(groups: list[list[_Stack]]) -> int:
     """What the largest block takes in a slot."""
@@ -180,15 +161,12 @@ def _block_bytes(groups: list[list[_Stack]]) -> int:
 
 def _stacks(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> list[list[_Stack]]:
     """Each group's tensors as stacks. Tensors lie one after the other in a slot; aliased ones share a place."""
-    places: list[int] = []
-    for tensor in kv_caches.tensors:
-        places.append(offset)
-        offset += tensor.page_size_bytes * blocks_per_chunk
+    starts = list(tensor_places(kv_caches, blocks_per_chunk, offset))
     memory = np.frombuffer(slab.view, np.int8)
     groups: list[list[_Stack]] = []
     for refs in kv_caches.group_data_refs:
         stacks: list[_Stack] = []
-        todo = [(kv_caches.tensors[ref.tensor_idx], places[ref.tensor_idx], ref.page_size_bytes) for ref in refs]
+        todo = [(kv_caches.tensors[ref.tensor_idx], starts[ref.tensor_idx], ref.page_size_bytes) for ref in refs]
         while todo:
             count, step_engine, step_slot = _even_run(todo)
             (tensor, place, page), todo = todo[0], todo[count:]
