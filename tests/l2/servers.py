@@ -34,6 +34,14 @@ def at_last(ask: Callable[[], Answer]) -> Answer:
         time.sleep(0.005)
 
 
+def until(happens: Callable[[], bool]) -> None:
+    """Wait for what another thread or a server does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happens():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
 class RedisServer:
     """redis-server in a process of its own, its data in `directory`; keeps nothing over a restart unless told to.
 

@@ -14,16 +14,14 @@ from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
 from hotspan.l2 import redis_servers
 from hotspan.l2.base import marks_of
-from hotspan.l2.blobs import Entry
-from hotspan.l2.log import checked
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.options import RedisOptions
-from hotspan.l2.redis import RedisLog, RedisStore
+from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.outages import StoreOutageTests
 from hotspan.testing.races import SharedStoreTests
 from hotspan.testing.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
+from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server, until
 from tests.relay import Relay
 
 SIZE = 2 * MIB + 4096
@@ -160,14 +158,6 @@ def test_a_put_of_what_is_there_sends_nothing(server: RedisServer, store: RedisS
 
 def keys_of(server: RedisServer, pattern: str = "*") -> list[str]:
     return [line for line in server.ask("KEYS", pattern).decode().split("\r\n") if line.startswith("hotspan")]
-
-
-def until(happens: Callable[[], bool]) -> None:
-    """Wait for what another thread or the server does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 def life_of(server: RedisServer, key: str) -> int:
@@ -394,15 +384,6 @@ def test_an_older_copy_of_the_log_is_noticed(tmp_path: Path, entries_since: int)
             each.close()
 
 
-def add_entry(server: RedisServer, store: RedisStore, body: bytes) -> int:
-    """Write an entry by hand, after the newest; its number."""
-    page = store.log.read(0)
-    number = page.generation + 1
-    log = RedisLog(store.servers, "hotspan:2")
-    assert log.append(Entry(number, page.epoch, body), 100)
-    return number
-
-
 def test_a_log_larger_than_a_reply_is_read(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,12 +421,16 @@ def test_metadata_does_not_grow_for_ever(server: RedisServer, store: RedisStore)
     assert put(store, A, 4096) and found(store, A) is not None
 
 
-@pytest.mark.parametrize("body", [b"junk", checked(b"{}")])
-def test_an_entry_that_can_not_be_read_ends_the_epoch(server: RedisServer, store: RedisStore, body: bytes) -> None:
-    """Nobody knows what a damaged entry invalidated: the log begins anew, once."""
+@pytest.mark.parametrize("field", ["junk", "00", "AB" * 16, "00" * 16, "EPOCH"])
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_an_entry_of_somebody_elses_ends_the_epoch(
+    server: RedisServer, store: RedisStore, field: str, sequence: int
+) -> None:
+    """Nobody knows what it invalidated: the log begins anew, once."""
     before = store.log.append([Scope()], "me")
     epoch = store.log.read(0).epoch
-    add_entry(server, store, body)
+    field = epoch.hex() if field == "EPOCH" else field
+    server.ask("XADD", "hotspan:2:{log}", f"{before + 1}-{sequence}", field, "junk")
     page = store.log.read(0)
     assert page.epoch != epoch and page.floor > before and not page.entries
     assert store.log.read(page.generation).epoch == page.epoch

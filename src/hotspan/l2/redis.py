@@ -32,6 +32,7 @@ _PAGE = 1024
 """Entries of the log that are asked for at once; fewer where these are too large for one reply."""
 
 _FORMAT = 2
+_EPOCH = re.compile(rb"[0-9a-f]{32}")
 _MEMORY = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 # KEYS: a blob. ARGV: what it begins with if it is not there; what is appended; its life in ms, 0 for ever; the size
@@ -54,10 +55,12 @@ if said.err and string.find(said.err, 'equal or smaller') then return 0 end
 return said.err and said or 1
 """
 
-# KEYS: the log. ARGV: the epoch that is over; the first entry's ID and epoch.
+# KEYS: the log. ARGV: the epoch that is over, '' for none or for what is none; the first entry's ID and epoch.
 _BEGIN = """
 local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-if (newest and newest[2][1] or '') == ARGV[1] then
+local epoch = newest and newest[2][1] or ''
+if string.len(epoch) ~= 32 or string.find(epoch, '[^0-9a-f]') then epoch = '' end
+if epoch == ARGV[1] then
   redis.call('DEL', KEYS[1])
   redis.call('XADD', KEYS[1], ARGV[2], ARGV[3], '')
 end
@@ -250,7 +253,6 @@ def _entry(reply: Any) -> Entry:
     """Of what is no entry of hotspan's, one that nobody can read."""
     name, (epoch, body, *_) = _list(reply)
     number, _, rest = _value(name).partition(b"-")
-    try:
-        return Entry(int(number), bytes.fromhex(epoch.decode()), body if rest == b"0" else b"?")
-    except ValueError:
+    if not _EPOCH.fullmatch(epoch):
         return Entry(int(number), b"", b"?")
+    return Entry(int(number), bytes.fromhex(epoch.decode()), body if rest == b"0" else b"?")
