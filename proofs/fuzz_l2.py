@@ -10,13 +10,16 @@ from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES
 from hotspan.l2.open import open_store, parse_store_url
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned
+from hotspan.tiers.record import RECORD_BYTES
 from proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
 from proofs.simulated.inline import InlineQueues
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 
+_HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
 _NUMBERS = (0.5, 1.0, 4.0, 1e-12, 0.0, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
 _URLS: tuple[str, ...] = (
     "redis://cache:6379/0",
@@ -78,18 +81,20 @@ def stored_object(bench: Bench, rng: random.Random) -> bool:
     """What lies in an L2, changed: a chunk's own bytes, or a miss."""
     server = MemoryServer()
     queues = InlineQueues()
-    follower = LogFollower(MemoryLog(server), "fuzz")
+    follower = LogFollower(server.log(), "fuzz")
     follower.poll()
-    tier = RemoteTier(RemoteOptions(MemoryStore(server), follower, queue=queues.queue), NAMESPACE, SIZE)
+    store = server.store()
+    tier = RemoteTier(RemoteOptions(store, follower, queue=queues.queue), NAMESPACE, SIZE)
     for chunk in bench.chunks[:3]:
         tier.submit_store(chunk, Terms(labels=frozenset({1})), aligned(SIZE, bench.allowed[chunk.key]))
     queues.run()
     tier.finished()
-    key = rng.choice(sorted(server.objects))
-    record, frame = server.objects[key]
-    server.objects[key] = (mutated(rng, record), frame) if rng.random() < 0.5 else (record, mutated(rng, frame))
-    server.marks[key] = {rng.randbytes(rng.choice((0, 1, 17, 30))) for _ in range(rng.choice((0, 0, 1)))}
-    reader = RemoteTier(RemoteOptions(MemoryStore(server), follower, queue=queues.queue), NAMESPACE, SIZE)
+    key, name = rng.choice(sorted(server.objects.items()))
+    head, rest = server.data[name][:_HEAD_BYTES], server.data[name][_HEAD_BYTES:]
+    server.data[name] = mutated(rng, head) + rest if rng.random() < 0.5 else head + mutated(rng, rest)
+    beside = store.metadata_name(key)
+    server.data[beside] += rng.randbytes(rng.choice((0, 1, ENTRY_BYTES, 30)) * rng.choice((0, 0, 1)))
+    reader = RemoteTier(RemoteOptions(server.store(), follower, queue=queues.queue), NAMESPACE, SIZE)
     reader.ask(bench.chunks[:3], 0)
     queues.run()
     reader.finished()

@@ -1,11 +1,10 @@
 """A shared directory in the place of the disk: its system calls fail, fall short or hang, and invalidations keep names.
 
-FileStore calls Python's `os` and, to read JSON, `io.open`; while it is `hooked` those ask a FaultyFiles first, on the
-threads of such stores and on no other.
+FileStore calls Python's `os`; while it is `hooked` those calls ask a FaultyFiles first, on the threads of such stores
+and on no other.
 """
 
 import contextlib
-import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -69,8 +68,6 @@ def hooked(files: FaultyFiles) -> Iterator[None]:
             real = getattr(os, name)
             stack.callback(setattr, os, name, real)
             setattr(os, name, _hooked(name, real, files))
-        stack.callback(setattr, io, "open", io.open)
-        io.open = _hooked("read", io.open, files)
         yield
 
 
@@ -81,10 +78,6 @@ def _hooked(kind: str, real: Callable[..., Any], files: FaultyFiles) -> Callable
         files.calls[kind] += 1
         if not files.before(kind):
             return real(*args, **options)
-        if kind == "read":
-            with real(*args, **options) as file:
-                data = file.read()
-            return io.BytesIO(data[: len(data) // 2])
         if kind == "pread":
             return real(*args, **options)[: args[1] // 2]
         if kind in ("preadv", "pwritev"):

@@ -87,8 +87,7 @@ class _Bench:
 
     @staticmethod
     def _path_of(root: Path, chunk: Chunk) -> Path:
-        name = chunk.key.hex()
-        return next(root.glob("objects/*")) / name[0] / name[1] / name / "object"
+        return next(root.glob("objects/*")) / chunk.key.hex() / "object"
 
 
 def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Changes:

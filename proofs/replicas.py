@@ -7,12 +7,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
+from hotspan.l2.base import ObjectStore
 from hotspan.testing.clock import SimulatedClock
 from proofs.engine import Broken, Text, texts
 from proofs.proof import Findings, Progress, Proof, rng_of
 from proofs.replica import Connect, Epochs, Replica
-from proofs.simulated.memory_store import MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 from proofs.world import NAMESPACE
 
 CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"
@@ -71,10 +73,14 @@ class World:
         self._parents = {chunk.key: chunk.parent for text in self._texts for chunk in text.chunks}
         self._labels = {chunk.key: text.labels for text in self._texts for chunk in text.chunks}
         self._epochs = Epochs(dict.fromkeys(self._parents, 0))
-        self._server = MemoryServer(clock=self._clock, before=self._before)
         self._chance, self._slow_s = 0.0, 0.0
         names = "abcd"[: rng.randint(2, 4)]
-        connect = connect or (lambda clock: MemoryStore(self._server))
+        if connect is None:
+            self._server = MemoryServer(self._clock, before=self._before, evicts=rng.random() < 0.5)
+
+            def connect(clock: Clock) -> ObjectStore:
+                return self._server.store()
+
         self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
 
     def run(self, steps: int) -> None:
@@ -212,19 +218,19 @@ class World:
     def _lose(self, replica: Replica) -> None:
         """The server restarts, and has nothing."""
         self.counts["losses"] += 1
-        self._server.lose()
+        self._server.data.clear()
 
     def _trim(self, replica: Replica) -> None:
-        """The log gets too long, or the server evicts an object."""
-        entries = self._server.entries
-        if entries:
-            cut = self._rng.randrange(len(entries))
-            self._server.floor = max([self._server.floor, *(entry.generation for entry in entries[:cut])])
-            del entries[:cut]
-        for key in self._rng.sample(sorted(self._server.objects), min(3, len(self._server.objects))):
-            del self._server.objects[key]
+        """The log gets too long, and the server evicts what it may."""
+        data = self._server.data
+        entries = sorted(name for name in data if name.startswith("log/"))
+        kinds = ("objects/", "metadata/") if self._server.evicts else ("objects/",)
+        others = sorted(name for name in data if name.startswith(kinds))
+        evicted = self._rng.sample(others, min(3, len(others)))
+        for name in [*entries[: self._rng.randrange(len(entries) or 1)], *evicted]:
+            del data[name]
 
-    def _before(self, method: str) -> None:
+    def _before(self, call: str) -> None:
         if self._slow_s:
             self._clock.advance(self._slow_s)
         if self._chance and self._rng.random() < self._chance:

@@ -1,139 +1,130 @@
-"""A store in memory that several replicas share, whose calls fail, hang or lie as a test says."""
+"""Blobs in memory that several replicas share, whose calls fail, hang or lie as a test says."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.frame import segments
-from hotspan.core.terms import Scope
 from hotspan.core.types import ChunkKey
-from hotspan.l2.base import Found, Landed, LogPage, SharedInvalidation, SharedLog, StoreUsage, marked
-from hotspan.tiers.record import Record, pack, unpack
+from hotspan.l2.base import SharedInvalidation, StoreUsage
+from hotspan.l2.blob_log import BlobLog
+from hotspan.l2.blobs import Addition, Part
+from hotspan.l2.log import SharedInvalidationLog
+from hotspan.l2.metadata import LIFE_BYTES
+from hotspan.l2.objects import BlobStore
+
+LOG_ENTRIES = 1 << 16
 
 
-@dataclass(slots=True)
+@dataclass
 class MemoryServer:
-    """What all replicas see. `objects` are bytes as they were put: a test may change or drop them.
+    """What all replicas see. `data` has the blobs by name: a test may change or drop them.
 
-    before: called with a method's name before each call of a store or its log: it may raise OSError, or wait.
+    before, after: called around each call with what it does to which kind of blob ("create objects", "append metadata",
+                   "read log", "overwrite replicas"): what they raise is the call's error; they may wait.
+    evicts:        whether it may drop metadata before its object (l2/objects.py).
     """
 
-    objects: dict[ChunkKey, tuple[bytes, bytes]] = field(default_factory=dict)
-    marks: dict[ChunkKey, set[bytes]] = field(default_factory=dict)
-    entries: list[SharedInvalidation] = field(default_factory=list)
-    reports: dict[str, tuple[int, float]] = field(default_factory=dict)
-    floor: int = 0
-    epoch: bytes = bytes(16)
-    before: Callable[[str], None] = lambda method: None
     clock: Clock = field(default_factory=SystemClock)
+    data: dict[str, bytes] = field(default_factory=dict)
+    before: Callable[[str], None] = lambda call: None
+    after: Callable[[str], None] = lambda call: None
+    evicts: bool = True
+    batch: int = 4
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def lose(self) -> None:
-        """It restarts with nothing left."""
-        self.objects.clear()
-        self.marks.clear()
-        latest = max([self.floor, *(entry.generation for entry in self.entries)])
-        self.floor = max(latest + 1, int(self.clock.unix() * 1000))
-        self.entries.clear()
-        self.epoch = bytes([self.epoch[0] + 1] * 16)
+    def log(self, log_entries: int = LOG_ENTRIES) -> SharedInvalidationLog:
+        """One replica's connection to the log."""
+        return SharedInvalidationLog(BlobLog(self, self.clock), log_entries, self.clock)
 
+    def store(self, log_entries: int = LOG_ENTRIES) -> BlobStore:
+        """One replica's connection."""
+        return BlobStore(self, self.log(log_entries), evicts=self.evicts)
 
-class MemoryLog:
-    """One replica's connection to the log."""
+    # -- what a test looks at ----------------------------------------------------------------------------------------
 
-    def __init__(self, server: MemoryServer) -> None:
-        self._server = server
+    @property
+    def objects(self) -> dict[ChunkKey, str]:
+        """The names of the objects that are there, by chunk."""
+        return self._by_key("objects")
 
-    def append(self, scopes: Sequence[Scope], by: str) -> int:
-        self._server.before("append")
-        with self._server.lock:
-            entries = self._server.entries
-            generation = 1 + (entries[-1].generation if entries else self._server.floor)
-            entries.append(SharedInvalidation(generation, tuple(scopes), by))
-            return generation
+    @property
+    def marked(self) -> set[ChunkKey]:
+        """The chunks with marks."""
+        return {key for key, name in self._by_key("metadata").items() if len(self.data[name]) > LIFE_BYTES}
 
-    def read(self, after: int) -> LogPage:
-        self._server.before("read")
-        with self._server.lock:
-            newer = [entry for entry in self._server.entries if entry.generation > after]
-            last = max([self._server.floor, *(entry.generation for entry in self._server.entries[-1:])])
-            return LogPage(self._server.epoch, last, self._server.floor, newer)
+    @property
+    def entries(self) -> list[SharedInvalidation]:
+        """The log."""
+        return list(self.log().read(0).entries)
 
-    def report(self, replica: str, generation: int, ttl_s: float) -> None:
-        self._server.before("report")
-        self._server.reports[replica] = (generation, self._server.clock.monotonic() + ttl_s)
+    def _by_key(self, kind: str) -> dict[ChunkKey, str]:
+        names = [name.split("/") for name in list(self.data)]
+        return {ChunkKey(bytes.fromhex(parts[-1])): "/".join(parts) for parts in names if parts[0] == kind}
 
-    def forget(self, replica: str) -> None:
-        self._server.before("forget")
-        self._server.reports.pop(replica, None)
+    # -- blobs -------------------------------------------------------------------------------------------------------
 
-    def replicas(self) -> dict[str, int]:
-        self._server.before("replicas")
-        now_s = self._server.clock.monotonic()
-        return {name: read for name, (read, until_s) in list(self._server.reports.items()) if until_s > now_s}
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        call = _call("read", *(part.name for part in parts))
+        self.before(call)
+        found = [self.data.get(part.name) for part in parts]
+        self.after(call)
+        return [None if data is None else data[: part.limit] for data, part in zip(found, parts, strict=True)]
 
-
-class MemoryStore:
-    """One replica's connection to a MemoryServer."""
-
-    def __init__(self, server: MemoryServer) -> None:
-        self._server = server
-        self.log: SharedLog | None = MemoryLog(server)
-        self.is_closed = False
-
-    def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
-        self._server.before("find")
-        with self._server.lock:
-            return [self._found(key) for key in keys]
-
-    def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
-        self._server.before("get")
-        _, frame = self._server.objects.get(found.record.key, (b"", b""))
-        if len(frame) != sum(map(len, into)):
+    def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
+        self.before(_call("read_into", name))
+        data = self.data.get(name)
+        if data is None or len(data) != sum(map(len, into)):
             return False
         at = 0
-        for part in into:
-            part[:] = frame[at : at + len(part)]
-            at += len(part)
-        if landed is not None:
-            for _, first, stop in segments(len(into[1])):
-                landed(first, into[1][first:stop])
+        for view in into:
+            view[:] = data[at : at + len(view)]
+            at += len(view)
+        self.after(_call("read_into", name))
         return True
 
-    def put(self, record: Record, frame: Sequence[memoryview]) -> bool:
-        self._server.before("put")
-        data = b"".join(frame)
-        with self._server.lock:
-            is_new = record.key not in self._server.objects
-            if is_new:
-                self._server.objects[record.key] = (pack(record), data)
-        self._server.before("put ended")
+    def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        self.before(_call("create", name))
+        with self.lock:
+            is_new = name not in self.data
+            self.data.setdefault(name, b"".join(data))
+        self.after(_call("create", name))
         return is_new
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        self._server.before("mark")
-        with self._server.lock:
-            for key, some in marks.items():
-                self._server.marks.setdefault(key, set()).update(some)
+    def create_durable(self, name: str, data: bytes) -> bool:
+        return self.create(name, [data])
 
-    def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
-        self._server.before("delete")
-        with self._server.lock:
-            for key in keys:
-                self._server.objects.pop(key, None)
-                self._server.marks.pop(key, None)
+    def append(self, additions: Sequence[Addition]) -> None:
+        for one in additions:
+            self.before(_call("append", one.name))
+            with self.lock:
+                self.data[one.name] = self.data.get(one.name, one.first) + one.data
+            self.after(_call("append", one.name))
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.before(_call("delete", name))
+            self.data.pop(name, None)
+            self.after(_call("delete", name))
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        self.before(_call("overwrite", name))
+        self.data[name] = data
+        self.after(_call("overwrite", name))
+
+    def list(self, directory: str) -> list[str]:
+        self.before(_call("list", directory))
+        with self.lock:
+            names = list(self.data)
+        return [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == directory]
 
     def usage(self) -> StoreUsage:
-        self._server.before("usage")
-        objects = self._server.objects
-        return StoreUsage(len(objects), sum(len(frame) for _, frame in objects.values()))
+        self.before("usage")
+        return StoreUsage(len(self.objects), sum(map(len, self.data.values())))
 
     def close(self) -> None:
-        self.is_closed = True
+        return
 
-    def _found(self, key: ChunkKey) -> Found | None:
-        record = unpack(self._server.objects[key][0]) if key in self._server.objects else None
-        if record is None:
-            return None
-        return Found(record, marked(record.terms, self._server.marks.get(key, ())))
+
+def _call(method: str, *names: str) -> str:
+    return " ".join([method, *(name.partition("/")[0] for name in names[:1])])

@@ -16,7 +16,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.lower import steady
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 SIZE = 4096
@@ -33,10 +33,10 @@ class Levels:
         self.slab.unlink()
         self.disk = ManualTier(disk, SIZE, clock=self.clock)
         self.queues = InlineQueues()
-        self.follower = LogFollower(MemoryLog(server), name, self.clock)
+        self.follower = LogFollower(server.log(), name, self.clock)
         self.follower.poll()
         self.follower.foreign()
-        options = RemoteOptions(MemoryStore(server), self.follower, queue=self.queues.queue)
+        options = RemoteOptions(server.store(), self.follower, queue=self.queues.queue)
         self.l2 = RemoteTier(options, bytes(32), SIZE, self.clock)
         lower = [steady(tier, self.clock) for tier in (self.disk, self.l2)]
         self.cache = TieredCache(self.slab, *lower, clock=self.clock)
@@ -99,7 +99,7 @@ def server() -> MemoryServer:
 def levels(server: MemoryServer) -> Iterator[Levels]:
     one = Levels(server)
     yield one
-    server.before = lambda method: None
+    server.before = lambda call: None
     one.land()
     one.cache.check()
     one.slab.close()
@@ -245,7 +245,7 @@ def test_a_tag_reaches_every_tier(levels: Levels, server: MemoryServer) -> None:
     assert levels.disk.terms(TEXT[0].key).labels == {9}
     other = Levels(server, "b")
     other.read(TEXT)
-    assert other.cache.terms(TEXT[0].key) == Terms(labels=frozenset({9}))
+    assert other.cache.terms(TEXT[0].key) == Terms(labels=frozenset({9}), generation=other.follower.applied)
     other.slab.close()
 
 

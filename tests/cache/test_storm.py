@@ -21,7 +21,7 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 
 SIZE, RAM, DISK = 4096, 16, 256
 NAMESPACE = bytes(range(32))
@@ -37,11 +37,11 @@ class Replica:
         self.queues = InlineQueues(number)
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", RAM, SIZE)
         self.slab.unlink()
-        self.follower = LogFollower(MemoryLog(server), f"replica-{number}", self.clock)
+        self.follower = LogFollower(server.log(), f"replica-{number}", self.clock)
         disk = DiskOptions(
             directory / str(number), DISK * (SIZE + 4096), allow_direct=False, queue=self.queues.queue, threads=2
         )
-        l2 = RemoteOptions(MemoryStore(server), self.follower, threads=2, queue=self.queues.queue)
+        l2 = RemoteOptions(server.store(), self.follower, threads=2, queue=self.queues.queue)
         self.disk = LowerTier(lambda again: DiskTier(disk, NAMESPACE, SIZE, self.clock), self.clock)
         self.l2 = LowerTier(lambda again: RemoteTier(l2, NAMESPACE, SIZE, self.clock), self.clock)
         self.cache = TieredCache(self.slab, self.disk, self.l2, namespace=NAMESPACE, clock=self.clock)

@@ -18,7 +18,7 @@ from hotspan.tiers.base import Fault
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.lower import steady
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 from .cost_rig import CHUNK, CPU, attended
@@ -41,10 +41,10 @@ class Deciding:
         self.slab.unlink()
         self.disk = ManualTier(16, SIZE, clock=self.clock)
         self.queues = InlineQueues()
-        self.follower = LogFollower(MemoryLog(self.server), "a", self.clock)
+        self.follower = LogFollower(self.server.log(), "a", self.clock)
         self.follower.poll()
         self.follower.foreign()
-        options = RemoteOptions(MemoryStore(self.server), self.follower, queue=self.queues.queue)
+        options = RemoteOptions(self.server.store(), self.follower, queue=self.queues.queue)
         self.l2 = RemoteTier(options, bytes(32), SIZE, self.clock)
         self.cost = CostModel(512, {Tier.DISK: 1, Tier.L2: 4}, self.clock)
         lower = [steady(tier, self.clock) for tier in (self.disk, self.l2)]

@@ -14,7 +14,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine import opening
-from proofs.simulated.memory_store import MemoryLog, MemoryServer
+from proofs.simulated.memory_store import MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
 
@@ -41,7 +41,7 @@ class Another:
 
     def __init__(self, engine: Core, server: MemoryServer) -> None:
         self._engine = engine
-        self._log = MemoryLog(server)
+        self._log = server.log()
 
     def invalidates(self, *scopes: Scope) -> None:
         """One entry each, which the engine's follower has read when this returns."""
@@ -183,7 +183,7 @@ def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_pa
         core(tiny_model, disk=tmp_path / "kv", l2=server),
     ):
         raise AssertionError("it started")
-    assert not server.reports
+    assert not any(name.startswith("replicas/") for name in server.data)
     left = [thread for thread in threading.enumerate() if thread.ident not in before and "hotspan" in thread.name]
     assert [thread.name for thread in left if not thread.name.startswith("hotspan-copy")] == []
     with core(tiny_model, disk=tmp_path / "kv", l2=server) as engine:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from hotspan.engine.receipts import Receipts
-from hotspan.l2.follower import WITNESS_S, LogPosition
+from hotspan.l2.base import LogPosition
+from hotspan.l2.follower import WITNESS_S
 from hotspan.testing.clock import SimulatedClock
 
 

@@ -180,15 +180,15 @@ def test_a_store_that_garbles(place: Place, tiny_model: Path) -> None:
     """Objects whose bytes are not theirs any more are computed anew, no later than without a cache, and are deleted."""
     if place.server is None:
         pytest.skip("the disk's frames: tests/tiers")
-    kept = dict(place.server.objects)
+    kept = dict(place.server.data)
     try:
-        for key, (record, frame) in kept.items():
-            place.server.objects[key] = (record, frame[:-1] + bytes([frame[-1] ^ 1]))
+        for name in place.server.objects.values():
+            place.server.data[name] = kept[name][:-1] + bytes([kept[name][-1] ^ 1])
         with place.start(tiny_model) as engine:
             lost_s = play(engine, 20)
             assert is_kept(engine, lost_s), lost_s
             assert losers(lost_s) == 0 and engine.cache.usage()[Tier.L2].is_up
             engine.check()
     finally:
-        place.server.objects.clear()
-        place.server.objects.update(kept)
+        place.server.data.clear()
+        place.server.data.update(kept)

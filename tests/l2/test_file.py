@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import GIB, MIB, Chunk
-from hotspan.l2 import tree
 from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage, marks_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
@@ -27,9 +26,10 @@ from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
+from hotspan.testing.logs import SharedLogTests
 from hotspan.testing.races import SharedStoreTests
 from hotspan.testing.stores import TERMS, MakeStore, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, at_last
+from tests.l2.servers import PATIENCE_S, at_last, until
 from tests.l2.test_shared_files import no_links
 from tests.tiers.mounts import mounted
 
@@ -68,8 +68,13 @@ class TestFileStore(SharedStoreTests):
         return lambda entries: FileStore(root, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
-class TestFileStoreWithoutLinks(SharedStoreTests):
-    """On tmpfs, as if it had no links."""
+class TestFileStoreWithoutLinks(SharedLogTests):
+    """On tmpfs, as if it had no links, what is decided by a link elsewhere: who gets a name."""
+
+    test_the_first_put_stays = SharedStoreTests.test_the_first_put_stays
+    test_of_several_puts_at_once_one_wins = SharedStoreTests.test_of_several_puts_at_once_one_wins
+    test_nobody_sees_half_an_object = SharedStoreTests.test_nobody_sees_half_an_object
+    test_a_delete_during_a_put_leaves_all_or_nothing = SharedStoreTests.test_a_delete_during_a_put_leaves_all_or_nothing
 
     @pytest.fixture
     def make_store(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
@@ -112,7 +117,7 @@ def test_what_can_not_work_is_refused(root: Path, options: dict[str, float]) -> 
 
 
 def objects_in(root: Path) -> list[Path]:
-    return sorted(root.glob("objects/*/*/*/*/object"))
+    return sorted(root.glob("objects/*/*/object"))
 
 
 def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStore) -> None:
@@ -123,7 +128,7 @@ def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStor
     store.mark({A.key: [mark]})
     (path,) = objects_in(root)
     name = A.key.hex()
-    assert path.relative_to(root).parts[2:] == (name[0], name[1], name, "object")
+    assert path.relative_to(root).parts[2:] == (name, "object")
     data = path.read_bytes()
     assert len(data) == STORED and not any(data[272:PREAMBLE_BYTES]) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
     assert sorted(os.listdir(path.parent)) == [pack_marks([mark]).hex(), "object"]
@@ -168,7 +173,6 @@ def test_a_file_that_hangs_holds_nobody(root: Path, store: FileStore, monkeypatc
         return opens(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", hang)
-    monkeypatch.setattr(tree, "_opener", lambda: None)
     into = aligned(HEADER_BYTES + SIZE)
     assert one is not None
     for call in (lambda: quick.find([A.key]), lambda: quick.get(one, [into])):
@@ -334,13 +338,6 @@ def test_what_was_not_used_goes_first(root: Path, clock: SimulatedClock) -> None
     store.close()
 
 
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
-
-
 def test_of_one_text_the_end_goes_first(root: Path, clock: SimulatedClock) -> None:
     """Of what was put or read together, chunks that others stand on stay longest."""
     store = opened(root, clock)
@@ -413,7 +410,7 @@ def test_what_was_left_behind_goes_after_a_while(root: Path, clock: SimulatedClo
     counts = []
     for _ in range(4):
         store.blobs.sweep()
-        marks_alone = [path for path in root.glob(f"objects/*/*/*/{B.key.hex()}") if path.is_dir()]
+        marks_alone = [path for path in root.glob(f"objects/*/{B.key.hex()}") if path.is_dir()]
         entries = len(list(root.glob("log/*/*")))
         counts.append((len(objects_in(root)), entries, len(marks_alone), len(os.listdir(root / "tmp"))))
         clock.advance({1: 3500, 2: 200, 3: 86400}.get(len(counts), 0))

@@ -1,16 +1,18 @@
 """Following the log: nothing that it says, and no mistake of ours, ends it; what it can't understand it widens."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from hotspan.core.terms import Scope
 from hotspan.l2 import follower as followers
-from hotspan.l2.base import LogPage, SharedInvalidation
+from hotspan.l2.base import LogPage
+from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.follower import STALE_S, LogFaults, LogFollower
+from hotspan.l2.log import SharedInvalidationLog, checked
 from hotspan.testing.clock import SimulatedClock
-from proofs.simulated.memory_store import MemoryLog, MemoryServer
+from proofs.simulated.memory_store import MemoryServer
 from tests.l2.receipts import missing
 
 ONE, TWO = Scope(tenant=1, labels=frozenset([5])), Scope(tenant=2, labels=frozenset([6]))
@@ -24,7 +26,7 @@ def server() -> MemoryServer:
 @pytest.fixture
 def follower(server: MemoryServer) -> LogFollower:
     """Of the replica "a", which has read all there is."""
-    follower = LogFollower(MemoryLog(server), "a", server.clock)
+    follower = LogFollower(server.log(), "a", server.clock)
     follower.poll()
     follower.foreign()
     follower.take_faults()
@@ -33,27 +35,34 @@ def follower(server: MemoryServer) -> LogFollower:
 
 def test_a_batch_is_one_entry(server: MemoryServer, follower: LogFollower) -> None:
     """Several scopes are one entry of the log, and all of them reach the others."""
-    MemoryLog(server).append([ONE, TWO], "b")
+    server.log().append([ONE, TWO], "b")
     assert len(server.entries) == 1
     assert follower.poll() and follower.foreign() == [ONE, TWO]
 
 
 def test_an_entry_that_is_not_understood_is_passed(server: MemoryServer, follower: LogFollower) -> None:
     """Its widened scopes are applied once and counted, the position moves on, and later entries are read."""
-    server.entries.append(SharedInvalidation(server.floor + 1, (Scope(tenant=1),), "b", is_whole=False))
+    at = server.log().append([ONE], "b")
+    (name,) = (name for name in server.data if name.endswith(f"{at:016x}"))
+    server.data[name] = b"E" + checked(b'{"by": "b", "scope": {"tenant": 1, "labels": "x"}}')
     assert follower.poll() and follower.foreign() == [Scope(tenant=1)]
     assert follower.take_faults() == LogFaults(malformed=1) and follower.take_faults() == LogFaults()
-    MemoryLog(server).append([TWO], "b")
+    server.log().append([TWO], "b")
     assert follower.poll() and follower.foreign() == [TWO]
     assert follower.applied == follower.generation == server.entries[-1].generation
 
 
-class BrokenLog(MemoryLog):
-    """A log whose reading may fail for a reason that is nobody's I/O."""
+class BrokenLog(SharedInvalidationLog):
+    """A log whose reading may fail for a reason that is nobody's I/O. on_read: called before it is read, or fails."""
 
     is_broken = False
 
+    def __init__(self, server: MemoryServer, on_read: Callable[[], object] = lambda: None) -> None:
+        super().__init__(BlobLog(server, server.clock), 100, server.clock)
+        self._on_read = on_read
+
     def read(self, after: int) -> LogPage:
+        self._on_read()
         if self.is_broken:
             raise RecursionError("too deep")
         return super().read(after)
@@ -62,7 +71,7 @@ class BrokenLog(MemoryLog):
 def test_a_mistake_is_a_fault_and_not_the_end(server: MemoryServer) -> None:
     """An exception that is no OSError is counted; the replica stays among those that have not read, and goes on."""
     log = BrokenLog(server)
-    follower, writer = (LogFollower(one, name, server.clock) for one, name in ((log, "a"), (MemoryLog(server), "b")))
+    follower, writer = (LogFollower(one, name, server.clock) for one, name in ((log, "a"), (server.log(), "b")))
     assert follower.poll() and writer.poll() and follower.foreign() == [Scope()]  # what was before nobody knows
     log.is_broken = True
     writer.append([ONE])
@@ -80,9 +89,9 @@ def test_a_mistake_is_a_fault_and_not_the_end(server: MemoryServer) -> None:
 def test_the_thread_outlives_what_it_reads(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads the log ends with `close` and not before, whatever it comes upon."""
     monkeypatch.setattr(followers, "READ_EVERY_S", 0.0)
-    log, faults, read = BrokenLog(server), threading.Semaphore(0), threading.Semaphore(0)
+    faults, read = threading.Semaphore(0), threading.Semaphore(0)
+    log = BrokenLog(server, lambda: (faults if log.is_broken else read).release())
     log.is_broken = True
-    server.before = lambda method: (faults if log.is_broken else read).release() if method == "report" else None
     follower = LogFollower(log, "a", server.clock)
     follower.start(0.0)
     thread = follower._thread
@@ -99,14 +108,14 @@ def test_the_thread_outlives_what_it_reads(server: MemoryServer, monkeypatch: py
 
 def test_a_lost_log_is_counted(server: MemoryServer, follower: LogFollower) -> None:
     """When entries that were not read are gone, everything is forgotten once, and that is counted."""
-    server.lose()
+    server.data.clear()
     assert follower.poll() and follower.foreign() == [Scope()]
     assert follower.take_faults() == LogFaults(losses=1)
 
 
 def test_what_waits_for_an_idle_engine_is_widened_tenant_by_tenant(server: MemoryServer, follower: LogFollower) -> None:
     """Many entries that an idle engine has not taken become one of their tenant; nobody else's chunks are concerned."""
-    log = MemoryLog(server)
+    log = server.log()
     log.append([TWO], "b")
     for number in range(followers._MAX_FOREIGN + 1):
         log.append([Scope(tenant=1, labels=frozenset([number + 1]))], "b")
@@ -123,7 +132,7 @@ def test_too_many_scopes_between_two_steps_take_one_tenant(server: MemoryServer,
     scopes: Sequence[Scope] = [
         Scope(tenant=1, labels=frozenset([number + 1])) for number in range(followers._MAX_FOREIGN + 1)
     ]
-    MemoryLog(server).append(scopes, "b")
+    server.log().append(scopes, "b")
     follower.poll()
     assert follower.foreign() == [Scope(tenant=1)]
 

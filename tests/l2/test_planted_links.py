@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.terms import Scope, Terms
-from hotspan.l2 import tree
 from hotspan.l2.base import marks_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.options import FileOptions
@@ -22,15 +21,6 @@ from tests.l2.servers import PATIENCE_S
 (A,), (B,) = chain("a", 1), chain("b", 1)
 SIZE = 8192
 DAYS_S = 30 * 86400.0
-
-
-@pytest.fixture(autouse=True, params=["openat2", "part by part"])
-def opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How a path is opened: as this kernel can, and as one without openat2(2) has to."""
-    if request.param == "openat2":
-        assert tree._opener() is not None
-    else:
-        monkeypatch.setattr(tree, "_opener", lambda: None)
 
 
 @pytest.fixture
@@ -71,9 +61,7 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
 
 LEVELS: dict[str, Callable[[Path, Path], Path]] = {
     "objects": lambda root, place: root / "objects",
-    "epoch": lambda root, place: place.parents[2],
-    "first digit": lambda root, place: place.parents[1],
-    "second digit": lambda root, place: place.parent,
+    "epoch": lambda root, place: place.parent,
     "key": lambda root, place: place,
     "object": lambda root, place: place / "object",
     "foreign epoch": lambda root, place: root / "objects" / ("0" * 32),
@@ -98,7 +86,7 @@ def test_a_planted_link_leads_nowhere(
     tmp_path: Path, store: FileStore, clock: SimulatedClock, victim: Path, level: str, kind: str
 ) -> None:
     """Whatever the store does, in whatever place the link is, the files that it leads to stay as they are."""
-    (place,) = (tmp_path / "l2").glob("objects/*/*/*/*")
+    (place,) = (tmp_path / "l2").glob("objects/*/*")
     planted = LEVELS[level](tmp_path / "l2", place)
     if planted.is_dir():
         shutil.rmtree(planted)
@@ -127,10 +115,10 @@ def test_a_planted_link_leads_nowhere(
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize("level", ["key", "object", "first digit", "second digit"])
+@pytest.mark.parametrize("level", ["epoch", "key", "object"])
 def test_a_link_among_the_objects_does_not_stay(tmp_path: Path, store: FileStore, victim: Path, level: str) -> None:
     """A link in the place of an object is a miss, a sweep or a store removes it, and the object can be stored again."""
-    (place,) = (tmp_path / "l2").glob("objects/*/*/*/*")
+    (place,) = (tmp_path / "l2").glob("objects/*/*")
     planted = LEVELS[level](tmp_path / "l2", place)
     shutil.rmtree(planted) if planted.is_dir() else planted.unlink()
     planted.symlink_to(victim)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.l2.follower import LogPosition
+from hotspan.l2.base import LogPosition
 from hotspan.l2.position import PositionKeeper, read_position, write_position
 from hotspan.tiers.directory import POSITION_FILE
 

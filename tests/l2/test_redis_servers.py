@@ -1,8 +1,6 @@
 """Reaching Redis: passwords, TLS and clusters, with real servers."""
 
 import contextlib
-import datetime
-import ipaddress
 import socket
 import threading
 import time
@@ -11,9 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from redis.crc import key_slot
 
 from hotspan.core.terms import Scope
@@ -27,6 +22,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.logs import SharedLogTests
 from hotspan.testing.races import StoreRaceTests
 from hotspan.testing.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read
+from tests.certificates import make_certificate
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
 from tests.ports import free_port
 
@@ -167,39 +163,6 @@ def test_what_is_sent_extends_the_deadline(monkeypatch: pytest.MonkeyPatch) -> N
 # -- TLS -----------------------------------------------------------------------------------------------------------
 
 
-class Certificate(NamedTuple):
-    """A certificate that signs itself, and its key."""
-
-    certificate: Path
-    key: Path
-
-
-def certificate(directory: Path, name: str) -> Certificate:
-    """For 127.0.0.1 or another name."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address(name)) if name[0].isdigit() else x509.DNSName(name)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    made = Certificate(directory / f"{name}.crt", directory / f"{name}.key")
-    made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    made.key.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return made
-
-
 class TlsServer(NamedTuple):
     """A server that speaks TLS on `port`, and whom a client must trust for that."""
 
@@ -211,7 +174,7 @@ class TlsServer(NamedTuple):
 @contextlib.contextmanager
 def tls_server(directory: Path, name: str) -> Iterator[TlsServer]:
     """With a certificate for `name`."""
-    made, port = certificate(directory, name), free_port()
+    made, port = make_certificate(directory, host=name), free_port()
     options = ["--tls-port", str(port), "--tls-cert-file", str(made.certificate), "--tls-key-file", str(made.key)]
     trust = ["--tls-ca-cert-file", str(made.certificate), "--tls-auth-clients", "no"]
     with redis_server(directory / "server", *options, *trust) as server:

@@ -10,17 +10,20 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity, seal, segments
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.l2 import remote
-from hotspan.l2.base import StoreUsage
-from hotspan.l2.follower import STALE_S, LogFollower, VolatileLog
-from hotspan.l2.remote import RemoteOptions, RemoteTier, _Checked
+from hotspan.l2 import follower, remote
+from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage
+from hotspan.l2.follower import STALE_S, LogFollower
+from hotspan.l2.jobs import Checked
+from hotspan.l2.log import VolatileLog
+from hotspan.l2.objects import BlobStore
+from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault, Transfer
-from hotspan.tiers.record import unpack
+from hotspan.tiers.record import RECORD_BYTES, unpack
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 from tests.l2.receipts import missing
 
 SIZE = 2 * 4096
@@ -31,14 +34,21 @@ class Replica:
     """One replica's tier over a server that others share, on simulated time; `turn` lets its I/O happen."""
 
     def __init__(
-        self, server: MemoryServer, name: str = "a", *, is_sealed: bool = False, namespace: bytes = NAMESPACE
+        self,
+        server: MemoryServer,
+        name: str = "a",
+        *,
+        is_sealed: bool = False,
+        namespace: bytes = NAMESPACE,
+        has_log: bool = True,
     ) -> None:
         self.clock = server.clock
         self.queues = InlineQueues()
-        self.follower = LogFollower(MemoryLog(server), name, server.clock)
+        log = server.log() if has_log else VolatileLog(server.clock)
+        self.follower = LogFollower(log, name, server.clock)
         self.poll()
         options = RemoteOptions(
-            MemoryStore(server),
+            server.store() if has_log else BlobStore(server, None),
             self.follower,
             keys=FixedKeys(sum(name.encode())) if is_sealed else None,
             queue=self.queues.queue,
@@ -103,7 +113,7 @@ def make(request: pytest.FixtureRequest, server: MemoryServer) -> Iterator[Calla
         return made[-1]
 
     yield replica
-    server.before = lambda method: None
+    server.before = lambda call: None
     for one in made:
         one.turn()
         one.tier.check()
@@ -125,7 +135,7 @@ def test_what_is_encrypted_is_not_there_in_the_clear(server: MemoryServer) -> No
     for is_sealed in (True, False):
         replica, (chunk,) = Replica(server, is_sealed=is_sealed), chain(f"text {is_sealed}", 1)
         replica.store([chunk])
-        assert (content(chunk.key, SIZE) in server.objects[chunk.key][1]) == (not is_sealed)
+        assert (content(chunk.key, SIZE) in server.data[server.objects[chunk.key]]) == (not is_sealed)
         assert replica.load(chunk.key) == content(chunk.key, SIZE)
 
 
@@ -156,9 +166,9 @@ def test_a_chunk_is_written_once(make: Callable[..., Replica], server: MemorySer
     a, b = make("a"), make("b")
     (chunk,) = chain("text", 1)
     a.store([chunk], Terms(labels=frozenset({1})))
-    before = server.objects[chunk.key]
+    before = server.data[server.objects[chunk.key]]
     b.store([chunk], Terms(labels=frozenset({2})))
-    assert server.objects[chunk.key] == before
+    assert server.data[server.objects[chunk.key]] == before
     c = make("c")
     assert c.ask([chunk]) == [True]
     assert c.tier.terms(chunk.key).labels == {1, 2}
@@ -172,33 +182,31 @@ def test_wrong_bytes_are_a_miss(make: Callable[..., Replica], server: MemoryServ
     a.store(chunks)
     assert b.ask(chunks) == [True, True]
     key, other = chunks[0].key, chunks[1].key
-    record, frame = server.objects[key]
-    flipped = bytearray(frame)
-    flipped[20 if how == "flip header" else 5000] ^= 1
-    server.objects |= {
-        "flip header": {key: (record, bytes(flipped))},
-        "flip payload": {key: (record, bytes(flipped))},
-        "cut": {key: (record, frame[:-1])},
-        "swap": {key: (record, server.objects[other][1])},
-        "other record": {key: (server.objects[other][0], server.objects[other][1])},
-        "gone": {},
-    }[how]
-    if how == "gone":
-        del server.objects[key]
-    found = b.load(key)
-    assert found is (Fault.GONE if how in ("cut", "gone") else Fault.CORRUPT)
+    name, another = server.objects[key], server.data[server.objects[other]]
+    data = server.data.pop(name)
+    flipped = bytearray(data)
+    flipped[PREAMBLE_BYTES + (20 if how == "flip header" else 5000)] ^= 1
+    if how != "gone":
+        server.data[name] = {
+            "cut": data[:-1],
+            "swap": data[:PREAMBLE_BYTES] + another[PREAMBLE_BYTES:],
+            "other record": another,
+        }.get(how, bytes(flipped))
+    is_gone = how in ("cut", "other record", "gone")
+    assert b.load(key) is (Fault.GONE if is_gone else Fault.CORRUPT)
     assert not b.tier.lookup(key)
     assert b.load(other) == content(other, SIZE)
     b.turn()
-    assert how in ("cut", "gone") or key not in server.objects
+    assert is_gone or key not in server.objects
 
 
 def test_a_record_of_another_chunk_is_not_found(make: Callable[..., Replica], server: MemoryServer) -> None:
     """Records that lie under a wrong key, of another namespace or of another parent are no answer."""
+    server.evicts = False  # so that all lives are the same
     a, b = make("a"), make("b")
     one, two = chain("one", 1)[0], chain("two", 1)[0]
     a.store([one, two])
-    server.objects[one.key] = server.objects[two.key]
+    server.data[server.objects[one.key]] = server.data[server.objects[two.key]]
     assert b.ask([one]) == [False]
     assert b.ask([Chunk(two.key, one.key, two.index)]) == [False]
     other = make("c", namespace=bytes(32))
@@ -210,7 +218,7 @@ def test_nothing_stands_behind_a_gap(make: Callable[..., Replica], server: Memor
     a, b, c = make("a"), make("b"), make("c")
     chunks = chain("text", 3)
     a.store(chunks)
-    del server.objects[chunks[1].key]
+    del server.data[server.objects[chunks[1].key]]
     assert b.ask(chunks) == [True, False, False]
     assert b.store([chunks[1]]) == [None]
     assert c.ask(chunks) == [True, True, True]
@@ -304,7 +312,7 @@ def test_a_tag_counts_for_what_lies_behind_a_gap(make: Callable[..., Replica], s
     one, two, three = make("one"), make("two"), make("three")
     text = chain("text", 3)
     two.store(text, Terms(labels=frozenset([1])))
-    del server.objects[text[0].key]
+    del server.data[server.objects[text[0].key]]
     assert one.ask(text) == [False] * 3
     for chunk in text:
         one.tier.join(chunk.key, Terms(labels=frozenset([7])))
@@ -326,13 +334,15 @@ def test_tags_of_a_new_text_are_one_mark(make: Callable[..., Replica], server: M
     for chunk in text:
         one.tier.join(chunk.key, Terms(labels=frozenset([7])))
     one.turn()
-    assert [key for key, marks in server.marks.items() if marks] == [text[0].key]
+    assert server.marked == {text[0].key}
 
 
-def test_the_store_is_measured_once_at_a_time(make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_measured_once_at_a_time(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it still counts what it has, nobody asks it to begin again; then it is asked anew."""
     asked: list[int] = []
-    monkeypatch.setattr(MemoryStore, "usage", lambda store: (asked.append(1), StoreUsage())[1])
+    monkeypatch.setattr(server, "usage", lambda: (asked.append(1), StoreUsage())[1])
     one = make()
     for _ in range(5):
         one.tier.finished()
@@ -365,15 +375,15 @@ def test_marks_that_failed_are_written_later(make: Callable[..., Replica], serve
     (chunk,) = chain("text", 1)
     a.store([chunk])
 
-    def fail(method: str) -> None:
-        if method == "mark":
+    def fail(call: str) -> None:
+        if call == "append metadata":
             raise ConnectionError("gone")
 
     server.before = fail
     a.tier.join(chunk.key, Terms(labels=frozenset({9})))
     a.turn()
-    assert not server.marks.get(chunk.key)
-    server.before = lambda method: None
+    assert chunk.key not in server.marked
+    server.before = lambda call: None
     a.turn()
     b = make("b")
     assert b.ask([chunk]) == [True]
@@ -457,7 +467,7 @@ def test_a_parent_that_was_stored_anew_keeps_its_children_while_others_invalidat
     a, b = make("a"), make("b")
     chunks = chain("his", 3)
     a.store(chunks, BERT)
-    del server.objects[chunks[0].key]
+    del server.data[server.objects[chunks[0].key]]
     a.invalidate(tenant=1)
     a.poll()
     b.poll()
@@ -472,7 +482,7 @@ def test_too_many_marks_forget_who_has_most(
     make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are more tags than can be remembered, all of one tenant is invalidated, and others' tags count."""
-    monkeypatch.setattr(remote, "_MAX_MARKS", 4)
+    monkeypatch.setattr(follower, "_MAX_MARKS", 4)
     a = make("a")
     hers, his = chain("hers", 5), chain("his", 2)
     a.store(hers, ANNA)
@@ -503,7 +513,7 @@ def test_what_is_known_is_bounded(make: Callable[..., Replica], monkeypatch: pyt
     assert b.ask(chunks[:1]) == [True] and not b.tier.lookup(chunks[15].key)
     for chunk in absent:
         assert b.ask([chunk]) == [False]
-    assert len(b.tier._absent) == 10 and len(b.tier._gaps) <= 10
+    assert len(b.tier._known._absent) == 10 and len(b.tier._known._gaps) <= 10
 
 
 def test_time_runs_out(make: Callable[..., Replica]) -> None:
@@ -528,15 +538,15 @@ def test_who_cannot_read_the_log_reads_nothing(make: Callable[..., Replica], ser
     chunks = chain("text", 2)
     a.store(chunks)
 
-    def fail(method: str) -> None:
-        if method == "read":
+    def fail(call: str) -> None:
+        if call in ("read log", "read epochs"):
             raise TimeoutError("no answer")
 
     server.before = fail
     a.clock.advance(STALE_S + 0.1)
     assert not a.follower.poll()
     assert not any(a.tier.lookup(chunk.key) for chunk in chunks) and not a.tier.can_store()
-    server.before = lambda method: None
+    server.before = lambda call: None
     a.poll()
     assert a.ask(chunks) == [True, True]
 
@@ -546,12 +556,14 @@ def test_a_log_that_was_lost_forgets_everything(make: Callable[..., Replica], se
     a = make("a")
     (chunk,) = chain("text", 1)
     a.store([chunk])
-    server.lose()
+    server.data.clear()
     assert a.poll() == [Scope()]
     assert a.ask([chunk]) == [False]
     assert a.store([chunk]) == [None]
-    server.floor += 50
-    assert a.poll() == [Scope()]
+    other = server.log(log_entries=4)
+    for _ in range(6):
+        other.append([Scope(tenant=9)], "other")
+    assert a.poll()[0] == Scope()
     assert a.ask([chunk]) == [False], "it is older than all that the log can judge"
 
 
@@ -560,8 +572,8 @@ def test_an_invalidation_that_is_not_logged_is_not_acknowledged(
 ) -> None:
     """Where the log takes no entry, the answer is that it is not durable."""
 
-    def fail(method: str) -> None:
-        if method == "append":
+    def fail(call: str) -> None:
+        if call == "create log":
             raise ConnectionError("gone")
 
     a = make("a")
@@ -578,22 +590,6 @@ def test_what_was_computed_before_an_invalidation_is_not_stored_after_it(make: C
     b.store([chunk])
     assert make("c").ask([chunk]) == [False]
     assert b.follower.foreign() != []
-
-
-def test_a_replica_with_unwritten_tags_has_not_read(make: Callable[..., Replica], server: MemoryServer) -> None:
-    """A tag that a hit added, and that the store has not yet, may be the one invalidated: the receipt waits for it."""
-    a, b = make("a"), make("b")
-    (chunk,) = chain("text", 1)
-    a.store([chunk])
-    assert b.ask([chunk]) == [True]
-    b.tier.join(chunk.key, Terms(labels=frozenset({9})))
-    assert a.invalidate(labels=frozenset({9}))
-    b.poll()
-    assert missing(a.follower) == ["b"]
-    b.turn()
-    b.poll()
-    assert missing(a.follower) == []
-    assert make("c").ask([chunk]) == [False]
 
 
 def test_tags_that_come_all_the_time_hold_up_no_receipt(make: Callable[..., Replica]) -> None:
@@ -620,6 +616,32 @@ def test_the_receipt_names_who_has_read(make: Callable[..., Replica], server: Me
     assert a.invalidate(labels=frozenset({1}))
     b.poll()
     assert sorted(a.follower.readers()) == ["a", "b", "c"] and missing(a.follower) == ["c"]
+
+
+def test_replicas_of_a_store_without_a_log_judge_each_other_by_time(server: MemoryServer) -> None:
+    """What was stored since a replica began is a hit for it, and what it invalidates is none, whoever stored either."""
+    a, before, by_a, by_b = Replica(server, "a", has_log=False), *(chain(name, 1) for name in "xyz")
+    terms = Terms(labels=frozenset([7]))
+
+    def stored(replica: Replica, chunks: list[Chunk]) -> None:
+        server.clock.advance(11)  # type: ignore[attr-defined]
+        replica.poll()
+        assert replica.store(chunks, terms) == [None]
+
+    stored(a, before)
+    server.clock.advance(1)  # type: ignore[attr-defined]
+    b = Replica(server, "b", has_log=False)
+    stored(a, by_a)
+    stored(b, by_b)
+    a.poll()
+    assert [b.ask(chunks) for chunks in (before, by_a, by_b)] == [[False], [True], [True]]
+    assert [a.ask(chunks) for chunks in (before, by_a, by_b)] == [[True]] * 3
+    server.clock.advance(1)  # type: ignore[attr-defined]
+    assert a.invalidate(labels=frozenset([7]))
+    assert [a.ask(chunks) for chunks in (before, by_a, by_b)] == [[False]] * 3
+    stored(a, chain("new", 1))
+    b.poll()
+    assert b.ask(chain("new", 1)) == [True]
 
 
 def test_following_an_idle_log_costs_no_memory() -> None:
@@ -656,27 +678,29 @@ def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
 # -- faults --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["find", "get", "put", "delete", "usage"])
-def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: MemoryServer, method: str) -> None:
+@pytest.mark.parametrize(
+    "failing", ["read objects", "read_into objects", "create objects", "create metadata", "delete objects", "usage"]
+)
+def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: MemoryServer, failing: str) -> None:
     """Each call may fail: what it was for is a miss or not stored, nothing else happens, and all works afterwards."""
     a, b = make("a"), make("b")
     chunks = chain("text", 2)
     a.store(chunks[:1])
     b.ask(chunks)
 
-    def fail(called: str) -> None:
-        if called == method:
+    def fail(call: str) -> None:
+        if call == failing:
             raise ConnectionResetError("gone")
 
     server.before = fail
     b.clock.advance(6)
     b.poll()
-    assert b.load(chunks[0].key) == (Fault.IO if method == "get" else content(chunks[0].key, SIZE))
-    fault = Fault.IO if method in ("find", "put") else None
+    assert b.load(chunks[0].key) == (Fault.IO if failing.startswith("read_into") else content(chunks[0].key, SIZE))
+    fault = Fault.IO if failing.startswith(("read ", "create")) else None
     assert b.store(chunks[1:]) == [fault]
     b.tier.discard(chunks[1].key)
     b.turn()
-    server.before = lambda called: None
+    server.before = lambda call: None
     b.clock.advance(11)
     b.poll()
     b.ask(chunks)
@@ -687,8 +711,8 @@ def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: M
 def test_a_store_that_says_no_is_no_fault(make: Callable[..., Replica], server: MemoryServer, number: int) -> None:
     """A store without room, or that refuses for another reason, takes no chunk, and is not taken for a broken one."""
 
-    def fail(method: str) -> None:
-        if method == "put":
+    def fail(call: str) -> None:
+        if call == "create objects":
             raise OSError(number, "no")
 
     server.before = fail
@@ -724,7 +748,7 @@ def test_records_say_what_the_chunk_is(make: Callable[..., Replica], server: Mem
     a = make("a")
     chunks = chain("text", 2)
     a.store(chunks, Terms(tenant=5, labels=frozenset({1, 2})))
-    record = unpack(server.objects[chunks[1].key][0])
+    record = unpack(server.data[server.objects[chunks[1].key]][:RECORD_BYTES])
     assert record is not None
     assert (record.key, record.parent, record.place) == (chunks[1].key, chunks[0].key, 1)
     assert (record.namespace, record.payload_bytes) == (NAMESPACE, SIZE)
@@ -746,19 +770,19 @@ def test_many_marks_go_in_batches(
 ) -> None:
     """No call of the store carries more than a few hundred keys, and all that was hit is marked in the end."""
     counts: list[int] = []
-    mark = MemoryStore.mark
+    mark = BlobStore.mark
 
-    def counted(store: MemoryStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+    def counted(store: BlobStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         counts.append(len(marks))
         mark(store, marks)
 
-    monkeypatch.setattr(MemoryStore, "mark", counted)
+    monkeypatch.setattr(BlobStore, "mark", counted)
     a = make("a")
     for chunk in chain("text", 600):
         a.tier.join(chunk.key, Terms(labels=frozenset({9})))
     for _ in range(3):
         a.turn()
-    assert len(server.marks) == 600 == sum(counts) and max(counts) <= 256
+    assert len(server.marked) == 600 == sum(counts) and max(counts) <= 256
 
 
 @pytest.mark.parametrize("wrong", [0, 700_000, 1 << 20, (2 << 20) + 5])
@@ -768,7 +792,7 @@ def test_segments_are_verified_where_they_land(wrong: int) -> None:
     header, identity = memoryview(bytearray(HEADER_BYTES)), FrameIdentity(ChunkKey(bytes(32)), NAMESPACE)
     seal(header, payload, identity)
     parts = [(first, stop) for _, first, stop in segments(len(payload))]
-    checked = _Checked(header, payload)
+    checked = Checked(header, payload)
     for first, stop in parts:
         checked.landed(first, payload[first:stop])
     assert checked.fault(identity, 0.0) is None
@@ -776,5 +800,5 @@ def test_segments_are_verified_where_they_land(wrong: int) -> None:
     for first, stop in parts:
         checked.landed(first, payload[first:stop])
     assert checked.fault(identity, 0.0) is FrameFault.PAYLOAD
-    assert _Checked(header, payload).fault(identity, 0.0) is FrameFault.PAYLOAD, "what nobody told of is verified whole"
-    assert _Checked(header, payload).fault(FrameIdentity(ChunkKey(b"2" * 32), NAMESPACE), 0.0) is FrameFault.KEY
+    assert Checked(header, payload).fault(identity, 0.0) is FrameFault.PAYLOAD, "what nobody told of is verified whole"
+    assert Checked(header, payload).fault(FrameIdentity(ChunkKey(b"2" * 32), NAMESPACE), 0.0) is FrameFault.KEY

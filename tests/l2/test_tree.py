@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hotspan.core.types import ChunkKey
-from hotspan.l2 import tree
 from hotspan.l2.file import FileStore
 from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
@@ -21,11 +20,8 @@ CHUNKS = chain("a", 4)
 SIZE = 4096
 
 
-@pytest.fixture(params=["openat2", "part by part"])
-def files(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    """A tree, with openat2(2) and without."""
-    if request.param != "openat2":
-        monkeypatch.setattr(tree, "_opener", lambda: None)
+@pytest.fixture
+def files(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
@@ -36,16 +32,11 @@ def test_a_look_up_opens_two_files_a_key(tmp_path: Path, monkeypatch: pytest.Mon
         put(store, chunk, SIZE)
     assert store.blobs.sweeper is not None
     store.blobs.sweeper.join()
-    opened, os_open, at_once = list[Any](), os.open, tree._opener()
-    assert at_once is not None
+    opened, os_open = list[Any](), os.open
 
     def counted(path: Any, *arguments: Any, **keywords: Any) -> int:
         opened.append(path)
         return os_open(path, *arguments, **keywords)
-
-    def counted_at_once(root: int, path: str, flags: int) -> int:
-        opened.append(path)
-        return at_once(root, path, flags)
 
     def opens(some: Sequence[ChunkKey]) -> int:
         opened.clear()
@@ -53,7 +44,6 @@ def test_a_look_up_opens_two_files_a_key(tmp_path: Path, monkeypatch: pytest.Mon
         return len(opened)
 
     monkeypatch.setattr(os, "open", counted)
-    monkeypatch.setattr(tree, "_opener", lambda: counted_at_once)
     assert opens(keys) - opens(keys[:1]) == 2 * (len(keys) - 1), opened
     monkeypatch.undo()
     store.close()

@@ -34,7 +34,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plain frame is taken for the right one."""
     for name in ("verify", "verify_header", "verify_part"):
-        monkeypatch.setattr(f"hotspan.l2.remote.{name}", lambda *a: None)
+        monkeypatch.setattr(f"hotspan.l2.jobs.{name}", lambda *a: None)
 
 
 def publish_as_it_is_written(
@@ -60,7 +60,7 @@ def publish_as_it_is_written(
 
 def test_l2() -> None:
     """Some calls fail in each way, hang, or are the last; bits, cuts and swaps; some seconds of churn: all is right."""
-    proof = l2.run(l2.Options(every=601, flips=600, hours=2 / 3600), silent)
+    proof = l2.run(l2.Options(every=1001, flips=600, hours=2 / 3600), silent)
     assert proof.passed, (proof.failures, proof.figures)
     found = proof.figures
     assert found["healed_after_s_max"] <= 30 and found["changes_detected"] == found["changes_injected"] > 600

@@ -24,10 +24,10 @@ from hotspan.server.loading import answering_while_loading
 from hotspan.server.options import bind_admin
 from hotspan.server.policy import ADMIN, CLIENT, PUBLIC, SHARED, Access, Gate, access_table
 from hotspan.server.principal import Credentials
+from tests.certificates import make_certificate
 from tests.server.conftest import serve_options
 
 from .asgi import call
-from .certificates import make_certificate
 from .test_policy import OF_ACME, OF_ADMIN, fake_app
 from .test_principal import ADMIN_TOKEN, known
 

@@ -17,8 +17,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.http.options import check_tls
 from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, check_start, hardened
 from hotspan.server.options import ServeOptions
-
-from .certificates import make_certificate
+from tests.certificates import make_certificate
 
 SECURE = ServerSettings(secure=True)
 

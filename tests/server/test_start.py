@@ -19,10 +19,9 @@ from hotspan.server import options as options_module
 from hotspan.server import run
 from hotspan.server.hardening import NO_MEDIA_DOMAIN
 from hotspan.server.options import ServeOptions
+from tests.certificates import make_certificate
 from tests.ports import free_port
 from tests.server.conftest import serve_options
-
-from .certificates import make_certificate
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTest
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
-from proofs.simulated.memory_store import MemoryLog, MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 
@@ -99,9 +99,10 @@ class TestRemoteTier(AnyTierTests):
     @pytest.fixture
     def tier(self, clock: SimulatedClock) -> Iterator[RemoteTier]:
         server, queues = MemoryServer(clock=clock), InlineQueues(seed=1)
-        follower = LogFollower(MemoryLog(server), "a", clock)
+        follower = LogFollower(server.log(), "a", clock)
         follower.poll()
-        options = RemoteOptions(MemoryStore(server), follower, keys=self.KEYS, queue=queues.queue)
+        follower.foreign()
+        options = RemoteOptions(server.store(), follower, keys=self.KEYS, queue=queues.queue)
         tier = CrankedRemoteTier(options, NAMESPACE, self.PAYLOAD_BYTES, clock, queues)
         yield tier
         tier.close(5.0)

@@ -14,7 +14,7 @@ import pytest
 from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB, ChunkKey
-from hotspan.l2.follower import LogPosition
+from hotspan.l2.base import LogPosition
 from hotspan.l2.position import write_position
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.directory import check_directory, open_directory, remove_directory

@@ -29,7 +29,8 @@ from hotspan.engine.requests import Admission, ChunkGroup
 from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.steps import StepWatch
 from hotspan.keyring.keyring import Keyring, open_keyring
-from hotspan.l2.follower import LogFollower, VolatileLog
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.log import VolatileLog
 from hotspan.l2.open import open_store
 from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier

@@ -10,7 +10,7 @@ Objects never change; a mark adds to the terms of one, and marks commute, so tha
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hotspan.core.scopes import understood_scopes
 from hotspan.core.terms import NEVER, Scope, Terms
@@ -163,6 +163,13 @@ def read_entry(generation: int, body: Any) -> SharedInvalidation:
 def is_lost(entry: SharedInvalidation) -> bool:
     """Whether nothing could be read of an entry, not even whose it was."""
     return not entry.is_whole and Scope() in entry.scopes
+
+
+class LogPosition(NamedTuple):
+    """How far a replica has done what a log says."""
+
+    epoch: bytes
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.l2.blobs import Blobs, Entry, Part, Stretch
+from hotspan.l2.log import EPOCH_BYTES
 
 _MAX_BYTES = 1 << 26
-_EPOCH_BYTES = 16
 _EPOCH_EVERY_S = 1.0
 """How often the blob of the epoch is read again. Somebody may delete it alone: who begins then finds no log."""
 
@@ -67,7 +67,7 @@ class BlobLog:
             return False
         if not self._blobs.create_durable(_name(entry.epoch, entry.number), b"E" + entry.body):
             return False
-        holds = [Part(_epoch_name(end.number), _EPOCH_BYTES), Part(_epoch_name(end.number + 1), 1)]
+        holds = [Part(_epoch_name(end.number), EPOCH_BYTES), Part(_epoch_name(end.number + 1), 1)]
         if self._blobs.read(holds) != [entry.epoch, None]:
             return False  # nobody reads it there: the epoch is over, or the medium lost it
         oldest = max(end.oldest.number, entry.number - keep + 1)
@@ -108,7 +108,7 @@ class BlobLog:
         is_due = self._clock.monotonic() - self._epoch_s > _EPOCH_EVERY_S
         parts = [Part(_epoch_name(end.number + 1), 1), *_parts(epoch, range(number, number + 2))]
         if is_due:
-            parts.append(Part(_epoch_name(end.number), _EPOCH_BYTES))
+            parts.append(Part(_epoch_name(end.number), EPOCH_BYTES))
         is_over, *bodies = self._blobs.read(parts)
         if is_over is not None or bodies[0] is None or (is_due and bodies.pop() != epoch):
             return None
@@ -121,7 +121,7 @@ class BlobLog:
     def _read_all(self, first: int) -> Stretch | None:
         number, epoch = self._epoch()
         numbers = sorted(int(name, 16) for name in self._blobs.list(f"log/{epoch.hex()}") if _is_number(name))
-        if len(epoch) != _EPOCH_BYTES or not numbers:
+        if len(epoch) != EPOCH_BYTES or not numbers:
             return None
         run = len(numbers) - 1
         while run and numbers[run - 1] == numbers[run] - 1:
@@ -145,8 +145,8 @@ class BlobLog:
         numbers = [int(name, 16) for name in self._blobs.list("epochs") if _is_number(name)]
         if not numbers:
             return 0, b""
-        (epoch,) = self._blobs.read([Part(_epoch_name(max(numbers)), _EPOCH_BYTES + 1)])
-        return max(numbers), epoch if epoch is not None and len(epoch) == _EPOCH_BYTES else b""
+        (epoch,) = self._blobs.read([Part(_epoch_name(max(numbers)), EPOCH_BYTES + 1)])
+        return max(numbers), epoch if epoch is not None and len(epoch) == EPOCH_BYTES else b""
 
 
 def _epoch_name(number: int) -> str:

@@ -1,9 +1,9 @@
 """An L2 in a directory that all replicas mount: NFS, a parallel file system, or one machine's own disk.
 
-    objects/EPOCH/K/E/KEY/object    an object: record, life and zeros up to 4096; then the frame
-    objects/EPOCH/K/E/KEY/HEX       its metadata: an empty file per mark, whose name is the mark
-    epochs/, log/, replicas/        blob_log.py
-    tmp/RANDOM                      what is being written, or deleted
+    objects/EPOCH/KEY/object    an object: record, life and zeros up to 4096; then the frame
+    objects/EPOCH/KEY/HEX       its metadata: an empty file per mark, whose name is the mark
+    epochs/, log/, replicas/    blob_log.py
+    tmp/RANDOM                  what is being written, or deleted
 
 Metadata is names because creating one is atomic on every file system, and may be repeated; appending over NFS is not.
 To delete a chunk its directory is renamed away: object and metadata go at once. Nothing below the root is reached by a
@@ -33,7 +33,7 @@ from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
-from hotspan.l2.tree import READ, is_gone, open_below
+from hotspan.l2.tree import READ, Enter, is_gone
 from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
@@ -57,9 +57,8 @@ class FileBlobs:
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
         def read(call: FileCall) -> list[bytes | None]:
-            with contextlib.ExitStack() as stack:
-                opened: dict[Path, int | None] = {}
-                return [self._read(part, opened, stack, call) for part in parts]
+            with self.files.walk() as enter:
+                return [_read_part(part, enter, call) for part in parts]
 
         return self.calls.run(read)
 
@@ -147,24 +146,6 @@ class FileBlobs:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _read(
-        self, part: Part, opened: dict[Path, int | None], stack: contextlib.ExitStack, call: FileCall
-    ) -> bytes | None:
-        call.step()
-        path = _path(part.name)
-        top = Path(*path.parts[:2])  # all chunks of an epoch are below one directory, which is entered once
-        try:
-            if top not in opened:
-                opened[top] = None
-                opened[top] = stack.enter_context(self.files.entered(top if path.parts[2:] else path.parent))
-            fd = opened[top]
-            below = "/".join(path.parts[2:] or path.parts[1:])
-            return None if fd is None else _read_part(fd, below, part)
-        except OSError as error:
-            if not is_gone(error):
-                raise
-            return None
-
     def _create_object(self, path: Path, data: Sequence[memoryview | bytes], call: FileCall) -> bool:
         is_ours = False
         self.room.begin(path.parent)
@@ -206,21 +187,27 @@ def _path(name: str) -> Path:
     """Of a blob, under the root; of metadata, its directory."""
     kind, *between, last = name.split("/")
     if kind == "objects":
-        return Path(OBJECTS, between[0], last[0], last[1], last, OBJECT)
+        return Path(OBJECTS, between[0], last, OBJECT)
     if kind == "metadata":
-        return Path(OBJECTS, between[0], last[0], last[1], last)
+        return Path(OBJECTS, between[0], last)
     return Path(name)
 
 
-def _read_part(top: int, below: str, part: Part) -> bytes:
-    is_metadata = part.name.startswith("metadata/")
-    fd = open_below(top, below, READ | os.O_DIRECTORY if is_metadata else READ)
+def _read_part(part: Part, enter: Enter, call: FileCall) -> bytes | None:
+    call.step()
+    path = _path(part.name)
     try:
-        if is_metadata:
-            return _metadata_in(os.listdir(fd))[: part.limit]
-        return os.pread(fd, min(part.limit, os.fstat(fd).st_size), 0)
-    finally:
-        os.close(fd)
+        if part.name.startswith("metadata/"):
+            return _metadata_in(os.listdir(enter(path)))[: part.limit]
+        fd = os.open(path.name, READ, dir_fd=enter(path.parent))
+        try:
+            return os.pread(fd, min(part.limit, os.fstat(fd).st_size), 0)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return None
 
 
 def _metadata_in(names: Sequence[str]) -> bytes:

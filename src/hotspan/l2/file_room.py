@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hotspan.core.clock import Clock
 from hotspan.l2.base import StoreUsage
+from hotspan.l2.log import EPOCH_BYTES
 from hotspan.l2.shared_files import TEMPORARY, FileCall, SharedFiles
 
 OBJECTS, OBJECT, EPOCHS, LOG = "objects", "object", "epochs", "log"
@@ -33,7 +34,9 @@ def current_epoch(files: SharedFiles) -> tuple[Path, str] | None:
     if not names:
         return None
     path = Path(EPOCHS, max(names))
-    return path, files.read(path).hex()
+    with files.opened(path) as fd:
+        epoch = os.pread(fd, EPOCH_BYTES + 1, 0)
+    return (path, epoch.hex()) if len(epoch) == EPOCH_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +155,24 @@ class FileRoom:
         if epoch is None:
             return
         root = Path(OBJECTS, epoch[1])
-        for outer in self._names(root, call):
-            for inner in self._names(root / outer, call):
-                for name in self._names(root / outer / inner, call):
-                    call.step()
-                    directory = root / outer / inner / name
-                    with contextlib.suppress(FileNotFoundError):
-                        try:
-                            facts = self._files.facts(directory / OBJECT)
-                            yield _Seen(facts.st_mtime, facts.st_size, directory)
-                        except FileNotFoundError:
-                            if self._age_s(directory) > _UNUSED_METADATA_S:
-                                self._files.remove(directory, call)
-                        except NotADirectoryError:
-                            self._files.delete(directory, call.step)
-
-    def _names(self, directory: Path, call: FileCall) -> list[str]:
-        """What is in a directory of directories. A link or a file in its place is deleted, and led nowhere."""
         try:
-            return self._files.listed(directory)
-        except NotADirectoryError:
-            self._files.delete(directory, call.step)
-            return []
+            names = self._files.listed(root)
+        except NotADirectoryError:  # a link, or a file, which leads nowhere
+            self._files.delete(root, call.step)
+            return
+        with self._files.walk() as enter:
+            for name in names:
+                call.step()
+                directory = root / name
+                with contextlib.suppress(FileNotFoundError):
+                    try:
+                        facts = os.stat(OBJECT, dir_fd=enter(directory), follow_symlinks=False)
+                        yield _Seen(facts.st_mtime, facts.st_size, directory)
+                    except FileNotFoundError:
+                        if self._age_s(directory) > _UNUSED_METADATA_S:
+                            self._files.remove(directory, call)
+                    except NotADirectoryError:
+                        self._files.delete(directory, call.step)
 
     def _sweep_left(self, call: FileCall) -> None:
         roots = [Path(OBJECTS), Path(LOG)]

@@ -6,18 +6,19 @@ invalidation binds every request that is admitted after this replica has said th
 
 import contextlib
 import logging
-import secrets
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
-from hotspan.l2.base import LogPage, ObjectStore, SharedInvalidation, SharedLog
+from hotspan.l2.base import Found, LogPage, LogPosition, ObjectStore, SharedLog
+from hotspan.l2.log import VolatileLog
 from hotspan.l2.view import LogView
 
 logger = logging.getLogger(__name__)
@@ -27,23 +28,14 @@ STALE_S = 2.0
 """Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
 
 REPORT_TTL_S = 5.0
-_MAX_ENTRIES = 4096
-"""That a log of this process keeps; it is read ten times a second."""
-
 _MAX_FOREIGN = 1024
 """Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
 
+_MAX_MARKS = 1 << 16
 _LOG_FAULTS_EVERY_S = 60.0
 
 WITNESS_S = 2.0
 """How long an invalidation waits for the other replicas to say that they have read it."""
-
-
-class LogPosition(NamedTuple):
-    """How far a replica has done what a log says."""
-
-    epoch: bytes
-    generation: int
 
 
 class LogFaults(NamedTuple):
@@ -58,50 +50,46 @@ class LogFaults(NamedTuple):
     faults: int = 0
 
 
-class VolatileLog:
-    """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
+class PendingMarks:
+    """Terms that hits added to chunks and that the store does not have yet, of a bounded number of chunks.
 
-    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss.
+    One thread changes them; another may ask for their generation.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._epoch = secrets.token_bytes(16)
-        self._began = self._floor = self._now()
-        self._entries: deque[SharedInvalidation] = deque()
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self._terms: dict[ChunkKey, Terms] = {}
 
-    @property
-    def position(self) -> LogPosition:
-        """Where it began: nothing is to be done for what is older, since nobody wrote it."""
-        return LogPosition(self._epoch, self._began)
+    def __len__(self) -> int:
+        return len(self._terms)
 
-    def append(self, scopes: Sequence[Scope], by: str) -> int:
-        with self._lock:
-            generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
-            self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
-            if len(self._entries) > _MAX_ENTRIES:
-                self._floor = self._entries.popleft().generation
-            return generation
+    def add(self, key: ChunkKey, terms: Terms) -> int | None:
+        """Terms of one more hit; the tenant whose marks had to be forgotten, if there are too many: who has most."""
+        tenant: int | None = None
+        if len(self._terms) >= _MAX_MARKS and key not in self._terms:
+            ((tenant, _),) = Counter(each.tenant for each in [*self._terms.values(), terms]).most_common(1)
+            self._terms = {name: each for name, each in self._terms.items() if each.tenant != tenant}
+        if terms.tenant != tenant:
+            self._terms[key] = self._terms[key].joined(terms) if key in self._terms else terms
+        return tenant
 
-    def read(self, after: int) -> LogPage:
-        with self._lock:
-            newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
-            newest = self._entries[-1].generation if self._entries else 0
-            last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
-            return LogPage(self._epoch, last, self._floor, newer)
+    def joined(self, found: Found) -> Found:
+        """What was found, with the marks that it lacks."""
+        terms = self._terms.get(found.record.key)
+        return found if terms is None else replace(found, terms=found.terms.joined(terms))
 
-    def report(self, replica: str, generation: int, ttl_s: float) -> None:
-        return
+    def oldest(self, count: int | None) -> dict[ChunkKey, Terms]:
+        """The first so many; all of them for None."""
+        return dict(islice(self._terms.items(), count))
 
-    def forget(self, replica: str) -> None:
-        return
+    def remove(self, written: Mapping[ChunkKey, Terms]) -> None:
+        """The store has these; what was added to them meanwhile stays."""
+        for key, terms in written.items():
+            if self._terms.get(key) is terms:
+                del self._terms[key]
 
-    def replicas(self) -> dict[str, int]:
-        return {}
-
-    def _now(self) -> int:
-        return int(self._clock.unix() * 1000)
+    def limit(self, generation: int) -> int:
+        """A generation, or that of the earliest mark: an invalidation may concern a tag that was hit before it."""
+        return min([generation, *(terms.generation for terms in list(self._terms.values()))])
 
 
 class LogFollower:
@@ -115,8 +103,7 @@ class LogFollower:
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
     on_foreign: called, on the thread that reads, when there is something to take from the queue.
-    marks:      terms that objects are still to be given. Until they are, this replica does not say that it has read
-                what came after the generation of one of them.
+    marks:      until they are written, this replica does not say that it has read what came after one of them.
     """
 
     def __init__(
@@ -131,7 +118,7 @@ class LogFollower:
         self.replica = replica
         self.view = LogView()
         self.generation = self.applied = since.generation if since is not None else 0
-        self.marks: dict[ChunkKey, Terms] = {}
+        self.marks = PendingMarks()
         self.on_foreign: Callable[[], None] = lambda: None
         self._appended = 0
         self._log = log
@@ -183,7 +170,7 @@ class LogFollower:
             started_s = self._clock.monotonic()
             try:
                 self._take(self._next_page())
-                self._reported = max(self._reported, self._witnessed())
+                self._reported = max(self._reported, self.marks.limit(self.generation))
                 self._log.report(self.replica, self._reported, REPORT_TTL_S)
             except OSError as error:
                 if self.is_fresh:
@@ -249,11 +236,6 @@ class LogFollower:
         while not self._ending.is_set():
             self.poll()
             self._ending.wait(READ_EVERY_S)
-
-    def _witnessed(self) -> int:
-        """How far this replica may say that it has read: an invalidation may concern a tag that was hit before it."""
-        hit = [terms.generation for terms in list(self.marks.values())]
-        return min([self.generation, *hit])
 
     def _fault(self, now_s: float) -> None:
         """Count what is no fault of the log's medium; the others learn that this replica has not read on."""

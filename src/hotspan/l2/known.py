@@ -1,13 +1,17 @@
-"""What is known of chunks in a store that others change, too: it holds until the log says more about their tenant."""
+"""What a store last said of chunks: which may be read, until the log says more of their tenant; which are missing."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from hotspan.core.types import ChunkKey
+from hotspan.core.clock import Clock
+from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.view import LogView
+
+_ABSENT_S = 10.0
+"""After which a chunk that was not there is asked for again."""
 
 
 class Moment(NamedTuple):
@@ -27,16 +31,21 @@ class _Known(NamedTuple):
 
 
 class KnownChunks:
-    """Chunks that may be read, the most recent `most` of them. An invalidation costs only what it may take: a tenant's.
+    """The most recent `most` chunks that may be read, and as many that are not there.
+
+    An invalidation costs only what it may take: a tenant's.
 
     follower: of the log.
     """
 
-    def __init__(self, follower: LogFollower, most: int) -> None:
+    def __init__(self, follower: LogFollower, most: int, clock: Clock) -> None:
         self._follower = follower
         self._most = most
+        self._clock = clock
         self._known: OrderedDict[ChunkKey, _Known] = OrderedDict()
         self._of: dict[int, set[ChunkKey]] = {}
+        self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
+        self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
 
     def __len__(self) -> int:
         return len(self._known)
@@ -68,6 +77,28 @@ class KnownChunks:
         self._of.setdefault(known.tenant, set()).add(key)
         while len(self._known) > self._most:
             self.pop(next(iter(self._known)))
+        self._absent.pop(key, None)
+        self._gaps.discard(key)
+
+    def put_absent(self, chunks: Sequence[Chunk], asked: set[ChunkKey]) -> None:
+        """Of a text, what was asked for and is not known is not there."""
+        absent = {key for key in asked if self.get(key) is None}
+        until_s = self._clock.monotonic() + _ABSENT_S
+        for key in absent:
+            self._absent[key] = until_s
+            self._absent.move_to_end(key)
+        parents = {chunk.parent for chunk in chunks}
+        self._gaps |= {c.key for c in chunks if c.key in absent and c.key in parents and c.parent not in absent}
+        while len(self._absent) > self._most:
+            self._gaps.discard(self._absent.popitem(last=False)[0])
+
+    def is_absent(self, key: ChunkKey) -> bool:
+        """Whether a chunk was not there a moment ago."""
+        return self._absent.get(key, 0.0) > self._clock.monotonic()
+
+    def is_gap(self, key: ChunkKey) -> bool:
+        """Whether a chain broke off at a chunk that was not there: more of it may lie behind."""
+        return key in self._gaps
 
     def change(self, found: Found) -> None:
         """A chunk that is known has other terms."""

@@ -12,8 +12,9 @@ import json
 import math
 import secrets
 import threading
+from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import xxhash
@@ -21,7 +22,7 @@ import xxhash
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.l2.base import LogPage, SharedInvalidation, is_lost, read_entry
+from hotspan.l2.base import LogPage, LogPosition, SharedInvalidation, is_lost, read_entry
 from hotspan.l2.blobs import Entry, LogMedium, Stretch
 
 EPOCH_BYTES = 16
@@ -36,6 +37,7 @@ MAX_ENTRY_BYTES = 4 << 20
 """Of an entry's body: about 60,000 keys."""
 
 _MAX_TRIES = 8
+_MAX_VOLATILE = 4096
 _NEVER_S = -math.inf
 _NOTHING = Entry(0, b"", b"")
 
@@ -136,6 +138,52 @@ class SharedInvalidationLog:
         newest = _NOTHING if lost is None else (lost.entries or [lost.oldest])[-1]
         number = max(int(self._medium.unix() * 1000), least + 1, newest.number + 1)
         self._medium.begin(newest.epoch, Entry(number, secrets.token_bytes(EPOCH_BYTES), b""))
+
+
+class VolatileLog:
+    """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
+
+    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._epoch = secrets.token_bytes(16)
+        self._began = self._floor = self._now()
+        self._entries: deque[SharedInvalidation] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def position(self) -> LogPosition:
+        """Where it began: nothing is to be done for what is older, since nobody wrote it."""
+        return LogPosition(self._epoch, self._began)
+
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        with self._lock:
+            generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
+            self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
+            if len(self._entries) > _MAX_VOLATILE:
+                self._floor = self._entries.popleft().generation
+            return generation
+
+    def read(self, after: int) -> LogPage:
+        with self._lock:
+            newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
+            newest = self._entries[-1].generation if self._entries else 0
+            last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
+            return LogPage(self._epoch, last, self._floor, newer)
+
+    def report(self, replica: str, generation: int, ttl_s: float) -> None:
+        return
+
+    def forget(self, replica: str) -> None:
+        return
+
+    def replicas(self) -> dict[str, int]:
+        return {}
+
+    def _now(self) -> int:
+        return int(self._clock.unix() * 1000)
 
 
 def pack_entry(scopes: Sequence[Scope], by: str) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import MALFORMED
-from hotspan.l2.follower import LogPosition
+from hotspan.l2.base import LogPosition
 from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.directory import POSITION_FILE
 

@@ -1,59 +1,49 @@
 """The L2 tier: chunks in a store that all replicas share (l2), as frames, behind the log they share.
 
-What is there must be asked for: `ask` begins that, and what the answer names is known from then on. Known chunks may be
-loaded; a chunk that was taken by an invalidation, that expired, or whose ancestors are not all there is not known
-(l2/view.py). Every frame is verified against the record it was found with: what is not its own is a miss, and
-deleted.
+What is there must be asked for: `ask` begins that, and what the answer names is known from then on (known.py). Known
+chunks may be loaded; a chunk that was taken by an invalidation, that expired, or whose ancestors are not all there is
+not known (view.py). Every frame is verified against the record it was found with: what is not its own is a miss, and
+deleted (jobs.py).
+
+    RemoteTier    the scheduler's thread: what is asked for, stored and marked
+      KnownChunks   what may be loaded, and what is not there; holds until the log says more about a tenant
+      LogFollower   how far the log was read; outlives the tier
+        LogView       what the log says of one chunk
+        PendingMarks  what hits added and the store does not have
+      StoreJobs     the I/O threads
 """
 
-import errno
-import logging
 import secrets
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from typing import TypeVar
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
-from hotspan.core.frame import (
-    HEADER_BYTES,
-    FrameFault,
-    FrameIdentity,
-    seal,
-    segments,
-    verify,
-    verify_header,
-    verify_part,
-)
+from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier
 from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
 from hotspan.l2.known import KnownChunks, Moment
-from hotspan.l2.view import is_of, readable
+from hotspan.l2.view import readable
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.io import IoQueue, IoThreads
 from hotspan.tiers.record import Record
-from hotspan.tiers.sealed import open_frame, seal_frame
-
-logger = logging.getLogger(__name__)
-
-_GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
-_REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY)
-"""A store that is full, or says no for another reason, is well."""
 
 _MAX_KNOWN = 1 << 16
-_MAX_MARKS = 1 << 16
 _MARKS_AT_ONCE = 256
 """Keys in one call of the store, which has its deadline: an object store writes one object for a chain's marks."""
 
-_ABSENT_S = 10.0
 _USAGE_EVERY_S = 5.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +78,12 @@ class RemoteTier:
         self._namespace = namespace
         self._payload_bytes = payload_bytes
         self._store = options.store
-        self._follower = options.follower
+        self._follower = follower = options.follower
         self._store_depth = options.store_depth
-        self._keys = options.keys
-        self._marks = options.follower.marks
+        self._marks = follower.marks
         self._clock = clock or SystemClock()
-        self._known = KnownChunks(options.follower, _MAX_KNOWN)
-        self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
-        self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
+        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock)
+        self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
         self._is_marking = self._is_measuring = False
@@ -103,10 +91,10 @@ class RemoteTier:
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
         self._landed = threading.Event()
-        scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if self._keys is not None else 0)
+        scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if options.keys is not None else 0)
         self._queue = options.queue("l2", options.threads, scratch)
         self._log_queue = options.queue("l2-log", 1, HEADER_BYTES)
-        self._commits = GroupCommit(self._log_queue, lambda number, scopes: self._follower.append(scopes))
+        self._commits = GroupCommit(self._log_queue, lambda number, scopes: follower.append(scopes))
         self._closed = False
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -116,16 +104,16 @@ class RemoteTier:
         return len(self._asking)
 
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
-        unknown = {chunk.key for chunk in chunks if not self._is_settled(chunk.key)}
-        if not unknown or not self._follower.is_fresh:
-            return
+        unknown = {chunk.key for chunk in chunks if not self.lookup(chunk.key) and not self._known.is_absent(chunk.key)}
         unknown -= self._asking
-        if unknown:
+        if unknown and self._follower.is_fresh:
             self._asking |= unknown
-            asked, since = tuple(chunks), self._known.now()
-            nothing = partial(self._answered, asked, tenant, unknown, since, None)
-            self._queue.submit(
-                lambda scratch: self._find(asked, tenant, unknown, since), lambda: self._report(nothing), urgent=True
+            asked = tuple(chunks)
+            self._submit(
+                lambda scratch: self._jobs.find(asked, tenant),
+                partial(self._answered, asked, tenant, unknown, self._known.now()),
+                dropped=None,
+                urgent=True,
             )
 
     def is_asking(self, key: ChunkKey) -> bool:
@@ -164,21 +152,22 @@ class RemoteTier:
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._storing[chunk.key] = True
-        dropped = partial(self._stored, record, None, Fault.DROPPED, 0.0)
-        self._queue.submit(
-            lambda scratch: self._put(record, scratch, payload), lambda: self._report(dropped), urgent=False
+        self._submit(
+            lambda scratch: self._jobs.put(record, scratch, payload), partial(self._stored, record), dropped=DROPPED
         )
         return True
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
         self._check_size(into)
-        if not self.lookup(key):
-            return False
         found = self._known.get(key)
-        if found is None:
+        if found is None or not self.lookup(key):
             return False
-        dropped = partial(self._loaded, found.record, Fault.DROPPED, 0.0)
-        self._queue.submit(lambda scratch: self._get(found, scratch, into), lambda: self._report(dropped), urgent=True)
+        self._submit(
+            lambda scratch: self._jobs.get(found, scratch, into),
+            partial(self._loaded, found.record),
+            dropped=DROPPED,
+            urgent=True,
+        )
         return True
 
     def finished(self) -> list[Transfer]:
@@ -192,7 +181,7 @@ class RemoteTier:
         now = self._clock.monotonic()
         if now - self._usage_s >= _USAGE_EVERY_S and not self._is_measuring:
             self._usage_s, self._is_measuring = now, True  # it may take minutes where there is much
-            self._queue.submit(lambda scratch: self._measure(), lambda: self._report(self._measured), urgent=False)
+            self._submit(lambda scratch: self._jobs.usage(), self._measured, dropped=None)
         return transfers
 
     def wait(self, timeout_s: float) -> bool:
@@ -210,10 +199,12 @@ class RemoteTier:
             if joined is found.terms:
                 return
             self._known.change(replace(found, terms=joined.at(self._follower.applied)))
-        elif key not in self._storing and key not in self._gaps and self._is_absent(key):
+        elif key not in self._storing and self._known.is_absent(key) and not self._known.is_gap(key):
             return  # who stores it next says so with the record; what lies behind a gap goes with the gap's chunk
         if terms.labels or terms.expires_s or terms.is_wild:
-            self._mark(key, terms)
+            forgotten = self._marks.add(key, terms.at(self._follower.applied))
+            if forgotten is not None:  # who hit what of it is not known any more: nothing of the tenant may stay
+                self.invalidate([Scope(tenant=forgotten)], lambda done: None)
 
     def discard(self, key: ChunkKey) -> None:
         if key in self._storing:
@@ -253,13 +244,29 @@ class RemoteTier:
             raise AssertionError("a transfer or an answer is in flight")
         self._known.check()
 
-    # -- the scheduler's thread ------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _is_settled(self, key: ChunkKey) -> bool:
-        return self.lookup(key) or self._is_absent(key)
+    def _submit(
+        self,
+        job: Callable[[memoryview], _T],
+        done: Callable[[_T], Transfer | None],
+        *,
+        dropped: _T,
+        urgent: bool = False,
+    ) -> None:
+        """Run a job on an I/O thread, then `done` on the scheduler's, with what it returned.
 
-    def _is_absent(self, key: ChunkKey) -> bool:
-        return self._absent.get(key, 0.0) > self._clock.monotonic()
+        dropped: given to `done` if the job is never begun.
+        """
+        self._queue.submit(
+            lambda scratch: self._report(partial(done, job(scratch))),
+            lambda: self._report(partial(done, dropped)),
+            urgent=urgent,
+        )
+
+    def _report(self, done: Callable[[], Transfer | None]) -> None:
+        self._done.append(done)
+        self._landed.set()
 
     def _answered(
         self,
@@ -275,231 +282,56 @@ class RemoteTier:
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
         for one in alive:
-            self._know(one, since)
+            self._known.put(self._marks.joined(one), since)
         if dead:
             self._delete(dead, tenant)
-        until_s = self._clock.monotonic() + _ABSENT_S
-        absent = {key for key in unknown if self._known.get(key) is None}
-        for key in absent:
-            self._absent[key] = until_s
-            self._absent.move_to_end(key)
-        parents = {chunk.parent for chunk in chunks}
-        self._gaps |= {c.key for c in chunks if c.key in absent and c.key in parents and c.parent not in absent}
-        while len(self._absent) > _MAX_KNOWN:
-            self._gaps.discard(self._absent.popitem(last=False)[0])
+        self._known.put_absent(chunks, unknown)
 
     def _holds(self, since: Moment, tenant: int) -> bool:
         """Whether nothing of a tenant was invalidated since then, nor is about to be."""
         return self._known.holds(since, tenant) and not self._commits.concerns(tenant)
 
-    def _know(self, found: Found, since: Moment) -> None:
-        key = found.record.key
-        if key in self._marks:
-            found = replace(found, terms=found.terms.joined(self._marks[key]))
-        self._known.put(found, since)
-        self._absent.pop(key, None)
-        self._gaps.discard(key)
-
-    def _stored(self, record: Record, found: Found | None, fault: Fault | None, seconds: float) -> Transfer:
-        """A store ended. found: what is there now, if it may be known without asking."""
+    def _stored(self, record: Record, ended: Ended) -> Transfer:
         is_wanted = self._storing.pop(record.key)
         since = self._known.now()._replace(generation=record.terms.generation)
-        if fault is None and not is_wanted:
+        if ended.fault is None and not is_wanted:
             self._delete([record.key], record.terms.tenant)
-        elif found is not None and self._holds(since, record.terms.tenant):
-            self._know(found, since)
-        return Transfer(record.key, False, fault, self._payload_bytes if fault is None else 0, seconds)
+        elif ended.found is not None and self._holds(since, record.terms.tenant):
+            self._known.put(self._marks.joined(ended.found), since)
+        return self._transfer(record.key, ended, is_load=False)
 
-    def _loaded(self, record: Record, fault: Fault | None, seconds: float) -> Transfer:
-        key = record.key
-        if fault is not None and fault is not Fault.DROPPED:
-            self._known.pop(key)
-        if fault is Fault.CORRUPT:
-            self._delete([key], record.terms.tenant)
-        return Transfer(key, True, fault, self._payload_bytes if fault is None else 0, seconds)
+    def _loaded(self, record: Record, ended: Ended) -> Transfer:
+        if ended.fault not in (None, Fault.DROPPED):
+            self._known.pop(record.key)
+        if ended.fault is Fault.CORRUPT:
+            self._delete([record.key], record.terms.tenant)
+        return self._transfer(record.key, ended, is_load=True)
 
-    def _mark(self, key: ChunkKey, terms: Terms) -> None:
-        if len(self._marks) < _MAX_MARKS or key in self._marks:
-            terms = terms.at(self._follower.applied)
-            self._marks[key] = self._marks[key].joined(terms) if key in self._marks else terms
-        else:  # who hit what is too much to remember: nothing may stay of the tenant that has most of it
-            ((tenant, _),) = Counter(each.tenant for each in [*self._marks.values(), terms]).most_common(1)
-            for name in [name for name, each in self._marks.items() if each.tenant == tenant]:
-                del self._marks[name]
-            self.invalidate([Scope(tenant=tenant)], lambda done: None)
-            if terms.tenant != tenant:
-                self._mark(key, terms)
+    def _transfer(self, key: ChunkKey, ended: Ended, *, is_load: bool) -> Transfer:
+        return Transfer(key, is_load, ended.fault, self._payload_bytes if ended.fault is None else 0, ended.seconds)
 
     def _submit_marks(self, at_most: int | None = _MARKS_AT_ONCE) -> None:
         if self._marks and not self._is_marking:
             self._is_marking = True
-            marks = dict(islice(self._marks.items(), at_most))
+            marks = self._marks.oldest(at_most)
             # An object that is not known here may have been invalidated: a hit of another copy does not undo that.
             packed = {
                 key: marks_of(each, each.generation if self._known.get(key) else 0) for key, each in marks.items()
             }
-            self._queue.submit(
-                lambda scratch: self._write_marks(marks, packed),
-                lambda: self._report(partial(self._marked, {})),
-                urgent=False,
-            )
+            self._submit(lambda scratch: self._jobs.mark(packed), partial(self._marked, marks), dropped=False)
 
-    def _marked(self, written: Mapping[ChunkKey, Terms]) -> None:
+    def _marked(self, marks: Mapping[ChunkKey, Terms], is_written: bool) -> None:
         self._is_marking = False
-        for key, terms in written.items():
-            if self._marks.get(key) is terms:
-                del self._marks[key]
+        if is_written:
+            self._marks.remove(marks)
 
-    def _measured(self) -> None:
+    def _measured(self, usage: StoreUsage | None) -> None:
         self._is_measuring = False
+        self._usage = usage or self._usage
 
     def _delete(self, keys: Sequence[ChunkKey], tenant: int) -> None:
-        self._queue.submit(lambda scratch: self._delete_now(keys, tenant), lambda: None, urgent=False)
+        self._queue.submit(lambda scratch: self._jobs.delete(keys, tenant), lambda: None, urgent=False)
 
     def _check_size(self, buffer: memoryview) -> None:
         if len(buffer) != self._payload_bytes:
             raise ValueError(f"the buffer has {len(buffer)} bytes, not {self._payload_bytes}")
-
-    # -- the I/O threads: touch only what they were given -----------------------------------------------------------
-    # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
-
-    def _find(self, chunks: Sequence[Chunk], tenant: int, unknown: set[ChunkKey], since: Moment) -> None:
-        found: dict[ChunkKey, Found] = {}
-        has_answered = True
-        try:
-            for group in _groups(chunks):
-                keys = [chunk.key for chunk in group]
-                is_chain = len(group) == 1 or group[1].parent is not None
-                some = self._store.find(keys, tenant, is_chain=is_chain)
-                found |= {one.record.key: one for one in some if one is not None}
-        except OSError as error:
-            has_answered = False
-            logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
-        self._report(partial(self._answered, chunks, tenant, unknown, since, found if has_answered else None))
-
-    def _put(self, record: Record, scratch: memoryview, payload: memoryview) -> None:
-        started = self._clock.monotonic()
-        fault: Fault | None = None
-        identity = FrameIdentity(
-            record.key, self._namespace, record.stamp, record.terms.generation, record.terms.expires_s
-        )
-        header, found = scratch[:HEADER_BYTES], None
-        try:
-            if self._is_there(record):
-                self._join_there(record)
-            elif self._keys is None:
-                seal(header, payload, identity)
-                found = self._put_new(record, [header, payload])
-            elif (sealing := self._keys.sealing(record.terms.tenant)) is None:
-                fault = Fault.GONE
-            else:
-                found = self._put_new(record, [header, seal_frame(scratch, payload, identity, sealing)])
-        except OSError as error:
-            fault = Fault.DROPPED if error.errno in _REFUSED else Fault.IO
-            logger.warning("l2_store_failed error=%s", str(error))
-        self._report(partial(self._stored, record, found, fault, self._clock.monotonic() - started))
-
-    def _is_there(self, record: Record) -> bool:
-        """Whether an object of that chunk is there, and may be read; one that may not is deleted."""
-        (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
-        if found is None:
-            return False
-        matched_at = self._follower.view.matched_at(record.key, self._namespace, found.terms)
-        if found.terms.generation >= matched_at and is_of(found, record):
-            return True
-        self._store.delete([record.key], record.terms.tenant)
-        return False
-
-    def _put_new(self, record: Record, frame: Sequence[memoryview]) -> Found | None:
-        """What is there now; None if somebody else was first, whose object is to be asked for."""
-        if self._store.put(record, frame):
-            return Found(record, record.terms)
-        self._join_there(record)
-        return None
-
-    def _join_there(self, record: Record) -> None:
-        """Somebody else stored the chunk: theirs stays, on the terms of both.
-
-        Marked as of the beginning: nobody has looked at whether theirs outlived what was invalidated since.
-        """
-        self._store.mark({record.key: marks_of(record.terms, 0)})
-
-    def _get(self, found: Found, scratch: memoryview, into: memoryview) -> None:
-        started = self._clock.monotonic()
-        record = found.record
-        identity = FrameIdentity(record.key, self._namespace, record.stamp)
-        header, now_s = scratch[:HEADER_BYTES], self._clock.unix()
-        fault: Fault | None = None
-        wrong: FrameFault | None = None
-        try:
-            staging = into if self._keys is None else scratch[HEADER_BYTES : HEADER_BYTES + len(into)]
-            checked = _Checked(header, into)
-            if not self._store.get(found, [header, staging], checked.landed if self._keys is None else None):
-                fault = Fault.GONE
-            elif self._keys is None:
-                wrong = checked.fault(identity, now_s)
-            else:
-                wrong = open_frame(scratch, into, identity, now_s, self._keys.opening)
-        except OSError as error:
-            fault = Fault.IO
-            logger.warning("l2_load_failed error=%s", str(error))
-        if wrong is not None:
-            fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
-            logger.warning("l2_frame_refused fault=%s", wrong.value)
-        self._report(partial(self._loaded, record, fault, self._clock.monotonic() - started))
-
-    def _write_marks(self, marks: Mapping[ChunkKey, Terms], packed: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        written = marks
-        try:
-            self._store.mark(packed)
-        except OSError as error:
-            written = {}
-            logger.warning("l2_marks_not_written keys=%d error=%s", len(marks), str(error))
-        self._report(partial(self._marked, written))
-
-    def _delete_now(self, keys: Sequence[ChunkKey], tenant: int) -> None:
-        try:
-            self._store.delete(keys, tenant)
-        except OSError as error:
-            logger.warning("l2_delete_failed keys=%d error=%s", len(keys), str(error))  # a miss in any case
-
-    def _measure(self) -> None:
-        try:
-            self._usage = self._store.usage()
-        except OSError as error:
-            logger.warning("l2_usage_failed error=%s", str(error))
-        self._report(self._measured)
-
-    def _report(self, done: Callable[[], Transfer | None]) -> None:
-        self._done.append(done)
-        self._landed.set()
-
-
-class _Checked:
-    """A plain frame that is verified segment by segment as it lands, while its bytes are in the CPU's caches."""
-
-    def __init__(self, header: memoryview, payload: memoryview) -> None:
-        self._header = header
-        self._payload = payload
-        self._faults: dict[int, FrameFault | None] = {}
-
-    def landed(self, first: int, part: memoryview) -> None:
-        """A segment is there, behind the header; anew, if it had been."""
-        self._faults[first] = verify_part(self._header, len(self._payload), first, part)
-
-    def fault(self, identity: FrameIdentity, now_s: float) -> FrameFault | None:
-        """None if all of it is the frame of `identity`, else why not."""
-        expected = {first for _, first, _ in segments(len(self._payload))}
-        if self._faults.keys() != expected:
-            return verify(self._header, self._payload, identity, now_s)
-        fault = verify_header(self._header, len(self._payload), identity, now_s)
-        return fault or next((each for each in self._faults.values() if each is not None), None)
-
-
-def _groups(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-    """The chunks of each KV cache group; each begins with the chunk at place 0."""
-    first = 0
-    for at in range(1, len(chunks) + 1):
-        if at == len(chunks) or chunks[at].index == 0:
-            yield chunks[first:at]
-            first = at

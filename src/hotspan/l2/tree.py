@@ -1,30 +1,24 @@
 """A directory that others may write, entered without following a link.
 
-A path is opened by one call of openat2(2) that follows no link, or, where the kernel or a sandbox has none, each part
-in the part before it. What is read, made or deleted is named relative to an open directory. So nothing outside of the
-root is touched, whatever links somebody puts there, and at whatever moment. What is no directory where one belongs is
-NotADirectoryError.
+Each directory of a path is opened in the one before it, and what is read, made or deleted is named relative to an open
+directory. So nothing outside of the root is touched, whatever links somebody puts there, and at whatever moment. What
+is no directory where one belongs is NotADirectoryError.
 """
 
 import contextlib
-import ctypes
 import errno
-import functools
-import io
 import os
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hotspan.core.private import LIST
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an open of a pipe must not wait
-_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_DEPTH = 16
 
-_OPENAT2 = 437  # on every architecture that Linux runs on, but one
-_AT_CWD = -100
-_NO_LINKS = 0x04  # RESOLVE_NO_SYMLINKS
+Enter = Callable[[Path], int]
+"""Opens a directory, by its path from the root; the descriptor is valid until the next call."""
 
 
 class Tree:
@@ -34,26 +28,45 @@ class Tree:
         self.root = root
 
     @contextlib.contextmanager
-    def entered(self, directory: Path, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of a directory, to be given as `dir_fd`. make: it is made, with all above it, if need be."""
-        if directory.is_absolute() or ".." in directory.parts:
-            raise ValueError(f"{directory} is no path from the root on")
-        fd = self._open_root(make=make)
+    def walk(self, *, make: bool = False) -> Iterator[Enter]:
+        """Enter one directory after the other; what two in a row share is opened once. make: what is missing."""
+        names: list[str] = []
+        fds: list[int] = []
+
+        def enter(directory: Path) -> int:
+            if directory.is_absolute() or ".." in directory.parts:
+                raise ValueError(f"{directory} is no path from the root on")
+            if not fds:
+                fds.append(self._open_root(make=make))
+            while names and tuple(names) != directory.parts[: len(names)]:
+                names.pop()
+                os.close(fds.pop())
+            for name in directory.parts[len(names) :]:
+                try:
+                    fds.append(_open_directory(fds[-1], name, make=make))
+                except NotADirectoryError as error:
+                    where = str(self.root / directory)
+                    raise NotADirectoryError(errno.ENOTDIR, "is a link, or no directory", where) from error
+                names.append(name)
+            return fds[-1]
+
         try:
-            if directory.parts:
-                fd, root = _entered(fd, directory, make=make), fd
-                os.close(root)
-            yield fd
-        except NotADirectoryError as error:
-            raise NotADirectoryError(errno.ENOTDIR, "is a link, or no directory", str(self.root / directory)) from error
+            yield enter
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
 
     @contextlib.contextmanager
-    def opened(self, path: Path, flags: int = READ) -> Iterator[int]:
+    def entered(self, directory: Path, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of a directory, to be given as `dir_fd`. make: it is made, with all above it, if need be."""
+        with self.walk(make=make) as enter:
+            yield enter(directory)
+
+    @contextlib.contextmanager
+    def opened(self, path: Path) -> Iterator[int]:
         """A descriptor of a file."""
         with self.entered(path.parent) as parent:
-            fd = os.open(path.name, flags, dir_fd=parent)
+            fd = os.open(path.name, READ, dir_fd=parent)
         try:
             yield fd
         finally:
@@ -62,20 +75,10 @@ class Tree:
     def listed(self, directory: Path) -> list[str]:
         """The names in a directory; none if there is no directory."""
         try:
-            with self.opened(directory, LIST) as fd:
+            with self.entered(directory) as fd:
                 return os.listdir(fd)
         except FileNotFoundError:
             return []
-
-    def read(self, path: Path) -> bytes:
-        """All of a file."""
-        with (
-            self.entered(path.parent) as parent,
-            # By this name of `open` faults are injected (proofs/l2_files.py).
-            io.open(path.name, "rb", opener=lambda name, _: os.open(name, READ, dir_fd=parent)) as file,  # noqa: UP020
-        ):
-            data: bytes = file.read()
-            return data
 
     def facts(self, path: Path) -> os.stat_result:
         """What the file system says of a file, or of a link itself."""
@@ -100,12 +103,12 @@ class Tree:
 
     def _open_root(self, *, make: bool) -> int:
         try:
-            return os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            return os.open(self.root, _ROOT)
         except FileNotFoundError:
             if not make:
                 raise
         self.root.mkdir(0o700, parents=True, exist_ok=True)
-        return os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open(self.root, _ROOT)
 
 
 def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MAX_DEPTH) -> None:
@@ -134,62 +137,12 @@ def is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESPIPE)
 
 
-def open_below(root: int, path: str, flags: int = _ENTER) -> int:
-    """A file below an open directory, reached by no link; `path` may not lead up."""
-    open_at_once = _opener()
-    if open_at_once is not None:
-        return open_at_once(root, path, flags)
-    *above, name = path.split("/")
-    fd = os.dup(root)
-    for each, how in [*((each, _ENTER) for each in above), (name, flags)]:
-        try:
-            inner = os.open(each, how, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
-
-
-def _entered(root: int, directory: Path, *, make: bool) -> int:
-    """A directory below an open one; made, with all above it, if need be."""
+def _open_directory(parent: int, name: str, *, make: bool) -> int:
     try:
-        return open_below(root, str(directory))
+        return os.open(name, LIST, dir_fd=parent)
     except FileNotFoundError:
         if not make:
             raise
-    fd = os.dup(root)
-    for name in directory.parts:
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=fd)
-            inner = os.open(name, _ENTER, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
-
-
-@functools.cache
-def _opener() -> Callable[[int, str, int], int] | None:
-    """Opens a file below a directory by openat2(2); None if there is no such call, or it is forbidden."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).syscall
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
-    call.restype = ctypes.c_long
-
-    def open_at_once(root: int, path: str, flags: int) -> int:
-        how, name = struct.pack("QQQ", flags, 0, _NO_LINKS), os.fsencode(path)  # flags, mode, resolve
-        while (fd := call(_OPENAT2, root, name, how, len(how))) < 0:
-            number = ctypes.get_errno()
-            if number != errno.EINTR:
-                number = errno.ENOTDIR if number == errno.ELOOP else number
-                raise OSError(number, os.strerror(number), path)
-        return int(fd)
-
-    try:
-        os.close(open_at_once(_AT_CWD, "/", _ENTER))
-    except OSError:
-        return None
-    return open_at_once
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, LIST, dir_fd=parent)

@@ -36,7 +36,7 @@ from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
 from hotspan.engine import opening
 from hotspan.engine.arguments import transfer_config
-from proofs.simulated.memory_store import MemoryServer, MemoryStore
+from proofs.simulated.memory_store import MemoryServer
 
 from ..rig import CHUNK, HANG_S, Tiers, sampling
 from .runner import KnownBytes
@@ -228,7 +228,7 @@ def core(
         if clock is not None:
             patches.enter_context(patch.object(opening, "SystemClock", lambda: clock))
         if l2 is not None:  # to the end: a tier that was given up opens its store again
-            patches.enter_context(patch.object(opening, "open_store", lambda *url: MemoryStore(l2)))
+            patches.enter_context(patch.object(opening, "open_store", lambda *url: l2.store()))
         with patch.object(engine_core, "freeze_gc_heap"):  # it looks at every object of the tests' process, for seconds
             running = EngineCore(arguments.create_engine_config(), runner, log_stats=True)
         try:

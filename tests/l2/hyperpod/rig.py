@@ -59,16 +59,6 @@ class Object:
         return got
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Whether something comes true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def found_in(store: HyperpodStore, key: ChunkKey) -> Found | None:
     """What `find` says of one key."""
     (found,) = store.find([key])

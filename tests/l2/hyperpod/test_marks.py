@@ -14,9 +14,10 @@ from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import MAX_NUMBERS, HyperpodStore, _packed
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon
 from hotspan.testing.chunks import chain, key_of
+from tests.daemon_protocol.client import eventually
 from tests.daemon_protocol.peer import Handler, Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, status
-from tests.l2.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, eventually, found_in, there
+from tests.l2.hyperpod.rig import SLACK_S, TIMEOUT_S, Object, found_in, there
 
 
 def beside(one: Object, n: int) -> str:

@@ -7,16 +7,10 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from hotspan import __version__
 from hotspan.core.terms import Terms
@@ -25,6 +19,8 @@ from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.clock import SimulatedClock
+from tests.certificates import make_certificate
+from tests.daemon_protocol.client import eventually
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, status
 from tests.l2.hyperpod.rig import (
@@ -34,26 +30,12 @@ from tests.l2.hyperpod.rig import (
     TIMEOUT_S,
     JumpingClock,
     Object,
-    eventually,
     found_in,
     there,
 )
 
 
 class TestObjects:
-    def test_what_was_put_comes_back(
-        self, peer: Peer, store: HyperpodStore, make: Callable[..., HyperpodStore]
-    ) -> None:
-        """Another replica finds the record as it was put and reads the frame, byte for byte, out of its pieces."""
-        objects = [Object(f"a{size}", size) for size in (1, 4096, SIZE, 1 << 20, (3 << 20) + 5)]
-        for one in objects:
-            assert one.put(store)
-        other = make()
-        for one in objects:
-            found = there(other, one.key)
-            assert found == Found(one.record, one.record.terms)
-            assert one.get(other, found)
-
     def test_the_daemon_holds_one_run_of_bytes(self, peer: Peer, store: HyperpodStore) -> None:
         """The value is the record, zeros up to 4096 and the frame, under the key in hexadecimal."""
         one = Object()
@@ -205,26 +187,14 @@ class TestHttps:
     @pytest.fixture
     def certified(self, tmp_path: Path) -> Iterator[Peer]:
         """A peer with a certificate of its own making for 127.0.0.1."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "peer")])
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        (tmp_path / "key.pem").write_bytes(private)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+        context, made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), make_certificate(tmp_path)
+        context.load_cert_chain(made.certificate, made.key)
         with Peer(16 << 20, tls=context) as peer:
             yield peer
 
     def test_what_was_put_comes_back(self, certified: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Over TLS objects are put, found and read, on connections that are kept."""
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
         settings = HyperpodOptions(shared_memory_name=certified.name, use_https=True, **PATIENT)
         with contextlib.closing(HyperpodStore("127.0.0.1", certified.port, settings)) as store:
             for one in (Object(str(size), size) for size in (10, SIZE, 3 << 20)):

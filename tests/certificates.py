@@ -1,4 +1,4 @@
-"""A certificate for 127.0.0.1, made on the spot."""
+"""Certificates that sign themselves, made on the spot."""
 
 import datetime
 import ipaddress
@@ -18,9 +18,10 @@ class Pair(NamedTuple):
     key: Path
 
 
-def make_certificate(directory: Path, passphrase: bytes | None = None) -> Pair:
-    """A certificate that signs itself, good for an hour."""
+def make_certificate(directory: Path, passphrase: bytes | None = None, *, host: str = "127.0.0.1") -> Pair:
+    """A certificate for a host, an address or a name, good for an hour."""
     key = ec.generate_private_key(ec.SECP256R1())
+    address = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hotspan test")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
@@ -31,7 +32,8 @@ def make_certificate(directory: Path, passphrase: bytes | None = None) -> Pair:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     lock = serialization.NoEncryption() if passphrase is None else serialization.BestAvailableEncryption(passphrase)

@@ -1,0 +1,206 @@
+"""What the I/O threads of the L2 tier do with a store. Errors end here: as a fault, as None or as a line of the log.
+
+Errors are logged as text: the exception holds on to the buffers of its transfer, and a handler to it.
+"""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from hotspan.core.clock import Clock
+from hotspan.core.frame import (
+    HEADER_BYTES,
+    FrameFault,
+    FrameIdentity,
+    seal,
+    segments,
+    verify,
+    verify_header,
+    verify_part,
+)
+from hotspan.core.types import Chunk, ChunkKey
+from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
+from hotspan.l2.view import LogView, is_of
+from hotspan.tiers.base import Fault, FrameKeys
+from hotspan.tiers.record import Record
+from hotspan.tiers.sealed import open_frame, seal_frame
+
+logger = logging.getLogger(__name__)
+
+_GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
+_REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY)
+"""A store that is full, or says no for another reason, is well."""
+
+
+class Ended(NamedTuple):
+    """How a transfer ended. found: what is there after a store, if it may be known without asking."""
+
+    fault: Fault | None
+    seconds: float = 0.0
+    found: Found | None = None
+
+
+DROPPED = Ended(Fault.DROPPED)
+
+
+class StoreJobs:
+    """Jobs of one tier; threads may share it.
+
+    view: of the store's log, as it is now. keys: None for plain frames.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        view: Callable[[], LogView],
+        namespace: bytes,
+        keys: FrameKeys | None,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._namespace = namespace
+        self._keys = keys
+        self._clock = clock
+
+    def find(self, chunks: Sequence[Chunk], tenant: int) -> dict[ChunkKey, Found] | None:
+        """What is there of a text; None if the store did not answer."""
+        found: dict[ChunkKey, Found] = {}
+        try:
+            for group in _groups(chunks):
+                keys = [chunk.key for chunk in group]
+                is_chain = len(group) == 1 or group[1].parent is not None
+                some = self._store.find(keys, tenant, is_chain=is_chain)
+                found |= {one.record.key: one for one in some if one is not None}
+        except OSError as error:
+            logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
+            return None
+        return found
+
+    def put(self, record: Record, scratch: memoryview, payload: memoryview) -> Ended:
+        """Store a chunk, unless it is there; one that may not be read gives way."""
+        started_s = self._clock.monotonic()
+        fault, found = None, None
+        try:
+            if self._is_there(record):
+                self._join_there(record)
+            elif (frame := self._sealed(record, scratch, payload)) is None:
+                fault = Fault.GONE
+            elif self._store.put(record, frame):
+                found = Found(record, record.terms)
+            else:  # somebody else was faster
+                self._join_there(record)
+        except OSError as error:
+            fault = Fault.DROPPED if error.errno in _REFUSED else Fault.IO
+            logger.warning("l2_store_failed error=%s", str(error))
+        return Ended(fault, self._clock.monotonic() - started_s, found)
+
+    def get(self, found: Found, scratch: memoryview, into: memoryview) -> Ended:
+        """Load a chunk. What `into` holds is undefined after a fault."""
+        started_s = self._clock.monotonic()
+        record = found.record
+        identity = FrameIdentity(record.key, self._namespace, record.stamp)
+        header, now_s = scratch[:HEADER_BYTES], self._clock.unix()
+        fault: Fault | None = None
+        wrong: FrameFault | None = None
+        try:
+            staging = into if self._keys is None else scratch[HEADER_BYTES : HEADER_BYTES + len(into)]
+            checked = Checked(header, into)
+            if not self._store.get(found, [header, staging], checked.landed if self._keys is None else None):
+                fault = Fault.GONE
+            elif self._keys is None:
+                wrong = checked.fault(identity, now_s)
+            else:
+                wrong = open_frame(scratch, into, identity, now_s, self._keys.opening)
+        except OSError as error:
+            fault = Fault.IO
+            logger.warning("l2_load_failed error=%s", str(error))
+        if wrong is not None:
+            fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
+            logger.warning("l2_frame_refused fault=%s", wrong.value)
+        return Ended(fault, self._clock.monotonic() - started_s)
+
+    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
+        """Write what hits added to chunks; whether that is done."""
+        try:
+            self._store.mark(marks)
+        except OSError as error:
+            logger.warning("l2_marks_not_written keys=%d error=%s", len(marks), str(error))
+            return False
+        return True
+
+    def delete(self, keys: Sequence[ChunkKey], tenant: int) -> None:
+        """Delete what is a miss in any case."""
+        try:
+            self._store.delete(keys, tenant)
+        except OSError as error:
+            logger.warning("l2_delete_failed keys=%d error=%s", len(keys), str(error))
+
+    def usage(self) -> StoreUsage | None:
+        """How full the store is; None if it did not answer."""
+        try:
+            return self._store.usage()
+        except OSError as error:
+            logger.warning("l2_usage_failed error=%s", str(error))
+            return None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _sealed(self, record: Record, scratch: memoryview, payload: memoryview) -> list[memoryview] | None:
+        """A chunk's frame; None if its tenant has no key any more."""
+        terms, header = record.terms, scratch[:HEADER_BYTES]
+        identity = FrameIdentity(record.key, self._namespace, record.stamp, terms.generation, terms.expires_s)
+        if self._keys is None:
+            seal(header, payload, identity)
+            return [header, payload]
+        sealing = self._keys.sealing(terms.tenant)
+        return None if sealing is None else [header, seal_frame(scratch, payload, identity, sealing)]
+
+    def _is_there(self, record: Record) -> bool:
+        """Whether an object of that chunk is there, and may be read; one that may not is deleted."""
+        (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
+        if found is None:
+            return False
+        matched_at = self._view().matched_at(record.key, self._namespace, found.terms)
+        if found.terms.generation >= matched_at and is_of(found, record):
+            return True
+        self._store.delete([record.key], record.terms.tenant)
+        return False
+
+    def _join_there(self, record: Record) -> None:
+        """Somebody else stored the chunk: theirs stays, on the terms of both.
+
+        Marked as of the beginning: nobody has looked at whether theirs outlived what was invalidated since.
+        """
+        self._store.mark({record.key: marks_of(record.terms, 0)})
+
+
+class Checked:
+    """A plain frame that is verified segment by segment as it lands, while its bytes are in the CPU's caches."""
+
+    def __init__(self, header: memoryview, payload: memoryview) -> None:
+        self._header = header
+        self._payload = payload
+        self._faults: dict[int, FrameFault | None] = {}
+
+    def landed(self, first: int, part: memoryview) -> None:
+        """A segment is there, behind the header; anew, if it had been."""
+        self._faults[first] = verify_part(self._header, len(self._payload), first, part)
+
+    def fault(self, identity: FrameIdentity, now_s: float) -> FrameFault | None:
+        """None if all of it is the frame of `identity`, else why not."""
+        expected = {first for _, first, _ in segments(len(self._payload))}
+        if self._faults.keys() != expected:
+            return verify(self._header, self._payload, identity, now_s)
+        fault = verify_header(self._header, len(self._payload), identity, now_s)
+        return fault or next((each for each in self._faults.values() if each is not None), None)
+
+
+def _groups(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+    """The chunks of each KV cache group; each begins with the chunk at place 0."""
+    first = 0
+    for at in range(1, len(chunks) + 1):
+        if at == len(chunks) or chunks[at].index == 0:
+            yield chunks[first:at]
+            first = at
