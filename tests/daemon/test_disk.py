@@ -131,7 +131,8 @@ class NodeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = TemporaryDirectory()
+        root = Path("/dev/shm")  # in memory: what a sync costs is not this test's
+        self.directory = TemporaryDirectory(prefix="hotspan-node-", dir=root if root.is_dir() else None)
         self.node = Node(Path(self.directory.name) / "disk", FaultyFiles())
         self.contents: dict[ChunkKey, bytes] = {}
         self.unconfirmed: set[ChunkKey] = set()
