@@ -4,6 +4,9 @@ import contextlib
 import http.client
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +130,41 @@ def test_a_model_that_is_fetched(
     engine = ("--ssl-certfile", str(pair.certificate), "--ssl-keyfile", str(pair.key)) if is_tls else ()
     run.run_server(options(ports[0], model="s3://bucket/model", engine=engine, tenants=Tenants()))
     assert said == [{"status": "Loading"}] and started[0]["options"].model == str(tmp_path)
+
+
+_LOADS_FOR_EVER = """
+import subprocess, sys
+from hotspan.config.server_settings import ServerSettings
+from hotspan.core.errors import EngineError
+from hotspan.server import run
+from hotspan.server.loading import loading_within
+from hotspan.server.options import ServeOptions
+
+async def serve(options, entrance, own, error_file, aftermath):
+    with loading_within(options.server.startup_timeout_s, error_file):
+        engine = subprocess.Popen(["sleep", "600"])
+        print(engine.wait(), flush=True)  # blocks the event loop, as loading does
+    raise EngineError("the engine core did not start")
+
+run._serve = serve
+run.run_server(ServeOptions("m", None, server=ServerSettings(port=int(sys.argv[1]), startup_timeout_s=0.1)))
+"""
+
+
+def test_a_model_that_loads_for_too_long(ports: tuple[int, int], tmp_path: Path) -> None:
+    """After --startup-timeout-s the engine's processes are ended, and one sentence says what to do."""
+    variables = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADS_FOR_EVER, str(ports[0])],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == str(-signal.SIGTERM), done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "ConfigError: the model was not loaded within 0.1 s" in last and "SAGEMAKER_STARTUP_TIMEOUT" in last
+    assert list(tmp_path.glob("hotspan-*")) == []
 
 
 def test_from_the_command_line(

@@ -1,26 +1,17 @@
-"""A second server, of variables alone: LMI's statuses, a short time limit, two places; and how it stops, at last."""
+"""A second server, of variables alone and without a cache: LMI's statuses, and no sessions."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotspan.tiers.slab import sweep_dead_slabs
-from tests.ports import free_port
-
-from .rig import GREEDY, Container, rows, the_error
+from .rig import Container, the_error
 from .rig import container as serving
 
 pytestmark = pytest.mark.engine
 
-LIMIT_S = 3
 VARIABLES = {
     "OPTION_COMPAT": "lmi",
     "OPTION_ROLLING_BATCH": "vllm",
@@ -36,11 +27,8 @@ VARIABLES = {
     "SERVING_JOB_QUEUE_SIZE": "2",
     "SAGEMAKER_MAX_REQUEST_SIZE": "100000",
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": "2",  # SAGEMAKER_MAX_REQUEST_SIZE beats it
-    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": str(LIMIT_S),
     "HOTSPAN_NO_CACHE": "true",
 }
-LONG: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 2000, "ignore_eos_token": True}}
-SHORT: Any = {"inputs": "Say", "parameters": GREEDY | {"max_new_tokens": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +42,6 @@ def test_other_containers_variables(strict: Container) -> None:
     assert 'gpu_memory_utilization="0.2"' in strict.admin.get("/metrics").text
     log = strict.server.log.read_text()
     assert "enforce_eager=True" in log and "max_num_batched_tokens=1024" in log
-
-
-def test_sequences_at_a_time(strict: Container) -> None:
-    """Of more sequences than MAX_BATCH_SIZE so many run, and the others wait."""
-    many = LONG | {"parameters": LONG["parameters"] | {"top_n_tokens": 20, "do_sample": True}}
-    found: set[tuple[float, float]] = set()
-    deadline = time.monotonic() + 120
-    with ThreadPoolExecutor() as threads:
-        while not any(running >= 8 and waiting for running, waiting in found):
-            assert time.monotonic() < deadline, found
-            asked = threads.submit(strict.invoke, many)  # which ends at its time limit
-            while not asked.done():
-                found.add((strict.gauge("vllm:num_requests_running"), strict.gauge("vllm:num_requests_waiting")))
-    assert max(found)[0] == 8
 
 
 def test_a_body_that_is_too_large(strict: Container) -> None:
@@ -97,28 +71,3 @@ def test_sessions_can_be_switched_off(strict: Container) -> None:
     """enable_stateful_sessions=false: a request for one is refused, and an id beside a prompt is ignored."""
     assert "no sessions" in the_error(strict.invoke({"requestType": "NEW_SESSION"}), 424)["message"]
     assert strict.invoke({"inputs": "Say"}, x_amzn_sagemaker_session_id="any").status_code == 200
-
-
-def test_an_answer_that_takes_too_long(strict: Container) -> None:
-    """After SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS: a 504, or in a stream the same error as its last row."""
-    assert "predict_timeout" in the_error(strict.invoke(LONG), 504)["message"]
-    told = rows(strict.invoke(LONG | {"stream": True}))
-    assert all("token" in row for row in told[:-1]) and told[-1]["error"]["code"] == 504
-    assert strict.generate("Say")
-
-
-def test_a_model_that_loads_for_too_long(tiny_model: Path, tmp_path: Path) -> None:
-    """After SAGEMAKER_STARTUP_TIMEOUT the server gives up in one sentence that says what to do, and leaves nothing."""
-    sweep_dead_slabs()
-    given = {"HF_MODEL_ID": str(tiny_model), "SAGEMAKER_STARTUP_TIMEOUT": "0.5", "OPTION_RAM_GIB": "0.1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "hotspan", "serve", "--port", str(free_port())],
-        env=kept | given,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert "not loaded within 0.5 s" in done.stderr and "SAGEMAKER_STARTUP_TIMEOUT" in done.stderr.splitlines()[-1]
-    assert sweep_dead_slabs() == 0, "a slab kept its name"

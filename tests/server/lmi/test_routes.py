@@ -409,8 +409,9 @@ async def test_one_shape() -> None:
 async def test_compat(path: str, status: int) -> None:
     """With --compat lmi, routes that LMI has answer 424 where it does; the others stay true."""
     app = front(FakeEngine(error=(400, "no", None)), compat="lmi")
-    answer = await invoke(app, {"prompt": "Say"}, path)
-    assert answer.status_code == answer.json()["error"]["code"] == status
+    for body in ({"prompt": "Say"}, {"inputs": 1}):  # the engine refuses, or hotspan
+        answer = await invoke(app, body, path)
+        assert answer.status_code == answer.json()["error"]["code"] == status
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])

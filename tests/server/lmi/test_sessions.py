@@ -243,3 +243,8 @@ async def test_session_refusals(tmp_path: Path, settings: Any, body: Any, header
     app = front(FakeEngine(), **({"sessions_path": tmp_path / "s"} | settings))
     answer = await invoke(app, body, **headers)
     assert answer.status_code == 400 and hint in answer.json()["error"]["message"]
+
+
+async def test_without_sessions_an_id_is_ignored() -> None:
+    """Beside a prompt, on a server that keeps none."""
+    assert (await invoke(front(FakeEngine(), no_sessions=True), {"inputs": "Say"}, **{HEADER: "any"})).is_success
