@@ -53,6 +53,7 @@ def test_identical_servers_pass(serve: StartServer, tmp_path: Path) -> None:
     assert "items to see 60.00% at 95%" in output and "30 asked" in output
     assert "noise floor: A differs from itself at 0 of 6 items" in output
     assert "pass: the drift is at most" in output
+    assert output.count("\nA against itself ") == 2, "the tables fit into 100 columns"
     result = AbResult.load(tmp_path / "ab.json")
     assert result.agreements[2].different.count == 0 and result.compared == 30
     assert result.agreements[2].kl is not None and result.agreements[2].kl.value == 0

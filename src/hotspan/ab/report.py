@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from hotspan.ab.result import AbResult, Agreement, Difference, SameResult, Verdict
+from hotspan.ab.result import AbResult, Difference, SameResult, Verdict
 from hotspan.ab.statistics import Interval, Share
 from hotspan.bench.page import Card, card_section, facts, folded, section, table_section, write_page
 from hotspan.bench.tables import NO_VALUE, Cell, Group, Table
@@ -15,24 +15,35 @@ _SHOWN_CHARS = 1000
 
 def ab_tables(result: AbResult) -> list[Table]:
     """Answers, drift, scores and times, each figure with its interval."""
-    found = [_answers_table(result), _drift_table(result), _scores_table(result), _figures_table(result)]
+    found = [
+        _answers_table(result),
+        _drift_table(result),
+        _agreement_table(result),
+        _scores_table(result),
+        _figures_table(result),
+    ]
     return [table for table in found if table is not None]
 
 
 def _answers_table(result: AbResult) -> Table:
+    rows = [(each.pair, _share_cells(each.different)) for each in result.agreements]
+    return Table("Answers", [Group("", ["different", "95 % interval"])], rows, "pair")
+
+
+def _agreement_table(result: AbResult) -> Table:
+    """How close the answers are; with KL where there are log probabilities."""
     has_kl = any(each.kl for each in result.agreements)
-    columns = ["different answers", "95 % interval", "tokens agreed", *(["top-k KL (nats)"] if has_kl else [])]
+    groups = [Group("Tokens agreed", ["share", "95 % interval"])]
+    groups += [Group("Top-k KL", ["mean", "95 % interval"])] if has_kl else []
+    rows = [
+        (each.pair, [*_interval_cells(each.tokens, "{:.2%}"), *(_interval_cells(each.kl, "{:.1e}") if has_kl else ())])
+        for each in result.agreements
+    ]
     note = (
-        "A token agrees if it stands before the first difference. Top-k KL is a lower bound of the KL divergence: see "
-        "docs/ab.md."
+        "A token agrees if it stands before the first difference. Top-k KL, in nats per token, is a lower bound of the "
+        "KL divergence: see docs/ab.md."
     )
-    rows = [(each.pair, _agreement_cells(each, has_kl=has_kl)) for each in result.agreements]
-    return Table("Answers", [Group("", columns)], rows, "pair", note)
-
-
-def _agreement_cells(each: Agreement, *, has_kl: bool) -> list[Cell]:
-    cells = [*_share_cells(each.different), _interval(each.tokens, "{:.2%}")]
-    return [*cells, _interval(each.kl, "{:.2e}")] if has_kl else cells
+    return Table("Agreement", groups, rows, "pair", note)
 
 
 def _drift_table(result: AbResult) -> Table:
@@ -62,16 +73,14 @@ def _figures_table(result: AbResult) -> Table | None:
     if not result.figures:
         return None
     note = "Means per request. Items that measured the noise floor are left out: B was not asked beside them."
-    if not result.is_interleaved:
-        return None
     rows = [
         (
-            each.name,
-            [Cell(f"{each.a:,.2f} {each.unit}"), Cell(f"{each.b:,.2f} {each.unit}"), _interval(each.ratio, "{:.3f}")],
+            f"{each.name} ({each.unit})",
+            [Cell(f"{each.a:,.2f}"), Cell(f"{each.b:,.2f}"), *_interval_cells(each.ratio, "{:.3f}")],
         )
         for each in result.figures
     ]
-    return Table("Times", [Group("", ["A", "B", "B / A"])], rows, "figure", note)
+    return Table("Times", [Group("", ["A", "B", "B / A", "95 % interval"])], rows, "figure", note)
 
 
 def _share_cells(share: Share) -> list[Cell]:
@@ -82,10 +91,10 @@ def _difference_cells(each: Interval) -> list[Cell]:
     return [Cell(f"{each.value:+.2%}", "strong"), Cell(f"{each.low:+.2%} to {each.high:+.2%}")]
 
 
-def _interval(each: Interval | None, shown: str) -> Cell:
+def _interval_cells(each: Interval | None, shown: str) -> list[Cell]:
     if each is None:
-        return NO_VALUE
-    return Cell(f"{shown.format(each.value)} [{shown.format(each.low)}, {shown.format(each.high)}]")
+        return [NO_VALUE, NO_VALUE]
+    return [Cell(shown.format(each.value), "strong"), Cell(f"{shown.format(each.low)} to {shown.format(each.high)}")]
 
 
 def verdict_line(result: AbResult | SameResult) -> str:

@@ -10,12 +10,12 @@ from hotspan.ab.settings import AbSettings
 from hotspan.cli.options import runs
 from hotspan.cli.output import command_line, print_written, stdout_console
 from hotspan.config.environment import environment
-from hotspan.core.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hotspan.ab.result import AbResult, SameResult
+    from hotspan.core.progress import Progress
 
 
 @runs(AbSettings)
@@ -77,6 +77,8 @@ class _Shown:
         if self._is_quiet:
             return
         if self._bar is None:
+            from hotspan.core.progress import Progress
+
             self._bar = Progress(what, unit="requests", console=self._console)
             self._bar.__enter__()
         self._bar.begin(what, requests)
