@@ -353,8 +353,7 @@ class DiskSlab:
         return -(-(HEADER_BYTES + round_up(payload_bytes, PAGE_BYTES)) // self.slot_bytes)
 
     def _put(self, entry: Entry, record: Record) -> None:
-        for part, slot in enumerate(entry.slots):
-            self._table.put(slot, record._replace(part=part) if part else record)
+        self._table.put_parts(entry.slots, record)
 
     def _adopt_parts(self, large: Iterable[Entry], others: Iterable[int]) -> list[ChunkKey]:
         """Give chunks that take several slots the rest of theirs; the keys of those that are not whole."""

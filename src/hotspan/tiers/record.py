@@ -1,6 +1,7 @@
 """The record of a stored chunk, 256 bytes: its name, its parent, and the terms on which it is kept."""
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -15,6 +16,7 @@ LIVE = 0x4B565348
 
 CHECK_AT = RECORD_BYTES - 8
 _RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
+_FLAGS, _FLAGS_AT = struct.Struct("<H"), 4
 HAS_PARENT, IS_WILD = 1, 2
 PART_BITS_AT = 2
 MAX_PARTS = 1 << (16 - PART_BITS_AT)
@@ -54,6 +56,17 @@ def pack(record: Record) -> bytes:
         *(record.payload_bytes, terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
     )[:CHECK_AT]
     return body + xxhash.xxh3_64_digest(body)
+
+
+def pack_parts(record: Record, count: int) -> Iterator[bytes]:
+    """The records of a chunk's slots, of which `record` is the first."""
+    data = bytearray(pack(record))
+    (flags,) = _FLAGS.unpack_from(data, _FLAGS_AT)
+    yield bytes(data)
+    for part in range(1, count):
+        _FLAGS.pack_into(data, _FLAGS_AT, flags | part << PART_BITS_AT)
+        data[CHECK_AT:] = xxhash.xxh3_64_digest(data[:CHECK_AT])
+        yield bytes(data)
 
 
 def unpack(data: bytes) -> Record | None:

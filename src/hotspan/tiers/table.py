@@ -10,7 +10,7 @@ write) costs a miss and no more. A record lies within one sector: it is there wh
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from hotspan.tiers.record import (
     RECORD_LABELS,
     Record,
     pack,
+    pack_parts,
     unpack,
 )
 
@@ -170,7 +171,14 @@ class DiskTable:
 
     def put(self, slot: int, record: Record | None) -> None:
         """Say in memory what stands in `slot` (None: nothing)."""
-        data = pack(record) if record is not None else bytes(RECORD_BYTES)
+        self._put(slot, record, pack(record) if record is not None else bytes(RECORD_BYTES))
+
+    def put_parts(self, slots: Sequence[int], record: Record) -> None:
+        """Say in memory that a chunk stands in these slots, one part of it in each."""
+        for slot, data in zip(slots, pack_parts(record, len(slots)), strict=True):
+            self._put(slot, record, data)
+
+    def _put(self, slot: int, record: Record | None, data: bytes) -> None:
         self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
         self._unwritten.add(slot)
         if record is not None and record.terms.expires_s:
