@@ -181,6 +181,10 @@ test: install  ## Everything that a change must pass
 test-slow: install  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
+.PHONY: test-families
+test-families: install  ## Every model family through RAM, disk, L2 and a restart, with tiny weights (some minutes)
+	@$(BIN)/python -m pytest tests/engine/families --durations=15
+
 test-random: install servers  ## The property tests, with other examples in each run
 	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --hypothesis-profile=random
 

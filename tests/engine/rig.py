@@ -49,11 +49,15 @@ class Answer:
 
 @dataclass
 class Digests:
-    """xxh3 of each block's bytes in the engine, by chunk and place in it."""
+    """xxh3 of each block's bytes in the engine, by chunk and place in it.
+
+    loaded: blocks. hit_tokens: as the metrics count them.
+    """
 
     stored: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     loaded: int = 0
     wrong: int = 0
+    hit_tokens: int = 0
 
 
 class Engine:
@@ -85,11 +89,11 @@ class Engine:
             for first in output.outputs[:1]
         ]
 
-    def is_same(self, prompt: list[int], tokens: list[int]) -> bool:
+    def is_same(self, prompt: list[int], tokens: list[int], tie: float = 1e-3) -> bool:
         """Whether the engine, asked alone, gives these tokens; from a numerical tie on it may go another way.
 
         Requests that run together are computed in other batches, whose sums are rounded otherwise: two candidates less
-        than 1e-3 apart in log-probability may change places.
+        than `tie` apart in log-probability may change places.
         """
         from vllm import SamplingParams
 
@@ -97,7 +101,7 @@ class Engine:
         output = self.llm.generate([{"prompt_token_ids": prompt}], options, use_tqdm=False)[0].outputs[0]
         for have, want, best in zip(tokens, output.token_ids, output.logprobs, strict=True):
             if have != want:
-                return have in best and best[want].logprob - best[have].logprob < 1e-3
+                return have in best and best[want].logprob - best[have].logprob < tie
         return True
 
     def start(self, name: str, prompt: list[int], tokens: int, **directives: Any) -> None:
@@ -244,7 +248,9 @@ def recorded() -> Iterator[Digests]:
 
     @wraps(prepare_load)
     def load(self: HotspanManager, keys: Any, context: Any) -> Any:
+        before = self.cache.stats.hit_tokens.total()
         slots = prepare_load(self, keys, context)
+        digests.hit_tokens += self.cache.stats.hit_tokens.total() - before
         named(self, keys, context, slots)
         return slots
 

@@ -16,13 +16,19 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
-from hotspan.core.errors import HotspanError
+from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.engine.admin import Administrator
 from hotspan.engine.compat import (
     cap_last_store,
@@ -67,6 +73,7 @@ class HotspanConnector(OffloadingConnector):
             check_engine(HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
             fix_hash_seed()
             skip_unchanged_keys()
+            _check_groups(kv_cache_config)
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             with managed(opened):
                 super().__init__(vllm_config, role, kv_cache_config)
@@ -178,7 +185,28 @@ def _load_adapter(core: Any, lora: LoRARequest) -> None:
         core.scheduler.connector.manager.load_adapter(lora)
 
 
+def _check_groups(kv_cache_config: KVCacheConfig) -> None:
+    """Raise ConfigError for a model of whose texts nothing could be found again."""
+    groups = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    specs = [spec for group in groups for spec in getattr(group, "kv_cache_specs", {"": group}).values()]
+    if not any(isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec) for spec in specs):
+        raise ConfigError(
+            "the model keeps nothing of a text that another request could use: serve it without hotspan's tiers"
+        )
+    if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "none" for spec in specs):
+        raise ConfigError(
+            "the engine keeps no recurrent states at the ends of blocks without prefix caching: give "
+            "--enable-prefix-caching, or serve without hotspan's tiers"
+        )
+
+
 def _blocks_per_chunk(chunk_tokens: int, kv_cache_config: KVCacheConfig) -> int:
-    """Blocks that make at least `chunk_tokens` tokens of the group with the largest blocks."""
-    largest = max(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
-    return max(1, -(-chunk_tokens // largest))
+    """Blocks that make at least `chunk_tokens` tokens of the group with the largest blocks.
+
+    One where recurrent states are kept at the ends of blocks: the engine cuts a prompt where its last whole block ends,
+    and a chunk that ends elsewhere has no state and is no hit.
+    """
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align" for spec in specs):
+        return 1
+    return max(1, -(-chunk_tokens // max(spec.block_size for spec in specs)))

@@ -245,11 +245,13 @@ class HotspanManager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
         record = self._record(req_context)
         chunks = self._chunks(keys, req_context)
-        first = min((get_offload_group_idx(key) for key in keys), default=0)
+        loaded = Counter(map(get_offload_group_idx, keys))
+        # Of a sliding window only the end is loaded, of a recurrent state only the last one.
+        counted = max(record.groups, key=lambda group: loaded[group.index] * group.tokens)
         hits: Counter[Tier] = Counter()
         for key, chunk in zip(keys, chunks, strict=True):
-            if get_offload_group_idx(key) == first:
-                hits[record.promoted.get(chunk.key, Tier.RAM)] += self.chunk_tokens
+            if get_offload_group_idx(key) == counted.index:
+                hits[record.promoted.get(chunk.key, Tier.RAM)] += counted.tokens
         self.cache.stats.hit_tokens.update(hits)
         record.load_began_s = self._clock.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], record))

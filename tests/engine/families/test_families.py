@@ -1,0 +1,110 @@
+"""Each family through the cache: hits from RAM, disk and L2, after a restart and a preemption, change no token."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotspan.config.settings import L2Settings
+from tests.engine.rig import CHUNK, Rig, rig
+
+from .make import make_family
+from .table import FAMILIES, Family
+
+pytestmark = pytest.mark.engine
+
+WHOLE = 5 * CHUNK
+PROMPT = WHOLE + 60
+"""Tokens. The engine's own hit, of whole blocks, ends where that of whole chunks does: bfloat16 needs that."""
+
+_TIES = {"float32": 1e-3, "bfloat16": 0.05}
+_EACH = [pytest.param(family, id=str(family), marks=() if family.in_gate else pytest.mark.slow) for family in FAMILIES]
+
+
+@contextmanager
+def engine(family: Family, model: Path, **options: Any) -> Iterator[Rig]:
+    """The family's engine, in which a prompt takes several steps."""
+    given: dict[str, Any] = {
+        "dtype": family.dtype,
+        "max_model_len": 2048,
+        "max_num_batched_tokens": 512,
+        "num_gpu_blocks_override": None,
+        "kv_cache_memory_bytes": 1 << 25,
+        **family.engine,
+    }
+    with rig(model, ram_gib=0.05, **(given | options)) as running:
+        yield running
+
+
+def check(running: Rig) -> None:
+    running.settle()
+    assert running.digests.wrong == 0
+    running.cache.check()
+
+
+def hit(running: Rig, prompt: list[int], tokens: list[int], *, loads: int = WHOLE) -> None:
+    """The prompt's whole chunks are hits, as they were stored, and the answer is the one it had.
+
+    loads: tokens that the metrics count.
+    """
+    running.forget_gpu()
+    before = running.digests.hit_tokens
+    answer = running.ask(prompt, len(tokens))
+    assert (answer.cached, answer.tokens) == (WHOLE, tokens)
+    assert running.digests.hit_tokens - before == loads
+    check(running)
+
+
+def preempted(running: Rig, prompt: list[int], tokens: int) -> list[int]:
+    """The answer to a prompt that is preempted twice for lack of blocks: at its begin, and while it is answered.
+
+    Each time the engine's own cache is empty when it goes on.
+    """
+    engine, scheduler, found = running.llm.llm_engine, running.core.scheduler, list[int]()
+    running.start("7", prompt, tokens)
+    (request,) = scheduler.requests.values()
+    pool = scheduler.kv_cache_manager.block_pool
+    for times, is_due in enumerate(
+        (lambda: request.num_computed_tokens > 0, lambda: request.num_output_tokens >= tokens // 2), 1
+    ):
+        while not is_due():
+            engine.step()
+        taken = pool.get_new_blocks(pool.get_num_free_blocks())
+        while request.num_preemptions < times:
+            assert engine.has_unfinished_requests(), "it ended without another block"
+            engine.step()
+        pool.free_blocks(taken)
+        assert scheduler.reset_prefix_cache()
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found = list(output.outputs[0].token_ids)
+    return found
+
+
+@pytest.mark.parametrize("family", _EACH)
+def test_family(family: Family, tiny_model: Path, tmp_path: Path) -> None:
+    """Bytes come back as they were stored, and answers are those after the engine's own hit."""
+    model = make_family(family, tmp_path / "model", tiny_model)
+    disk, l2 = tmp_path / "kv", {"l2": L2Settings((tmp_path / "l2").as_uri())}
+    with engine(family, model, disk=disk, cache=l2) as running:
+        prompt = running.text(1, PROMPT)
+        cold = running.ask(prompt, 12)
+        running.settle()
+        own = running.ask(prompt, 12)  # from the tiers, where the engine has no cache of its own
+        assert (cold.cached, own.cached) == (0, WHOLE)
+        assert running.is_same(prompt, cold.tokens, _TIES[family.dtype])
+        assert running.ask([prompt[0] ^ 1, *prompt[1:]], 12).tokens != own.tokens, "the answer must depend on the KV"
+        hit(running, prompt, own.tokens)
+        running.evict_ram()
+        hit(running, prompt, own.tokens)
+        again = preempted(running, running.text(2, PROMPT), 100)
+        check(running)
+        running.forget_gpu()
+        assert running.is_same(running.text(2, PROMPT), again, _TIES[family.dtype])
+        stored = running.digests.stored
+    for tiers in ({"disk": disk}, {"cache": l2}):
+        with engine(family, model, **tiers) as running:
+            running.digests.stored.update(stored)
+            hit(running, prompt, own.tokens)
