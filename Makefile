@@ -117,7 +117,7 @@ flip: install  ## R3: every header bit, a million flips, cuts and swaps
 fault: install  ## R4: every error at every call
 	@$(BIN)/python -m proofs fault --output $(R)/fault.json
 l2: install  ## R1, R3, R4 and R10 with an L2 in the disk's place
-	@$(BIN)/python -m proofs l2 --flips 200000 --hours 1 --output $(R)/l2.json
+	@MALLOC_ARENA_MAX=1 $(BIN)/python -m proofs l2 --flips 200000 --hours 1 --output $(R)/l2.json
 slow: install  ## R5: requests over a slow, hung or failing disk
 	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
 slow-l2: install servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling

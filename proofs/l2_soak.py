@@ -1,11 +1,11 @@
 """R10 with an L2 in the place of the disk: replicas churn over a shared directory, and nothing grows.
 
 A replica that begins has new threads. The C library gives threads memory pools (arenas) of their own, up to eight per
-core, which fill for many minutes after each thread's first use: in five minutes 56 MiB became 70, while objects and
-blocks of Python stayed as many. So the process has one pool: then a minute is enough to see whether something grows.
+core, which fill for many minutes: in five minutes 56 MiB became 70, while objects and blocks of Python stayed as many.
+With MALLOC_ARENA_MAX=1 in the environment, as `make l2` has it, there is one pool, and a minute shows whether something
+grows; without, it takes an hour.
 """
 
-import ctypes
 import gc
 import time
 from dataclasses import dataclass, field
@@ -41,7 +41,6 @@ _MAX_DRIFT = 0.01
 _MIN_SAMPLES = 4
 _SETTLED_S = 60.0
 """Of a soak: in a shorter one memory still grows to what it will be, and is not looked at."""
-_M_ARENA_MAX = -8
 _MAX_OVER = 2.0
 """Objects over the capacity of 8: each of 4 writers counts what it wrote itself, and sweeps at 9 down to 7."""
 
@@ -78,7 +77,6 @@ def churn(hours: float, seed: int, findings: Findings, progress: Progress) -> Ch
     a finding."""
     found, samples, stored = Churn(), Samples(), 0
     capacity, least = _OBJECTS * _OBJECT_BYTES, _MIN_CHURN * _OBJECTS * SIZE
-    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     said, total_s = Said(), hours * 3600
     with in_memory() as root:
 
