@@ -83,6 +83,7 @@ def stored_object(bench: Bench, rng: random.Random) -> bool:
     queues = InlineQueues()
     follower = LogFollower(server.log(), "fuzz")
     follower.poll()
+    follower.foreign()
     store = server.store()
     tier = RemoteTier(RemoteOptions(store, follower, queue=queues.queue), NAMESPACE, SIZE)
     for chunk in bench.chunks[:3]:
