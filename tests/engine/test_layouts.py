@@ -79,9 +79,7 @@ def test_layout_comes_back(name: str, config: dict[str, Any], tiny_model: Path, 
         assert hit.cached >= 2900 // CHUNK * CHUNK - CHUNK
         assert hit.tokens == own.tokens
         loaded = engine.digests.loaded
-        for n in range(4):
-            engine.ask(engine.text(100 + n, 2900), 1)
-            engine.settle()
+        engine.evict_ram()
         engine.forget_gpu()
         hit = engine.ask(prompt, 12)
         assert hit.cached >= 2900 // CHUNK * CHUNK - CHUNK
