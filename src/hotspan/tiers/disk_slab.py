@@ -4,8 +4,6 @@ A chunk is one frame (core/frame.py) in as few slots as hold it; they need not b
 too fragmented for a chunk. The slots of one chunk have the same record, but for the number of their part.
 """
 
-import contextlib
-import gc
 import logging
 import mmap
 import threading
@@ -172,16 +170,15 @@ class DiskSlab:
         others: list[int] = []
         large: list[Entry] = []
         named: list[tuple[ChunkKey, ChunkKey | None, int]] = []
-        with _no_collection():
-            for slot, part, key, parent, of, tenant, expires_s, size in self._table.summaries():
-                if part or key in entries:
-                    others.append(slot)
-                    continue
-                entry = entries[key] = Entry(slot, key, namespace is None or of == namespace, expires_s)
-                named.append((key, parent, tenant))
-                if size > self.slot_bytes - HEADER_BYTES:
-                    large.append(entry)
-            self._lru.adopt(named)
+        for slot, part, key, parent, of, tenant, expires_s, size in self._table.summaries():
+            if part or key in entries:
+                others.append(slot)
+                continue
+            entry = entries[key] = Entry(slot, key, namespace is None or of == namespace, expires_s)
+            named.append((key, parent, tenant))
+            if size > self.slot_bytes - HEADER_BYTES:
+                large.append(entry)
+        self._lru.adopt(named)
         lost = [] if self._has_gaps else [key for key, parent, _ in named if self._is_behind_gap(parent)]
         for key in self._adopt_parts(large, others) + lost:  # a torn record leaves a gap
             self.discard(key)
@@ -594,18 +591,3 @@ def _contiguous(parts: Sequence[memoryview], *, is_filled: bool) -> memoryview:
         copy(part, [pages[at : at + len(part)]])
         at += len(part)
     return pages
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Make many objects that stay, without the garbage collector looking through all of them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on and not gc.get_freeze_count():  # into the oldest generation at once
-            gc.freeze()
-            gc.unfreeze()
-        if was_on:
-            gc.enable()
