@@ -292,6 +292,17 @@ def test_two_groups_that_wrote_apart_end_in_one_epoch(blobs: MemoryServer) -> No
     assert page.floor > newest and log_of(a).read(0).epoch == page.epoch
 
 
+def test_an_epoch_that_begins_at_a_number_that_is_known_is_followed_by_another(blobs: MemoryServer) -> None:
+    """A log is lost and begun by a newcomer at the millisecond of the last entry that we know: we append to a third."""
+    log = log_of(blobs.store())
+    before = log.read(0)
+    blobs.data.clear()
+    assert log_of(blobs.store()).read(0).generation == before.generation
+    generation = log.append([Scope(tenant=5)], "me")
+    assert generation > before.generation
+    assert [entry.scopes for entry in log_of(blobs.store()).read(0).entries] == [(Scope(tenant=5),)]
+
+
 def test_no_entry_is_acknowledged_in_a_log_that_is_lost(blobs: MemoryServer, clock: SimulatedClock) -> None:
     """After the medium lost everything, an entry begins the next epoch, and is there however late it is read."""
     log = log_of(blobs.store())

@@ -213,8 +213,11 @@ def _invalidations(stretch: Stretch, known: Entry, after: int) -> list[SharedInv
         return None
     if {stretch.oldest.epoch} != {entry.epoch for entry in entries}:
         return None
-    if known.epoch == entries[0].epoch and not _has(stretch, known):
-        return None
+    if known.epoch == entries[0].epoch:
+        if not _has(stretch, known):
+            return None
+    elif known.epoch and entries[-1].number <= known.number:
+        return None  # of two epochs that began apart at one number, nothing could be appended to the later one
     read = [read_entry(entry.number, _body(entry.body)) for entry in entries if entry.body]
     return None if any(map(is_lost, read)) else read
 
