@@ -208,6 +208,31 @@ def test_a_full_disk_takes_nothing_and_makes_room(tmp_path: Path) -> None:
         store.close()
 
 
+def test_a_directory_with_as_many_chunks_as_it_may_have_makes_room(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may limit the directories in one directory: the put raises EMLINK, some objects go, others fit."""
+    chunks, mkdir = [chain(f"{n}", 1)[0] for n in range(11)], os.mkdir
+
+    def limited(path: str, mode: int, *, dir_fd: int) -> None:
+        if len(path) == 2 * len(A.key) and len(os.listdir(dir_fd)) == 10:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        mkdir(path, mode, dir_fd=dir_fd)
+
+    def swept() -> None:
+        assert store.blobs.sweeper is not None
+        store.blobs.sweeper.join()
+
+    put_all(store, chunks[:10])
+    swept()
+    monkeypatch.setattr(os, "mkdir", limited)
+    with pytest.raises(OSError) as failed:
+        put(store, chunks[10], SIZE)
+    assert failed.value.errno == errno.EMLINK
+    swept()
+    assert put(store, chunks[10], SIZE) and sum(there(store, chunks)) == 10
+
+
 def put_all(store: FileStore, chunks: Sequence[Chunk], size: int = SIZE) -> None:
     for chunk in chunks:
         assert put(store, chunk, size)

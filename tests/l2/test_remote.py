@@ -707,7 +707,7 @@ def test_a_store_that_fails_costs_a_miss(make: Callable[..., Replica], server: M
     assert b.load(chunks[0].key) == content(chunks[0].key, SIZE)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMLINK, errno.EBUSY])
 def test_a_store_that_says_no_is_no_fault(make: Callable[..., Replica], server: MemoryServer, number: int) -> None:
     """A store without room, or that refuses for another reason, takes no chunk, and is not taken for a broken one."""
 

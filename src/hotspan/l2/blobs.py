@@ -4,7 +4,7 @@
 the medium's own timeout, and may be called from several threads.
 
 Raises: OSError (ConnectionError, TimeoutError) from every method when the medium can't be reached or fails; with
-        ENOSPC, EDQUOT or EFBIG when it has no room.
+        ENOSPC, EDQUOT, EMLINK or EFBIG when it has no room.
 """
 
 from collections.abc import Sequence

@@ -39,6 +39,9 @@ from hotspan.tiers.record import RECORD_BYTES, unpack
 
 logger = logging.getLogger(__name__)
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMLINK)
+"""EMLINK: some file systems limit the directories in one directory, ext3 to 31,998 of them."""
+
 
 class FileBlobs:
     """Blobs in a directory, whose names can be listed.
@@ -81,7 +84,7 @@ class FileBlobs:
         try:
             return self.calls.run(lambda call: self._create_object(_path(name), data, call))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in _FULL:
                 self.sweep_soon(is_full=True)
             raise
 

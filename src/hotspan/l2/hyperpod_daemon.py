@@ -154,7 +154,10 @@ class HyperpodDaemon:
         absent: tuple[int, ...] = _MISSES
         if is_sure and not all(isinstance(each, OSError) or each.status in (200, 404) for each in answers):
             # HyperPod's daemon may say 504 of what is not there; hotspan's has it on its disk, or is being given it.
-            absent = (404,) if self.can_delete(deadline) else _MISSES
+            try:
+                absent = (404,) if self.can_delete(deadline) else _MISSES
+            except OSError:  # not known, and there are leases to release
+                absent = (404,)
         leases = [self._granted(answer, segment, expires_s, absent, is_sure=is_sure) for answer in answers]
         failure = next((lease for lease in leases if isinstance(lease, OSError)), None)
         granted = [lease for lease in leases if not isinstance(lease, OSError)]

@@ -29,7 +29,7 @@ from hotspan.tiers.sealed import open_frame, seal_frame
 logger = logging.getLogger(__name__)
 
 _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
-_REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EBUSY)
+_REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMLINK, errno.EBUSY)
 """A store that is full, or says no for another reason, is well."""
 
 

@@ -356,6 +356,24 @@ class TestMarks:
         peer.instead.clear()
         assert there(store, one.key).terms.labels == {1} and there(store, one.key).terms.expires_s == 77
 
+    def test_leases_are_released_where_nobody_says_whose_daemon_it_is(
+        self, peer: Peer, store: HyperpodStore, make: Callable[..., HyperpodStore]
+    ) -> None:
+        """A look-up that fails, since the daemon does not say whether it is hotspan's, leaves no lease behind."""
+        one, two = Object("a"), Object("b")
+        for each in (one, two):
+            each.put(store)
+            self.mark(store, each, labels=frozenset([1]))
+
+        def answer(handler: Handler) -> None:
+            name = handler._parts()[3]
+            handler.answer(504) if name == beside(one, 0) else handler._lease(("lmcache", name))
+
+        peer.instead |= {"lease": answer, "health": ANSWERS["nothing"]}
+        with pytest.raises(OSError):
+            make(lease_ttl_s=3600.0).find([one.key, two.key])
+        assert eventually(lambda: not peer.leases())
+
     def test_a_number_that_is_taken_and_not_there(self, peer: Peer, quick: HyperpodStore) -> None:
         """A peer that says 409 to every number and leases none is an OSError when the deadline is over."""
         peer.instead["put"] = status(409)
