@@ -36,6 +36,7 @@ def is_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def arguments(directory: Path, **others: object) -> Namespace:
     told = {"model": str(directory), "kv_cache_dtype": "auto", "dtype": "auto", "tensor_parallel_size": 1}
     told |= {"data_parallel_size": 1, "max_model_len": None, "kv_cache_memory_bytes": None, "max_num_seqs": None}
+    told["speculative_config"] = None
     return Namespace(**(told | others))
 
 

@@ -120,6 +120,20 @@ def serving(
         yield server
 
 
+@contextlib.contextmanager
+def environment_is_read() -> Iterator[None]:
+    """Let vLLM read its environment anew, which an engine of an earlier test in this process has it remember."""
+    from vllm import envs
+
+    was_cached = envs._is_envs_cache_enabled()
+    envs.disable_envs_cache()
+    try:
+        yield
+    finally:
+        if was_cached:
+            envs.enable_envs_cache()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path

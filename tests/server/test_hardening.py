@@ -18,6 +18,7 @@ from hotspan.http.options import check_tls
 from hotspan.server.hardening import CODE, NO_MEDIA_DOMAIN, REDIRECTS, check_files, check_start, hardened
 from hotspan.server.options import ServeOptions
 from tests.certificates import make_certificate
+from tests.server.conftest import environment_is_read
 
 SECURE = ServerSettings(secure=True)
 
@@ -119,7 +120,7 @@ def test_a_named_domain_is_fetched_from(inside: Host, monkeypatch: pytest.Monkey
     domains = parsed_domains("--allowed-media-domains", "127.0.0.1", "images.example")
     assert domains == ["127.0.0.1", "images.example"]
     assert fetch(f"{inside.url}/picture", domains) == b"data" and inside.fetched == ["/picture"]
-    with contextlib.closing(Host(f"{inside.url}/secret")) as allowed:
+    with contextlib.closing(Host(f"{inside.url}/secret")) as allowed, environment_is_read():
         monkeypatch.setenv(REDIRECTS, "0")
         with contextlib.suppress(Exception):  # whatever it says: what counts is what was fetched
             fetch(f"{allowed.url}/away", domains)

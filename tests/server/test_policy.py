@@ -26,6 +26,7 @@ from hotspan.server.policy import (
     unlisted,
 )
 from hotspan.server.principal import Credentials, current_tenant
+from tests.server.conftest import environment_is_read
 
 from .asgi import call
 from .test_principal import ADMIN_TOKEN, known
@@ -189,16 +190,13 @@ def test_each_route_stands_once() -> None:
 @pytest.fixture(scope="module")
 def real_app(tiny_model: Path) -> Any:
     """vLLM's app with every route that it can have: all tasks, development mode, runtime adapters, fault tolerance."""
-    from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tasks import GENERATION_TASKS, POOLING_TASKS
 
     from hotspan.engine.arguments import parse_engine_arguments
     from hotspan.engine.entrypoints import build_app
 
-    was_cached = envs._is_envs_cache_enabled()
-    envs.disable_envs_cache()  # an engine that an earlier test started has vLLM remember the environment of then
-    with pytest.MonkeyPatch.context() as patch:
+    with environment_is_read(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
         profiler = '{"profiler": "torch", "torch_profiler_dir": "/tmp"}'
@@ -207,10 +205,7 @@ def real_app(tiny_model: Path) -> Any:
         )
         arguments.enable_fault_tolerance = True
         model = AsyncEngineArgs.from_cli_args(arguments).create_model_config()
-        app = build_app(arguments, (*GENERATION_TASKS, "render", *POOLING_TASKS), model)
-    if was_cached:
-        envs.enable_envs_cache()
-    return app
+        return build_app(arguments, (*GENERATION_TASKS, "render", *POOLING_TASKS), model)
 
 
 def test_every_route_of_the_engine_has_a_policy(real_app: Starlette) -> None:
