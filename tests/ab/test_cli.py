@@ -2,13 +2,14 @@
 
 import csv
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from hotspan.ab import servers
+from hotspan.ab import review, servers
 from hotspan.ab.result import AbResult
 from hotspan.cli.main import app
 from hotspan.core.errors import ConfigError
@@ -63,8 +64,12 @@ def test_identical_servers_pass(serve: StartServer, tmp_path: Path) -> None:
     assert (tmp_path / "r.jsonl").read_text() == ""
 
 
-def test_a_drift_is_status_1_and_can_be_reviewed_blind(serve: StartServer, tmp_path: Path) -> None:
-    """Different answers are in the review without their sides; the key file has these."""
+def test_a_drift_is_status_1_and_can_be_reviewed_blind(
+    serve: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Different answers are in the review without their sides; the key file has these, and no seed tells them."""
+    drawn = count()
+    monkeypatch.setattr(review, "randbelow", lambda most: next(drawn) % most)
     sides = ("--a", serve(**says()).url, "--b", serve(**says(drifts=15)).url)
     files = (
         "--json",
@@ -84,7 +89,7 @@ def test_a_drift_is_status_1_and_can_be_reviewed_blind(serve: StartServer, tmp_p
     with (tmp_path / "r.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     key = json.loads((tmp_path / "r.key.json").read_text())["answer_1"]
-    assert len(rows) == len(key) == 15 and set(key.values()) == {"A", "B"}
+    assert len(rows) == len(key) == 15 and list(key.values()) == ["B", "A"] * 7 + ["B"]
     for row in rows:
         first_is_right = "right" in row["answer_1"]
         assert first_is_right is (key[row["id"]] == "A") and row["prompt"].startswith("question")
@@ -97,6 +102,13 @@ def test_too_few_items_are_status_2(serve: StartServer, tmp_path: Path) -> None:
     server = serve(**says())
     status, output = ab("--a", server.url, "--b", server.url, "--set", questions(tmp_path / "s.jsonl", 5))
     assert status == 2 and "can't tell: the drift may be up to" in output
+
+
+@pytest.mark.parametrize("sides", [("--a", "http://x", "--b", "http://y"), ("--same", "http://x")])
+def test_more_items_than_the_file_has_are_refused(sides: tuple[str, ...], tmp_path: Path) -> None:
+    """A smaller comparison than was asked for is not run in silence."""
+    status, output = ab(*sides, "--set", questions(tmp_path / "s.jsonl", 5), "--items", "9")
+    assert status == 2 and "has 5 items" in output
 
 
 def test_log_probabilities_show_what_tokens_do_not(serve: StartServer, tmp_path: Path) -> None:
@@ -145,6 +157,15 @@ def test_requests_say_what_they_should(serve: StartServer, tmp_path: Path) -> No
         (("--router", "http://x", "--canary", "http://y", "--a", "http://z"), "leave --a and --b out"),
         (("--same", "http://x", "--b", "http://y"), "--same checks one server alone"),
         (("--same", "http://x", "--review", "r.csv"), "--review has no effect"),
+        (("--same", "http://x", "--concurrency", "8"), "--concurrency has no effect"),
+        (("--same", "http://x", "--detect", "9%"), "--detect has no effect"),
+        (("--a", "http://x", "--b", "http://y", "--level", "3"), "--level has no effect"),
+        (("--a", "http://x", "--b", "http://y", "--start", "together"), "--start has no effect"),
+        (("--a", "http://x", "--b", "http://y", "--logs", "/tmp"), "--logs has no effect"),
+        (("--router", "http://x", "--canary", "http://y", "--b-model", "m"), "--b-model has no effect"),
+        (("--a", "http://x", "--b", "http://y", "--seed", "-1"), "--seed"),
+        (("--a", "http://x", "--b", "http://y", "--json", "/dev/null/x.json"), "can't be written"),
+        (("--a", "http://x", "--b", "http://y", "--report", "/"), "can't be written"),
         (("--a", "http://x", "--b", "http://y", "--max-drift", "3%"), "--detect 2.00% must be above"),
         (("--a", "http://x", "--b", "http://y", "--max-drift", "0"), "--max-drift must be above 0"),
         (("--a", "http://x", "--b", "http://y", "--review", "r.txt"), "must end in .jsonl or .csv"),
@@ -157,6 +178,20 @@ def test_what_can_not_work_is_said(arguments: tuple[str, ...], said: str) -> Non
     """Status 2 and one sentence."""
     status, output = ab(*arguments)
     assert status == 2 and said in output, output
+
+
+def test_half_characters_and_passwords_reach_no_file(serve: StartServer, tmp_path: Path) -> None:
+    """A server may cut a character in two; a half of one is no text; passwords in options are hidden."""
+    whole, half = serve(answers=lambda body: ("\ud83d", "\ude00")), serve(answers=lambda body: ("\ud83d", "x"))
+    url = whole.url.replace("//", "//me:sesame@")
+    files = {kind: tmp_path / f"r.{kind}" for kind in ("json", "html", "jsonl")}
+    options = zip(("--json", "--report", "--review"), map(str, files.values()), strict=True)
+    asked = ("--set", questions(tmp_path / "set.jsonl", 30), *(word for two in options for word in two))
+    status, output = ab("--a", url, "--b", half.url, *asked, *LIMITS)
+    assert status == 1, output
+    read = {kind: path.read_text() for kind, path in files.items()}
+    assert "\N{GRINNING FACE}" in read["jsonl"] and "\N{REPLACEMENT CHARACTER}x" in read["html"]
+    assert "sesame" not in "".join(read.values()) + output
 
 
 @pytest.mark.parametrize("start, words", [("together", ""), ("in-turn", "A and B run one after the other")])

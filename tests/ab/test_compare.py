@@ -37,6 +37,22 @@ def test_noise_is_not_drift() -> None:
     assert verdicts(0.2, 0.05, *limits)[Verdict.DRIFT] >= 0.95 * RUNS
 
 
+def test_what_noise_hides_does_not_pass() -> None:
+    """A side that never answers alike passes nothing, and upper limits grow with the items at which nothing is seen."""
+    lines = iter(range(10**6))
+
+    def asked(loud: int) -> list[Asked]:
+        texts = [[str(next(lines)) if at < loud else "x" for _ in range(4)] for at in range(2000)]
+        return [Asked(item(), *map(answer, four)) for four in texts]
+
+    found = judge(asked(2000), MAX_DRIFT, 0)
+    assert found.verdict is Verdict.UNKNOWN and "--temperature" in found.why
+    assert found.apart.high < MAX_DRIFT, "the limits alone would pass"
+    most = judge(asked(1990), MAX_DRIFT, 0)
+    assert most.verdict is Verdict.UNKNOWN and "may be up to" in most.why
+    assert judge(asked(0), MAX_DRIFT, 0).verdict is Verdict.PASS
+
+
 def test_few_items_can_not_tell() -> None:
     """Identical answers to few items leave the drift unknown; they never pass."""
     assert judge(simulated(100, 1), MAX_DRIFT, 0).verdict is Verdict.UNKNOWN

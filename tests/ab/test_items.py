@@ -29,6 +29,7 @@ def test_a_file_has_prompts_or_messages(tmp_path: Path) -> None:
     [
         ("nonsense", "set.jsonl:1 is no JSON"),
         ('["x"]', "no JSON object"),
+        (r'{"prompt": "\ud83d"}', "surrogates not allowed"),
         ('{"prompt": "a", "messages": []}', "either prompt or messages"),
         ('{"prompt": ""}', "prompt is a text"),
         ('{"prompt": "a", "max_token": 3}', "did you mean"),

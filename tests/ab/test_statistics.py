@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hotspan.ab.statistics import (
     bootstrap,
     items_to_pass,
-    mean,
     needed_items,
     paired_difference,
     paired_limits,
@@ -65,8 +64,9 @@ def test_limits_of_no_item_and_of_large_counts() -> None:
 def test_a_bootstrap_is_the_same_for_a_seed_and_covers_the_mean() -> None:
     """Equal seeds give equal intervals, other seeds others; a constant has no width; 0 / 0 gives none."""
     values = [float(at % 7) for at in range(200)]
-    assert mean(values, 1) == mean(values, 1) != mean(values, 2)
-    found = mean(values, 1)
+    ones = [1.0] * len(values)
+    assert ratio(values, ones, 1) == ratio(values, ones, 1) != ratio(values, ones, 2)
+    found = ratio(values, ones, 1)
     assert found is not None and found.low < found.value < found.high
     assert found.value == pytest.approx(sum(values) / 200)
     half = 1.96 * 2.0 / 200**0.5  # of seven equally likely values, whose deviation is 2
@@ -76,7 +76,7 @@ def test_a_bootstrap_is_the_same_for_a_seed_and_covers_the_mean() -> None:
     )
     constant = ratio([2.0] * 9, [4.0] * 9, 1)
     assert constant is not None and (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
-    assert ratio([0.0], [0.0], 1) is None and mean([], 1) is None
+    assert ratio([0.0], [0.0], 1) is None and ratio([], [], 1) is None
 
 
 def test_a_bootstrap_draws_items_with_all_that_belongs_to_them() -> None:
@@ -93,6 +93,7 @@ def test_needed_items_grow_with_noise_and_nearness() -> None:
     near, noisy = needed_items(0.005, 0.01), needed_items(0.005, 0.02, 0.01)
     assert near is not None and near > plain
     assert noisy is not None and noisy > plain
+    assert needed_items(0.005, 0.02, 1.0) is None
 
 
 def test_items_to_pass_are_exact() -> None:

@@ -1,7 +1,6 @@
 """The two sides of a canary split, told apart by sessions: those that live at the canary, and all others."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hotspan.ab.asking import Asking, Side
@@ -18,16 +17,7 @@ _MAX_PROBES: Final = 1000
 _PROBE: Final = Item("probe", ({"role": "user", "content": "Say yes."},), max_tokens=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a side is beside its server: headers that its requests have in turn, and whose answers count."""
-
-    title: str
-    sessions: Sequence[Mapping[str, str]] = ({},)
-    has_replica: Callable[[str], bool] | None = None
-
-
-async def split_targets(client: OpenAIClient, canary: Sequence[str], model: str) -> tuple[Target, Target]:
+async def split_sides(client: OpenAIClient, canary: Sequence[str], model: str, asking: Asking) -> tuple[Side, Side]:
     """The rest and the canary behind a router: requests of one token find sessions that live at each.
 
     Raises: ConfigError if the router does not name replicas, or one side has no session.
@@ -55,6 +45,6 @@ async def split_targets(client: OpenAIClient, canary: Sequence[str], model: str)
                 "100 %, and --canary written as the router has it?"
             )
     return (
-        Target("A", found[False], lambda replica: replica not in names),
-        Target("B", found[True], lambda replica: replica in names),
+        Side("A", client, model, asking, found[False], lambda replica: replica not in names),
+        Side("B", client, model, asking, found[True], lambda replica: replica in names),
     )

@@ -59,7 +59,8 @@ class Drift:
 def judge(asked: Sequence[Asked], max_drift: float, failed: int) -> Drift:
     """The verdict: DRIFT if the lower limit of either drift is above the maximum, PASS if both upper limits are not.
 
-    A failed request makes a PASS impossible.
+    Where A differs from itself no drift is seen, so the upper limits are for the other items: they are divided by their
+    share. A failed request makes a PASS impossible.
     """
     noise = [not each.a.is_same(each.a_again) for each in asked]
     apart = paired_difference([not each.a.is_same(each.b) for each in asked], noise)
@@ -72,7 +73,11 @@ def judge(asked: Sequence[Asked], max_drift: float, failed: int) -> Drift:
             return Drift(apart, repeat, Verdict.DRIFT, why)
     if not asked:
         return Drift(apart, repeat, Verdict.UNKNOWN, "no item was answered by both sides: see the failures")
-    high = max(apart.high, repeat.high)
+    steady = 1 - sum(noise) / len(asked)
+    if not steady:
+        why = "A differs from itself at every item, so that no drift can be seen: does it honour --temperature?"
+        return Drift(apart, repeat, Verdict.UNKNOWN, why)
+    high = max(apart.high, repeat.high) / steady
     if high > max_drift:
         why = f"the drift may be up to {high:.2%}, which is above {limit}: ask more items, or lower --concurrency"
         return Drift(apart, repeat, Verdict.UNKNOWN, why)
@@ -122,16 +127,9 @@ def scores(asked: Sequence[Asked]) -> Scores | None:
     scored = [each for each in asked if each.item.expected is not None]
     if not scored:
         return None
-    a, b = ([each.item.is_right(side(each).record.answer) for each in scored] for side in (_a, _b))
+    a = [each.item.is_right(each.a.record.answer) for each in scored]
+    b = [each.item.is_right(each.b.record.answer) for each in scored]
     return Scores(share(a), share(b), paired_difference(b, a))
-
-
-def _a(asked: Asked) -> Answer:
-    return asked.a
-
-
-def _b(asked: Asked) -> Answer:
-    return asked.b
 
 
 def figures(asked: Sequence[Asked], seed: int) -> tuple[Figure, ...]:

@@ -90,6 +90,7 @@ def load_items(path: Path) -> list[Item]:
 def _item(line: str, place: str, number: int) -> Item:
     try:
         given = json.loads(line)
+        json.dumps(given, ensure_ascii=False).encode()  # half of a UTF-16 pair can't be written to any file
     except ValueError as error:
         raise ConfigError(f"{place} is no JSON: {error}") from error
     if not isinstance(given, dict):

@@ -104,7 +104,7 @@ def verdict_line(result: AbResult | SameResult) -> str:
     worst = max(result.conditions, key=lambda each: each.different.high)
     reason = f"{worst.different.count} of {worst.different.total} items differ at worst ({worst.title})"
     reason += f": at most {worst.different.high:.2%}; the maximum is {result.max_drift:.2%}"
-    return f"{result.verdict}: {reason}" + (f"; {len(result.failures)} failures" if result.failures else "")
+    return f"{result.verdict}: {reason}" + ("; requests failed" if result.failures else "")
 
 
 def verdict_style(result: AbResult | SameResult) -> str:

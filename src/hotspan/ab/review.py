@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
+from secrets import randbelow
 from typing import Any, Final
 
 from hotspan.ab.compare import Asked
@@ -20,19 +20,19 @@ def key_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.key.json")
 
 
-def write_review(path: Path, asked: Sequence[Asked], seed: int) -> None:
+def write_review(path: Path, asked: Sequence[Asked]) -> None:
     """Write the items whose first answers differ, and beside it their key: the side of `answer_1` by id.
 
-    In CSV, a cell that a spreadsheet would take for a formula begins with an apostrophe.
+    The sides are not drawn by the run's seed, which a reviewer may know. In CSV, a cell that a spreadsheet would take
+    for a formula begins with an apostrophe.
     """
-    rng = Random(seed)
     rows: list[dict[str, str]] = []
     key: dict[str, str] = {}
     for each in asked:
         if each.a.is_same(each.b):
             continue
         answers = {"A": each.a.record.answer, "B": each.b.record.answer}
-        first, second = ("A", "B") if rng.random() < 0.5 else ("B", "A")
+        first, second = ("A", "B") if randbelow(2) else ("B", "A")
         key[each.item.name] = first
         values = (each.item.name, each.item.prompt, answers[first], answers[second], "")
         rows.append(dict(zip(FIELDS, values, strict=True)))

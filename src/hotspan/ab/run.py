@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from hotspan.ab.asking import Answer, Answers, Asking, Side, Watcher, model_of, play
-from hotspan.ab.behind_router import Target, split_targets
+from hotspan.ab.behind_router import split_sides
 from hotspan.ab.compare import agreements, collect, differences, figures, judge, scores
 from hotspan.ab.items import Item, generated_items, load_items
 from hotspan.ab.result import AbResult
@@ -23,10 +23,13 @@ from hotspan.ab.settings import AbSettings
 from hotspan.ab.statistics import POWER, needed_items, share
 from hotspan.bench.client import OpenAIClient
 from hotspan.bench.machine import machine_facts
+from hotspan.bench.records import first_lines
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
+from hotspan.core.redaction import redacted, redacted_text
 
-_MAX_FAILURES: Final = 20
+MAX_FAILURES: Final = 20
+"""Lines of a result."""
 
 
 def run_ab(settings: AbSettings, console: Console, watcher: Watcher) -> AbResult:
@@ -35,7 +38,7 @@ def run_ab(settings: AbSettings, console: Console, watcher: Watcher) -> AbResult
     Raises: ConfigError if a server can't be reached or the settings can't work, EngineError if one can't be started.
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    items = choose_items(settings)
+    items = choose_items(settings, needed_items(settings.max_drift, settings.detect))
     watcher.says(power_line(settings, len(items), 0.0))
     with ExitStack() as stack:
         run = _Run(settings, items, watcher)
@@ -76,12 +79,14 @@ def _started(run: "_Run", aftermath: Aftermath, console: Console) -> Answers:
         return found | run.play([second], {"B": b_url})
 
 
-def choose_items(settings: AbSettings) -> list[Item]:
+def choose_items(settings: AbSettings, needed: int | None) -> list[Item]:
     """The items of the file, or generated ones: as many as were asked for, or as the verdict needs."""
     if settings.set is not None:
         items = load_items(settings.set)
+        if settings.items > len(items):
+            raise ConfigError(f"--set {settings.set} has {len(items):,} items: give a lower --items, or leave it out")
         return items[: settings.items or len(items)]
-    count = settings.items or needed_items(settings.max_drift, settings.detect)
+    count = settings.items or needed
     if count is None:
         raise ConfigError("no number of items tells --max-drift from --detect: set them further apart, or give --items")
     return generated_items(count, settings.seed)
@@ -116,15 +121,15 @@ class _Run:
             if urls is None:
                 client = await stack.enter_async_context(client_of(settings, settings.router))
                 model = settings.model or await model_of(client, "A")
-                targets = await split_targets(client, settings.canary, model)
-                sides = {each.title: _side(settings, each, client, model) for each in targets}
+                split = await split_sides(client, settings.canary, model, asking_of(settings))
+                sides = {each.title: each for each in split}
             else:
                 sides = {}
                 for title, url in urls.items():
                     client = await stack.enter_async_context(client_of(settings, url))
                     named = (settings.b_model if title == "B" else "") or settings.model
                     model = named or await model_of(client, title)
-                    sides[title] = _side(settings, Target(title), client, model)
+                    sides[title] = Side(title, client, model, asking_of(settings))
 
             async def ask(visit: Visit, item: Item) -> Answer:
                 return await sides[visit.side].ask(item)
@@ -154,10 +159,9 @@ class _Run:
         untimed = self._untimed if self.is_interleaved else frozenset(range(len(self.items)))
         asked, failures = collect(self.items, answers, untimed)
         if settings.review is not None:
-            write_review(settings.review, asked, settings.seed)
+            write_review(settings.review, asked)
         drift = judge(asked, settings.max_drift, len(failures))
         found = agreements(asked, settings.seed)
-        more = [f"... and {len(failures) - _MAX_FAILURES} more"] if len(failures) > _MAX_FAILURES else []
         return AbResult(
             titles=_titles(settings),
             config=config_of(settings),
@@ -175,7 +179,7 @@ class _Run:
             differences=differences(asked),
             figures=figures(asked, settings.seed),
             scores=scores(asked),
-            failures=(*failures[:_MAX_FAILURES], *more),
+            failures=tuple(first_lines(failures, MAX_FAILURES)),
             command=settings.command,
             machine=machine_facts(),
         )
@@ -194,16 +198,13 @@ def asking_of(settings: AbSettings) -> Asking:
     )
 
 
-def _side(settings: AbSettings, target: Target, client: OpenAIClient, model: str) -> Side:
-    return Side(target.title, client, model, asking_of(settings), target.sessions, target.has_replica)
-
-
 def _titles(settings: AbSettings) -> tuple[str, str]:
+    a, b = settings.a or settings.a_serve, settings.b or settings.b_serve
     if settings.router:
-        return f"the rest behind {settings.router}", ", ".join(settings.canary)
-    return settings.a or settings.a_serve, settings.b or settings.b_serve
+        a, b = f"the rest behind {settings.router}", ", ".join(settings.canary)
+    return redacted_text(a), redacted_text(b)
 
 
 def config_of(settings: AbSettings) -> dict[str, Any]:
-    """The settings as they go into result files: without the API key."""
-    return dict(msgspec.to_builtins(replace(settings, api_key=""), enc_hook=str))
+    """The settings as they go into result files: without secrets."""
+    return dict(redacted(msgspec.to_builtins(replace(settings, api_key=""), enc_hook=str)))

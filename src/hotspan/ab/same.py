@@ -13,15 +13,17 @@ from rich.console import Console
 
 from hotspan.ab.asking import Answer, Side, Watcher, model_of, play
 from hotspan.ab.divergence import divergence
-from hotspan.ab.items import Item, generated_items, load_items
+from hotspan.ab.items import Item
 from hotspan.ab.result import Condition, SameResult, Verdict
-from hotspan.ab.run import asking_of, client_of, config_of
+from hotspan.ab.run import MAX_FAILURES, asking_of, choose_items, client_of, config_of
 from hotspan.ab.schedule import Phase, Visit
 from hotspan.ab.servers import Serving
 from hotspan.ab.settings import AbSettings
 from hotspan.ab.statistics import items_to_pass, share
 from hotspan.bench.machine import machine_facts
+from hotspan.bench.records import first_lines
 from hotspan.core.aftermath import Aftermath
+from hotspan.core.redaction import redacted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,7 @@ class _Pass:
 def run_same(settings: AbSettings, console: Console, watcher: Watcher) -> SameResult:
     """Check one server. Blocks until all is answered. Raises: as `run_ab`."""
     needed = items_to_pass(settings.max_drift)
-    items = load_items(settings.set) if settings.set else generated_items(settings.items or needed, settings.seed)
-    items = items[: settings.items or len(items)]
+    items = choose_items(settings, needed)
     watcher.says(f"needs {needed:,} items, all answered alike, to pass; {len(items):,} asked")
     check = _Check(settings, items, watcher)
     if settings.same:
@@ -132,13 +133,13 @@ class _Check:
         elif self._failures or any(each.high > settings.max_drift for each in shares):
             verdict = Verdict.UNKNOWN
         return SameResult(
-            title=settings.same or settings.same_serve,
+            title=redacted_text(settings.same or settings.same_serve),
             config=config_of(settings),
             verdict=verdict,
             max_drift=settings.max_drift,
             items=len(self._items),
             conditions=tuple(self._conditions),
-            failures=tuple(self._failures[:20]),
+            failures=tuple(first_lines(self._failures, MAX_FAILURES)),
             command=settings.command,
             machine=machine_facts(),
         )

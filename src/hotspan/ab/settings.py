@@ -1,11 +1,11 @@
 """What `hotspan ab` is asked to do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from hotspan.config.kinds import COUNT, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, between, several
-from hotspan.config.options import check, option
+from hotspan.config.options import check, option, options_of
 from hotspan.core.errors import ConfigError
 
 _SIDES = "Sides"
@@ -53,7 +53,9 @@ class AbSettings:
     )
     max_tokens: int = option(64, "Maximum length of an answer, in tokens.", kind=COUNT, panel=_SET)
     temperature: float = option(0.0, "Temperature. Tokens are comparable at 0.", kind=NOT_NEGATIVE, panel=_SET)
-    seed: int = option(42, "Seed of the generated questions, of the order, of sampling and of intervals.", panel=_SET)
+    seed: int = option(
+        42, "Seed of the generated questions, of the order, of sampling and of intervals.", kind=NATURAL, panel=_SET
+    )
     concurrency: int = option(1, "Requests in flight, over both sides.", kind=COUNT, panel=_SET)
     top_logprobs: int = option(
         5, "Log probabilities per token to compare; 0 asks for none.", kind=between(0, 20), panel=_SET
@@ -102,8 +104,7 @@ class AbSettings:
             )
         if self.review is not None and self.review.suffix not in (".jsonl", ".csv"):
             raise ConfigError(f"--review {self.review} must end in .jsonl or .csv")
-        if self.review is not None and self.is_same:
-            raise ConfigError("--review has no effect with --same: there are no two sides to judge")
+        self._check_effects()
 
     def _check_sides(self) -> None:
         if self.same and self.same_serve:
@@ -122,6 +123,21 @@ class AbSettings:
         for name, url, serve in (("a", self.a, self.a_serve), ("b", self.b, self.b_serve)):
             if bool(url) == bool(serve):
                 raise ConfigError(f"side {name.upper()} is not clear: give either --{name} URL or --{name}-serve TEXT")
+
+    def _check_effects(self) -> None:
+        """Raise ConfigError for an option that does nothing in this kind of run."""
+        served = [bool(each) for each in (self.a_serve, self.b_serve, self.same_serve)]
+        idle = (
+            (self.is_same, "with --same", ("b_model", "concurrency", "detect", "review")),
+            (not self.is_same, "without --same", ("repeats", "levels")),
+            (bool(self.router), "with --router, whose sides have one model", ("b_model",)),
+            (sum(served) < 2, "without --a-serve and --b-serve", ("start",)),
+            (not any(served), "without a server that is started", ("start_timeout_s", "logs")),
+        )
+        for each, declared in zip(fields(self), options_of(type(self)), strict=False):
+            for is_so, when, names in idle:
+                if is_so and each.name in names and getattr(self, each.name) != each.default:
+                    raise ConfigError(f"{declared.flag} has no effect {when}: leave it out")
 
     @property
     def is_same(self) -> bool:

@@ -135,11 +135,6 @@ def bootstrap(of: Callable[..., Any], columns: Sequence[Sequence[float]], seed: 
     return Interval(estimate, float(low), float(high))
 
 
-def mean(values: Sequence[float], seed: int) -> Interval | None:
-    """Mean per item."""
-    return bootstrap(lambda total, n: total / n, (values, [1.0] * len(values)), seed)
-
-
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
     """Ratio of two sums over the same items."""
     return bootstrap(lambda top, bottom: top / bottom, (numerators, denominators), seed)
@@ -174,7 +169,10 @@ def needed_items(max_drift: float, drift: float, noise: float = 0.0) -> int | No
 
 
 def _simulated(items: int, drift: float, noise: float) -> tuple[Floats, Floats]:
-    """Largest lower and largest upper limit of the two differences that a verdict is made of, in each simulated run."""
+    """Largest lower and largest upper limit of the two differences that a verdict is made of, in each simulated run.
+
+    The upper limit is for the items at which A does not differ from itself, as in `compare.judge`.
+    """
     cells: dict[tuple[bool, bool, bool], float] = {}
     flip = 1 - np.sqrt(1 - noise)  # of an answer, so that two of them differ with the probability `noise`
     for drifts, a1, a2, b1, b2 in product((False, True), repeat=5):
@@ -195,4 +193,5 @@ def _simulated(items: int, drift: float, noise: float) -> tuple[Floats, Floats]:
         return paired_limits(count(True, True), count(True, False), count(False, True), count(False, False))
 
     (_, low1, high1), (_, low2, high2) = limits(0), limits(1)
-    return np.maximum(low1, low2), np.maximum(high1, high2)
+    with np.errstate(divide="ignore"):
+        return np.maximum(low1, low2), np.maximum(high1, high2) / (1 - noise)

@@ -1,7 +1,7 @@
 """A client of any OpenAI-compatible server that times what it streams."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -65,7 +65,7 @@ class OpenAIClient:
                 return [ModelCard(str(card["id"]), str(card.get("root") or "")) for card in listed]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{url} can't be read ({_describe(error)}); is the server up, and --engine-url right?"
+                f"{url} can't be read ({_describe(error)}); is the server up, its URL right, and --api-key its key?"
             ) from error
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -142,6 +142,11 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def _text(parts: Iterable[str]) -> str:
+    """The parts as one text. Servers that cut a character in two send half of a UTF-16 pair in each part."""
+    return "".join(parts).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 @dataclass(slots=True)
 class StreamedAnswer:
     """An answer that is still arriving. headers: the response's."""
@@ -194,7 +199,7 @@ class StreamedAnswer:
             num_output_tokens=output_tokens,
             cached_tokens=details.get("cached_tokens"),
             inter_token_s=tuple(b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)),
-            answer="".join(self.parts),
+            answer=_text(self.parts),
             finish_reason=self.finish_reason,
         )
 

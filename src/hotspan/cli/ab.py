@@ -8,7 +8,7 @@ import typer
 
 from hotspan.ab.settings import AbSettings
 from hotspan.cli.options import runs
-from hotspan.cli.output import command_line, print_written, stdout_console
+from hotspan.cli.output import check_writable, command_line, print_written, stdout_console
 from hotspan.config.environment import environment
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ def ab(settings: AbSettings) -> None:
 
     key = settings.api_key or environment().get("OPENAI_API_KEY", "")
     settings = replace(settings, api_key=key, command=command_line(sys.argv[1:]))
+    for path in (settings.json, settings.report, settings.review):
+        if path is not None:
+            check_writable(path)
     console = stdout_console()
     result = _run_same(settings, console) if settings.is_same else _run_ab(settings, console)
     for line in result.failures:

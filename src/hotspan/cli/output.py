@@ -13,6 +13,7 @@ import typer
 
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.redaction import redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,18 +46,27 @@ def stdout_console() -> "Console":
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as it goes into result files, without the API key."""
-    shown = list(arguments)
-    for at, argument in enumerate(arguments):
-        if argument.startswith("--api-key="):
-            shown[at] = "--api-key=..."
-        elif argument == "--api-key" and at + 1 < len(arguments):
-            shown[at + 1] = "..."
-    return shlex.join(["hotspan", *shown])
+    """The command as it goes into result files, without API keys, passwords in URLs and other secrets."""
+    flags = [each if each.startswith("--") and "=" not in each else "" for each in ("", *arguments)]
+    return shlex.join(["hotspan", *(redacted(each, flag) for flag, each in zip(flags, arguments, strict=False))])
 
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def check_writable(path: Path) -> None:
+    """Find out before a run whether its result can be written. Raises: ConfigError if not."""
+    is_new = not path.exists()
+    if not (is_new or path.is_file() or path.is_dir()):
+        return  # a pipe, or /dev/stdout
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written ({error.strerror}): give another file") from error
 
 
 def print_written(path: Path) -> None:
