@@ -98,7 +98,7 @@ class AbSettings:
                 raise ConfigError(f"{flag} must start with http:// or https://, not {url!r}")
         if not self.max_drift:
             raise ConfigError("--max-drift must be above 0: no number of items shows that nothing ever differs")
-        if self.detect <= self.max_drift:
+        if self.detect <= self.max_drift and not self.is_same:
             raise ConfigError(
                 f"--detect {self.detect:.2%} must be above --max-drift {self.max_drift:.2%}: a drift within that passes"
             )

@@ -65,7 +65,8 @@ class OpenAIClient:
                 return [ModelCard(str(card["id"]), str(card.get("root") or "")) for card in listed]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{url} can't be read ({_describe(error)}); is the server up, its URL right, and --api-key its key?"
+                f"{url} can't be read ({_describe(error)}); is the server up, its URL "
+                "(of `bench`: --engine-url) right, and --api-key its key?"
             ) from error
 
     async def count_tokens(self, model: str, text: str) -> int | None:
