@@ -145,6 +145,10 @@ class Tiers:
     def evict_ram(self) -> None:
         """Leave the chunks to the tiers below."""
         self.settle()
+        self.forget_ram()
+
+    def forget_ram(self) -> None:
+        """Drop the chunks in RAM, whether or not a tier below has them yet."""
         while self.cache.ram.entries:
             self.cache._forget(next(iter(self.cache.ram.entries.values())))
 

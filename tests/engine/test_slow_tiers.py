@@ -62,7 +62,7 @@ class Sick:
             time.sleep(0.2)
 
     def forget(self) -> None:
-        self.engine.evict_ram()
+        self.engine.forget_ram()
         self.engine.forget_gpu()
 
 
