@@ -288,6 +288,12 @@ def test_settings_without_effect_are_named(
     assert rule.instead not in started(configured(**quiet), capsys)
 
 
+def test_the_counts_of_drafts_by_vllms_short_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """`none` is said to have no effect also where --spec-method asks for drafts."""
+    own = {"per-request-spec-decode-metrics": "none", "spec-method": "ngram", "spec-tokens": 2}
+    assert "always say how many were accepted" in started(configured(own=own), capsys)
+
+
 def test_settings_of_a_directory_of_models(capsys: pytest.CaptureFixture[str]) -> None:
     """What only several models have use for is named where one is served, and only there."""
     done = configured(flags={"default_model": "a", "partial": True, "models_at_once": "2"})

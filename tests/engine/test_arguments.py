@@ -92,11 +92,14 @@ def test_the_draft_model_in_every_spelling(words: tuple[str, ...], model: str | 
     if model is not None:
         with_draft_model(arguments, Path("/models/head"))
         assert draft_model(arguments) == "/models/head"
+        given = arguments.speculative_config or {}
+        short = {name for name in ("method", "model") if getattr(arguments, f"spec_{name}") is not None}
+        assert short.isdisjoint(given), "the engine refuses what is given twice"
 
 
 def test_a_draft_model_that_is_not_there(tmp_path: Path) -> None:
     """A path that leads to no model is refused when the options are read, not when the engine has loaded the target."""
-    for model in (str(tmp_path), str(tmp_path / "missing"), "./missing"):
+    for model in (str(tmp_path), str(tmp_path / "missing"), "./missing", "package.Proposer"):
         with pytest.raises(ConfigError, match="draft model of --speculative-config is"):
             parse_engine_arguments("org/name", (f'--speculative-config={{"method": "eagle", "model": "{model}"}}',))
 

@@ -368,6 +368,11 @@ async def test_stored_responses_stay_where_they_were_made(is_stream: bool) -> No
         home.answer = die
         assert await at.status({"previous_response_id": f"resp_{name}", "input": "y"}, "/v1/responses") == 200
         assert await at.metric("stateful_sessions") == 0
+        home.answer, before = respond, home.works
+        for number in range(8):  # it still has them
+            sent = {"previous_response_id": f"resp_{name}", "input": f"again {number}"}
+            assert await at.status(sent, "/v1/responses") == 200
+        assert home.works == before + 8
 
 
 async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:

@@ -169,12 +169,60 @@ async def test_a_share_of_the_requests_is_copied() -> None:
         assert 5 <= canary.works <= 20
 
 
+async def test_two_candidates_have_a_share_each_and_are_not_compared_with_each_other() -> None:
+    """Each group gets copies by its own share, of what no candidate answered: one that drifts does not say that the
+    other one does."""
+    async with replicas(chats("good"), chats("bad"), chats("good")) as (main, bad, good):
+        groups = {bad.url: "bad", good.url: "good"}
+        shares = {"shadow": {"bad": 1.0, "good": 1.0}, "shares": {"bad": 0.5}, "max_drift": 1.0}
+        async with routed([main, bad, good], groups, **shares) as at:
+            for number in range(20):
+                await at.status(body(), CHAT, headers={"x-session-id": str(number)})
+            copied = sum("-shadow" not in headers["x-request-id"] for _, _, headers, _ in main.asked)
+            assert 0 < copied < 20
+            assert await outcomes(at, 2 * copied) == {"same": copied, "different": copied}
+            by_group = {each["group"]: each for each in at.router.shadows.shown()}
+            assert by_group["bad"]["different"] == copied == by_group["good"]["compared"]
+            assert by_group["good"]["different"] == 0
+
+
+async def test_the_replicas_of_a_candidate_take_turns() -> None:
+    """Copies go to all of them, not to the first one alone."""
+    async with replicas(*[chats("abc")] * 3) as (main, one, other):
+        groups = {one.url: "canary", other.url: "canary"}
+        async with routed([main, one, other], groups, shadow={"canary": 1.0}) as at:
+            for _ in range(20):
+                await at.status(body(), CHAT)
+            await outcomes(at, 20)
+            assert one.works and other.works
+
+
+async def test_waiting_copies_take_no_more_memory_than_their_requests() -> None:
+    """They are kept as text: objects made of a body can be 20 times as large. One that can't be written is no copy."""
+    async with replicas(chats("abc"), hang) as fakes, shadowed(fakes, shadow_in_flight=1) as at:
+        sent = body(tools=[{}] * 50_000)
+        for _ in range(2):
+            assert await at.status(sent, CHAT) == 200
+        waiting = at.router.shadows._queue
+        await until(lambda: waiting.qsize() == 1)
+        assert json.loads(waiting.get_nowait().body) == sent | {"stream": False}
+        deep: Any = []
+        for _ in range(300):
+            deep = [deep]
+        assert await at.status(body(x=deep), CHAT) == 200
+        assert await outcomes(at, 1) == {"not_comparable": 1.0}
+
+
 def test_settings_that_do_not_fit() -> None:
     """A group that no replica is in, and one without any other replica to be compared with."""
     with pytest.raises(ConfigError, match="--shadow canary: no replica is in that group"):
         RouterSettings(replicas=(Replica("http://a"),), shadow={"canary": 0.1})
     with pytest.raises(ConfigError, match="no other replica answers"):
         RouterSettings(replicas=(Replica("http://a", "canary"),), shadow={"canary": 0.1})
+    both = (Replica("http://a", "a"), Replica("http://b", "b"))
+    for more in ({"shadow": {"a": 0.1, "b": 0.1}, "shares": {"a": 0.5, "b": 0.5}}, {"shares": {"a": 1.0}}):
+        with pytest.raises(ConfigError, match="no other replica answers"):
+            RouterSettings(**{"replicas": both, "shadow": {"a": 0.1}} | more)
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------

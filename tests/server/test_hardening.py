@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -220,11 +221,12 @@ def test_other_directories(model: Path, tmp_path: Path) -> None:
         check_files(secure, {"SAGEMAKER_UNTRUSTED_CHANNELS": str(tmp_path / "nowhere")})
 
 
-def test_a_draft_model_is_held_to_secure_mode(model: Path, tmp_path: Path) -> None:
-    """A draft model's directory is looked at like the model's, and no class of a user drafts tokens."""
+def test_a_draft_model_is_held_to_secure_mode(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model's directory is looked at like the model's, no class of a user drafts tokens, and the format in
+    which the draft model is loaded is one of the model's."""
 
-    def checked(server: ServerSettings, draft: str) -> None:
-        words = f"--speculative-config={json.dumps({'model': draft, 'num_speculative_tokens': 2})}"
+    def checked(server: ServerSettings, draft: str, **more: Any) -> None:
+        words = f"--speculative-config={json.dumps({'model': draft, 'num_speculative_tokens': 2} | more)}"
         check_start(replace(options(words, server=server), model=str(model)), {})
 
     (model / "config.json").write_text("{}")
@@ -239,6 +241,15 @@ def test_a_draft_model_is_held_to_secure_mode(model: Path, tmp_path: Path) -> No
     checked(ServerSettings(), str(head))
     with pytest.raises(ConfigError, match=f"{head} holds pytorch_model.bin"):
         checked(SECURE, str(head))
+    head.rename(tmp_path / "my.head")  # with a method, the engine takes the name of a class for that of a directory
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"my\.head holds pytorch_model.bin"):
+        checked(SECURE, "my.head", method="eagle")
+    checked(SECURE, "org/head", draft_load_config={"load_format": "safetensors"})
+    for load in ({"load_format": "pt"}, {"device": "cpu"}):
+        checked(ServerSettings(), "org/head", draft_load_config=load)
+        with pytest.raises(ConfigError, match=r"load_format of its draft_load_config is (pt|auto)"):
+            checked(SECURE, "org/head", draft_load_config=load)
 
 
 def test_chat_templates_in_files(model: Path) -> None:

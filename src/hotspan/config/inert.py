@@ -80,7 +80,8 @@ RULES = (
     Rule(
         ("per_request_spec_decode_metrics",),
         lambda settings: (
-            "speculative_config" in settings and settings.value("per_request_spec_decode_metrics", "") == "none"
+            any(name in settings for name in ("speculative_config", "spec_method", "spec_model"))
+            and settings.value("per_request_spec_decode_metrics", "") == "none"
         ),
         "answers of a server that drafts tokens always say how many were accepted",
     ),

@@ -161,16 +161,18 @@ def transfer_config(settings: CacheSettings) -> dict[str, Any]:
 def draft_model(arguments: Namespace) -> str | None:
     """The directory, hub id or address of the draft model; None for a method without one (n-gram, suffix, MTP)."""
     found = _speculation(arguments)
-    model = found.get("model")
-    if not isinstance(model, str) or found.get("method") in _NO_DRAFT_FILES or model in _NGRAM or is_class(model):
+    model, method = found.get("model"), found.get("method")
+    if not isinstance(model, str) or method in _NO_DRAFT_FILES or model in _NGRAM:
         return None
-    return model
+    return None if method is None and is_class(model) else model
 
 
 def with_draft_model(arguments: Namespace, directory: Path) -> None:
     """Let the engine load the draft model from a directory. Mutates: `arguments`."""
-    arguments.speculative_config = _speculation(arguments) | {"model": str(directory)}
-    arguments.spec_model = None
+    if getattr(arguments, "spec_model", None) is not None:  # in its place: the engine refuses what is given twice
+        arguments.spec_model = str(directory)
+    else:
+        arguments.speculative_config = {**arguments.speculative_config, "model": str(directory)}
 
 
 def draft_class(arguments: Namespace) -> str | None:
@@ -178,6 +180,12 @@ def draft_class(arguments: Namespace) -> str | None:
     found = _speculation(arguments)
     model, method = found.get("model"), found.get("method")
     return str(model) if method == "custom_class" or (method is None and is_class(model)) else None
+
+
+def draft_format(arguments: Namespace) -> str | None:
+    """The load format of the draft model; None if it is the target's."""
+    load = _speculation(arguments).get("draft_load_config")
+    return str(load.get("load_format", "auto")).lower() if isinstance(load, dict) else None
 
 
 def is_class(model: object) -> bool:

@@ -90,7 +90,7 @@ class Proxy:
         self._dispatcher = dispatcher
         self._health = health
         self._sessions = sessions
-        self._responses = StatefulSessions(fleet.clock, lasts_s=_RESPONSE_LASTS_S)
+        self._responses = StatefulSessions(fleet.clock, lasts_s=_RESPONSE_LASTS_S, is_kept=True)
         self._metrics = metrics
         self._tracer = tracer
         self._shadows = shadows
@@ -218,7 +218,7 @@ class Proxy:
             self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER))
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
             self._responses.note(ticket.decision.name, made[1].decode(), "")
-        copy = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
+        copies = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
@@ -227,7 +227,7 @@ class Proxy:
             began_s = self._clock.monotonic()
             health.parts = since = health.parts + 1
             before, last = last, part
-            if copy is not None:
+            for copy in copies:
                 copy.add(part)
 
         def written() -> None:
@@ -247,8 +247,7 @@ class Proxy:
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, name, error)
             exchange.status = -1
             return
-        if copy is not None:
-            self._shadows.end(copy)
+        self._shadows.end(copies)
         if answer.status not in _RETRIED:
             health.succeeded()
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)

@@ -141,12 +141,16 @@ class StatefulSessions:
         ID          -> that replica            CLOSE -> that replica, and forgotten here
 
     lasts_s: life of a session for which the replica names no end.
+    is_kept: one whose replica is gone stays bound to it: no other replica can ever take it over.
     lost:    sessions whose replica was gone when they were asked for.
     """
 
-    def __init__(self, clock: Clock, max_sessions: int = MAX_SESSIONS, lasts_s: float = _LASTS_S) -> None:
+    def __init__(
+        self, clock: Clock, max_sessions: int = MAX_SESSIONS, lasts_s: float = _LASTS_S, *, is_kept: bool = False
+    ) -> None:
         self._clock = clock
         self._lasts_s = lasts_s
+        self._is_kept = is_kept
         self._homes: Recent[str, tuple[str, float]] = Recent(max_sessions)
         self.lost = 0
 
@@ -171,8 +175,9 @@ class StatefulSessions:
             self._homes[name] = (replica, self._ends_s(rest))
 
     def lose(self, name: str) -> None:
-        """A session's replica is gone, and so is the session."""
-        self.lost += self._homes.pop(name, None) is not None
+        """A session's replica is gone, and so is the session, unless it is kept for when the replica is back."""
+        if not self._is_kept:
+            self.lost += self._homes.pop(name, None) is not None
 
     def _ends_s(self, attributes: str) -> float:
         _, _, given = attributes.partition("Expires=")

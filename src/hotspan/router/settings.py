@@ -246,9 +246,10 @@ class RouterSettings:
                     raise ConfigError(
                         f"{flag} {group}: no replica is in that group (there are: {there}): give --replica {group}=URL"
                     )
-        for group in self.shadow:
-            if groups == {group}:
-                raise ConfigError(f"--shadow {group}: no other replica answers what is to be compared: give one")
+        split = sum(self.shares.get(group, 0.0) for group in self.shadow)
+        if self.shadow and (groups <= set(self.shadow) or split > 1 - 1e-9):
+            named = ", ".join(self.shadow)
+            raise ConfigError(f"--shadow {named}: no other replica answers what is to be compared: give one")
         total = sum(self.shares.values())
         if total > 1 + 1e-9:
             raise ConfigError(f"the shares of --split add up to {total:.0%}: lower some, to 100% in all")

@@ -1,8 +1,8 @@
 """Shadow requests: copies that a candidate answers too, to see whether it answers as the other replicas do.
 
-    answered by a replica outside the group -> drawn by --shadow -> queue -> the candidate, and the same replica again
-                                                   full: dropped                 |
-                                              rolled back <- drift above the limit <- the three answers compared
+    answered by a replica of no candidate -> drawn by --shadow -> queue -> the candidate, and the same replica again
+                                                 full: dropped                 |
+                                            rolled back <- drift above the limit <- the three answers compared
 
 The same replica answers again because servers may differ from themselves at temperature 0 (batch-dependent sums): a
 candidate drifts by what it differs more than that. Nobody waits for a copy: it is made of an answer that was sent.
@@ -109,7 +109,7 @@ class Copy:
     replica: str
     target: str
     headers: list[tuple[str, str]]
-    body: dict[str, Any]
+    body: bytes
     is_stream: bool
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -152,41 +152,45 @@ class Shadows(Collector):
             name: _Group(name, share, frozenset(each.url for each in settings.replicas if each.group == name))
             for name, share in settings.shadow.items()
         }
+        self._candidates = frozenset[str]().union(*(group.replicas for group in self._groups.values()))
         self._queue: asyncio.Queue[Copy] = asyncio.Queue(_QUEUE)
 
     # -- on the way of a request ---------------------------------------------------------------------------------------
 
     def begin(
         self, exchange: Exchange, body: bytes, headers: list[tuple[str, str]], replica: str, answer: UpstreamResponse
-    ) -> Copy | None:
-        """The copy of a request that `replica` answers; None if it is not drawn, or can't be compared.
+    ) -> list[Copy]:
+        """The copies of a request that `replica` answers; none if it is not drawn, or can't be compared.
 
         Comparable are completions at temperature 0 with one answer, of at most 256 KiB.
         """
-        drawn = self._drawn(replica) if self._groups else None
-        if drawn is None:
-            return None
+        drawn = self._drawn(replica) if self._groups else []
+        if not drawn:
+            return []
         kind = answer.header("content-type")
-        parsed = _comparable(exchange, body) if answer.status == 200 and not answer.header("content-encoding") else None
-        if parsed is None:
-            drawn.outcomes["not_comparable"] += 1
-            return None
+        copied = _comparable(exchange, body) if answer.status == 200 and not answer.header("content-encoding") else None
+        if copied is None:
+            for group in drawn:
+                group.outcomes["not_comparable"] += 1
+            return []
         sent = [(name, value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
         sent.append((REQUEST_ID, f"{exchange.request_id[:100]}-shadow"))
-        return Copy(drawn.name, replica, exchange.target, sent, parsed, kind.startswith(SSE))
+        is_stream = kind.startswith(SSE)
+        return [Copy(group.name, replica, exchange.target, sent, copied, is_stream) for group in drawn]
 
-    def end(self, copy: Copy) -> None:
+    def end(self, copies: list[Copy]) -> None:
         """The client has its whole answer. Never waits: a copy that finds the queue full is dropped."""
-        try:
-            self._queue.put_nowait(copy)
-        except asyncio.QueueFull:
-            self._groups[copy.group].outcomes["dropped"] += 1
+        for copy in copies:
+            try:
+                self._queue.put_nowait(copy)
+            except asyncio.QueueFull:
+                self._groups[copy.group].outcomes["dropped"] += 1
 
-    def _drawn(self, replica: str) -> _Group | None:
-        for group in self._groups.values():
-            if not group.is_rolled_back and replica not in group.replicas and self._rng.random() < group.share:
-                return group
-        return None
+    def _drawn(self, replica: str) -> list[_Group]:
+        """The groups that get a copy, each by its own share; none of what a candidate answered, who may be wrong."""
+        if replica in self._candidates:
+            return []
+        return [g for g in self._groups.values() if not g.is_rolled_back and self._rng.random() < g.share]
 
     # -- beside it -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +223,7 @@ class Shadows(Collector):
         up = group.replicas & self._fleet.up
         if not up:
             return "no_replica"
-        candidate = min(up, key=lambda name: (self._fleet.replicas[name].load.in_flight, name))
+        candidate = min(up, key=lambda name: (self._fleet.replicas[name].load.in_flight, self._rng.random()))
         asked = (self._ask(candidate, copy), self._ask(copy.replica, copy))
         theirs, control = await asyncio.gather(*asked, return_exceptions=True)
         for each in (theirs, control):
@@ -236,13 +240,12 @@ class Shadows(Collector):
 
     async def _ask(self, replica: str, copy: Copy) -> "Said | None":
         """A replica's answer, as a whole; None if it gives none."""
-        body = orjson.dumps(copy.body)
         status, content = await self._upstream.fetch(
             replica,
             copy.target,
             method="POST",
             headers=copy.headers,
-            body=body,
+            body=copy.body,
             within_s=_WITHIN_S,
             max_bytes=4 * _MAX_BYTES,
         )
@@ -348,7 +351,7 @@ def _add(choice: Mapping[str, Any], said: defaultdict[str, str]) -> None:
             said[name] += text
 
 
-def _comparable(exchange: Exchange, body: bytes) -> dict[str, Any] | None:
+def _comparable(exchange: Exchange, body: bytes) -> bytes | None:
     """The body of a copy, whose answer comes as a whole; None for a request whose answers can't be compared."""
     if exchange.path not in _PATHS or len(body) > _MAX_BYTES or SESSION_HEADER in exchange.headers:
         return None
@@ -361,4 +364,8 @@ def _comparable(exchange: Exchange, body: bytes) -> dict[str, Any] | None:
     is_several = isinstance(parsed.get("prompt"), list) and any(not isinstance(each, int) for each in parsed["prompt"])
     if parsed.get("n") not in (None, 1) or parsed.get("best_of") not in (None, 1) or is_several:
         return None
-    return {name: value for name, value in parsed.items() if name != "stream_options"} | {"stream": False}
+    parsed.pop("stream_options", None)
+    try:
+        return orjson.dumps(parsed | {"stream": False})
+    except orjson.JSONEncodeError:  # it can be nested more deeply than it can be written
+        return None

@@ -213,10 +213,13 @@ def check_draft(options: ServeOptions, arguments: Namespace, environment: Mappin
     """
     if not options.server.secure:
         return
-    from hotspan.engine.arguments import draft_class, draft_model
+    from hotspan.engine.arguments import draft_class, draft_format, draft_model
 
     if (proposer := draft_class(arguments)) is not None:
         raise _refused("speculative_config", f"executes no code but what is installed: {proposer} can't draft tokens")
+    if (format_ := draft_format(arguments)) not in (None, *_FORMATS):
+        reason = f"reads only safetensors: the load_format of its draft_load_config is {format_}: leave it out"
+        raise _refused("speculative_config", reason)
     if (model := draft_model(arguments)) is not None and Path(model).is_dir():
         _check_directories([Path(model)], environment)
 
