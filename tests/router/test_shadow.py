@@ -45,6 +45,12 @@ def chats(*texts: str) -> Answering:
     return answer
 
 
+def copied(sent: dict[str, Any]) -> dict[str, Any]:
+    """The body of its copy."""
+    directives = sent.get("kv_transfer_params", {}) | {"no_store": True, "renew": False}
+    return sent | {"stream": False, "kv_transfer_params": directives}
+
+
 def shadowed(fakes: list[Fake], **options: Any) -> Any:
     """A router whose last replica is a candidate that gets shadow requests, of all requests unless it is said."""
     return routed(fakes, {fakes[-1].url: "canary"}, **{"shadow": {"canary": 1.0}, **options})
@@ -73,8 +79,18 @@ async def test_a_candidate_answers_copies_that_no_client_sees() -> None:
         assert (main.works, canary.works) == (4, 2)
         for _, path, headers, sent in canary.asked:
             assert path == CHAT and headers["x-request-id"] == "r1-shadow"
-            assert json.loads(sent) == body(stream=False)
+            assert json.loads(sent) == copied(body())
         assert await at.metric("rolled_back") == 0
+
+
+async def test_copies_leave_nothing_in_caches() -> None:
+    """They come later than the request that they copy: what was invalidated meanwhile is not stored again, and nothing
+    lives longer for them."""
+    sent = body(kv_transfer_params={"tags": ["manual"], "ttl": "1m", "renew": True})
+    async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary]) as at:
+        assert await at.status(sent, CHAT) == 200
+        assert await outcomes(at, 1) == {"same": 1.0}
+        assert [json.loads(each) for *_, each in (*main.asked, *canary.asked)] == [sent, copied(sent), copied(sent)]
 
 
 async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,6 +148,8 @@ async def test_a_candidate_that_hangs_costs_clients_nothing() -> None:
         (body(temperature=0.7), CHAT),
         ({"messages": []}, CHAT),
         (body(n=2), CHAT),
+        (body(use_beam_search=True), CHAT),
+        (body(kv_transfer_params="odd"), CHAT),
         ({"prompt": ["a", "b"], "temperature": 0}, "/v1/completions"),
         ({"input": "a", "temperature": 0}, "/v1/responses"),
         (body(user="x" * 300_000), CHAT),
@@ -178,11 +196,11 @@ async def test_two_candidates_have_a_share_each_and_are_not_compared_with_each_o
         async with routed([main, bad, good], groups, **shares) as at:
             for number in range(20):
                 await at.status(body(), CHAT, headers={"x-session-id": str(number)})
-            copied = sum("-shadow" not in headers["x-request-id"] for _, _, headers, _ in main.asked)
-            assert 0 < copied < 20
-            assert await outcomes(at, 2 * copied) == {"same": copied, "different": copied}
+            answered = sum("-shadow" not in headers["x-request-id"] for _, _, headers, _ in main.asked)
+            assert 0 < answered < 20
+            assert await outcomes(at, 2 * answered) == {"same": answered, "different": answered}
             by_group = {each["group"]: each for each in at.router.shadows.shown()}
-            assert by_group["bad"]["different"] == copied == by_group["good"]["compared"]
+            assert by_group["bad"]["different"] == answered == by_group["good"]["compared"]
             assert by_group["good"]["different"] == 0
 
 
@@ -205,7 +223,7 @@ async def test_waiting_copies_take_no_more_memory_than_their_requests() -> None:
             assert await at.status(sent, CHAT) == 200
         waiting = at.router.shadows._queue
         await until(lambda: waiting.qsize() == 1)
-        assert json.loads(waiting.get_nowait().body) == sent | {"stream": False}
+        assert json.loads(waiting.get_nowait().body) == copied(sent)
         deep: Any = []
         for _ in range(300):
             deep = [deep]

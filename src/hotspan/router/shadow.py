@@ -41,6 +41,10 @@ _QUEUE = 64
 _WITHIN_S = 300.0
 _DROPPED_HEADERS = frozenset((REQUEST_ID, "accept-encoding", "traceparent"))
 
+_DIRECTIVES = "kv_transfer_params"
+_LEAVES_NOTHING = {"no_store": True, "renew": False}
+"""Directives of a copy: what its client has invalidated since, or no longer wants kept, must not be stored again."""
+
 _OUTCOMES = ("same", "different", "not_comparable", "dropped", "failed", "no_replica")
 
 _ALPHA = 0.05
@@ -364,8 +368,11 @@ def _comparable(exchange: Exchange, body: bytes) -> bytes | None:
     is_several = isinstance(parsed.get("prompt"), list) and any(not isinstance(each, int) for each in parsed["prompt"])
     if parsed.get("n") not in (None, 1) or parsed.get("best_of") not in (None, 1) or is_several:
         return None
+    asked = parsed.get(_DIRECTIVES) or {}
+    if not isinstance(asked, dict) or parsed.get("use_beam_search"):  # a replica refuses directives beside that
+        return None
     parsed.pop("stream_options", None)
     try:
-        return orjson.dumps(parsed | {"stream": False})
+        return orjson.dumps(parsed | {"stream": False, _DIRECTIVES: asked | _LEAVES_NOTHING})
     except orjson.JSONEncodeError:  # it can be nested more deeply than it can be written
         return None
