@@ -248,8 +248,8 @@ class RouterSettings:
                     )
         split = sum(self.shares.get(group, 0.0) for group in self.shadow)
         if self.shadow and (groups <= set(self.shadow) or split > 1 - 1e-9):
-            named = ", ".join(self.shadow)
-            raise ConfigError(f"--shadow {named}: no other replica answers what is to be compared: give one")
+            given = ", ".join(self.shadow)
+            raise ConfigError(f"--shadow {given}: no other replica answers what is to be compared: give one")
         total = sum(self.shares.values())
         if total > 1 + 1e-9:
             raise ConfigError(f"the shares of --split add up to {total:.0%}: lower some, to 100% in all")
