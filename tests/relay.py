@@ -64,6 +64,8 @@ class Relay:
             while data := source.recv(1 << 16):
                 for piece in (self.reply if is_reply else self.request)(data):
                     if not piece:
-                        return self.cut()
+                        # Not `cut`: a connection that was opened meanwhile is another one.
+                        source.shutdown(socket.SHUT_RDWR)
+                        return sink.shutdown(socket.SHUT_RDWR)
                     sink.sendall(piece)
             sink.shutdown(socket.SHUT_RDWR)
