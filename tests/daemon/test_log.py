@@ -8,6 +8,7 @@ import pytest
 from hotspan.core.terms import Scope
 from hotspan.daemon.log import MAX_NAME, MAX_REPLICAS, NodeLog
 from hotspan.l2.blobs import Entry, Stretch
+from hotspan.l2.follower import LogFollower
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
@@ -117,6 +118,29 @@ def test_a_torn_tail_is_dropped(path: Path) -> None:
         assert after.read(0) == before and path.stat().st_size == acknowledged
     assert after.append(Entry(103, EPOCH, b"y"))
     assert numbers(reopened(path, after).read(0)) == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_who_read_an_entry_that_was_lost_does_not_take_another_for_it(path: Path, *, is_torn: bool) -> None:
+    """A power loss before an entry was durable, and one of its number: a replica that read the first did not do it."""
+    log = NodeLog(file=LogFile(Files(), path))
+    shared, before = SharedInvalidationLog(log, 100), LogFollower(SharedInvalidationLog(log, 100), "a")
+    shared.append([Scope(tenant=1)], "b")
+    log.write()
+    acknowledged = path.stat().st_size
+    for scopes in ([Scope()], [Scope(tenant=2)]):  # all that it finds at first, then what is not durable yet
+        assert before.poll() and before.foreign() == scopes
+        if scopes == [Scope()]:
+            same = LogFollower(SharedInvalidationLog(log, 100), "a", since=before.position)
+            assert same.poll() and same.foreign() == [], "it goes on where it was"
+            lost = shared.append([Scope(tenant=2)], "b")
+    if is_torn:
+        log.write()
+        path.write_bytes(path.read_bytes()[: acknowledged + 20])
+    log = NodeLog(file=LogFile(Files(), path))
+    assert SharedInvalidationLog(log, 100).append([Scope(tenant=3)], "c") == lost
+    after = LogFollower(SharedInvalidationLog(log, 100), "a", since=before.position)
+    assert after.poll() and Scope() in after.foreign()
 
 
 def test_any_damage_to_what_was_acknowledged_leaves_no_log(path: Path) -> None:

@@ -9,7 +9,7 @@ from hotspan.l2.base import LogPosition
 from hotspan.l2.position import PositionKeeper, read_position, write_position
 from hotspan.tiers.directory import POSITION_FILE
 
-ONE, TWO, THREE = (LogPosition(bytes(16), generation) for generation in (1, 2, 3))
+ONE, TWO, THREE = (LogPosition(bytes(16), generation, b"%d" % generation) for generation in (1, 2, 3))
 
 
 def at_once(job: Callable[[], object]) -> None:

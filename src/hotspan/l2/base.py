@@ -9,7 +9,7 @@ Objects never change; a mark adds to the terms of one, and marks commute, so tha
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hotspan.core.scopes import understood_scopes
@@ -139,15 +139,17 @@ class SharedInvalidation:
 
     by:       the replica that asked.
     is_whole: False if not all of it could be read; then `scopes` take more than it said, in doubt everything.
+    check:    by which it is known from another entry of its generation; empty in a log that loses none.
     """
 
     generation: int
     scopes: tuple[Scope, ...]
     by: str
     is_whole: bool = True
+    check: bytes = field(default=b"", compare=False)
 
 
-def read_entry(generation: int, body: Any) -> SharedInvalidation:
+def read_entry(generation: int, body: Any, check: bytes = b"") -> SharedInvalidation:
     """The entry that a store keeps as `body`, of JSON types: {"scope": ..., "by": ...}. Never raises.
 
     What can't be understood may have invalidated anything of its tenant, or, if that can't be read either, anything.
@@ -156,8 +158,8 @@ def read_entry(generation: int, body: Any) -> SharedInvalidation:
     scopes, is_whole = understood_scopes(said.get("scope"))
     by = said.get("by")
     if not isinstance(by, str):
-        return SharedInvalidation(generation, scopes, "", is_whole=False)  # every replica takes it for another's
-    return SharedInvalidation(generation, scopes, by, is_whole)
+        return SharedInvalidation(generation, scopes, "", False, check)  # every replica takes it for another's
+    return SharedInvalidation(generation, scopes, by, is_whole, check)
 
 
 def is_lost(entry: SharedInvalidation) -> bool:
@@ -166,10 +168,14 @@ def is_lost(entry: SharedInvalidation) -> bool:
 
 
 class LogPosition(NamedTuple):
-    """How far a replica has done what a log says."""
+    """How far a replica has done what a log says.
+
+    check: of the entry of that generation; empty for the beginning of an epoch.
+    """
 
     epoch: bytes
     generation: int
+    check: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

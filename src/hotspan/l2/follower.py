@@ -133,6 +133,7 @@ class LogFollower:
         self._queued = Backlog(_MAX_FOREIGN)
         self._queueing = threading.Lock()
         self._queued_to = self.applied  # up to this generation all that the engine has to do is, or was, queued
+        self._queued_check = self._applied_check = since.check if since is not None else b""  # of those entries
         self._reading = threading.Lock()
         self._ending = threading.Event()
         self._answered = threading.Event()
@@ -146,7 +147,9 @@ class LogFollower:
     @property
     def position(self) -> LogPosition | None:
         """How far the engine has done what the log says; None before it was read."""
-        return LogPosition(self._epoch, self.applied) if self._epoch is not None and self._is_begun else None
+        if self._epoch is None or not self._is_begun:
+            return None
+        return LogPosition(self._epoch, self.applied, self._applied_check)
 
     @property
     def age_s(self) -> float:
@@ -195,7 +198,7 @@ class LogFollower:
     def foreign(self) -> list[Scope]:
         """What other replicas invalidated since the last call: this one's other tiers must forget it now."""
         with self._queueing:
-            self.applied = self._queued_to
+            self.applied, self._applied_check = self._queued_to, self._queued_check
             return self._queued.take()
 
     def take_faults(self) -> LogFaults:
@@ -258,7 +261,7 @@ class LogFollower:
         return page
 
     def _take(self, page: LogPage) -> None:
-        is_lost = page.epoch != self._epoch or page.floor > self.generation
+        is_lost = page.epoch != self._epoch or page.floor > self.generation or self._was_replaced(page)
         foreign: list[Scope] = []
         if is_lost or not self._is_begun:
             self.view = LogView(page.floor)
@@ -278,7 +281,19 @@ class LogFollower:
                 logger.warning("l2_log_entry_malformed generation=%d by=%s", entry.generation, entry.by)
         with self._queueing:
             self._queued.add(foreign)
+            if page.entries or is_lost:
+                self._queued_check = page.entries[-1].check if page.entries else b""
             self._queued_to = page.generation
         self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True
         if foreign:
             self.on_foreign()
+
+    def _was_replaced(self, page: LogPage) -> bool:
+        """Whether the entry up to which a former process read the log is another one now, or none that is kept.
+
+        A medium may show an entry before it is durable; after a power loss another replica appends at its number.
+        """
+        if self._is_begun:
+            return False  # who reads a log goes by the whole entry (l2/log.py)
+        there = (entry.check for entry in page.entries if entry.generation == self.generation)
+        return next(there, b"") != self._queued_check

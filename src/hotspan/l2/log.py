@@ -218,7 +218,7 @@ def _invalidations(stretch: Stretch, known: Entry, after: int) -> list[SharedInv
             return None
     elif known.epoch and entries[-1].number <= known.number:
         return None  # of two epochs that began apart at one number, nothing could be appended to the later one
-    read = [read_entry(entry.number, _body(entry.body)) for entry in entries if entry.body]
+    read = [read_entry(entry.number, _body(entry.body), entry.body[:_CHECK_BYTES]) for entry in entries if entry.body]
     return None if any(map(is_lost, read)) else read
 
 

@@ -19,7 +19,7 @@ def read_position(directory: Path) -> LogPosition | None:
     """What `write_position` wrote last; None if that can't be told: then nothing in the directory can be trusted."""
     try:
         said = json.loads((directory / POSITION_FILE).read_bytes())
-        return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]))
+        return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]), bytes.fromhex(said["check"]))
     except (OSError, *MALFORMED):
         return None
 
@@ -29,7 +29,8 @@ def write_position(directory: Path, position: LogPosition) -> bool:
     fresh = directory / (POSITION_FILE + ".new")
     try:
         with open(fresh, "w", opener=_private) as file:
-            json.dump({"epoch": position.epoch.hex(), "generation": position.generation}, file)
+            said = {"epoch": position.epoch.hex(), "generation": position.generation, "check": position.check.hex()}
+            json.dump(said, file)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(directory / POSITION_FILE)
