@@ -1,4 +1,4 @@
-"""Trains the small model and the two draft heads of benchmarks/assets/speculative.
+"""Trains a small model and two draft heads; the model and `eagle` are kept in benchmarks/assets/speculative.
 
 usage: python -m benchmarks.speculators [target] [eagle] [eagle3]   (in this order; about 3 minutes each on one core)
 
