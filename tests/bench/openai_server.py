@@ -4,12 +4,14 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import exp, log
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from aiohttp import web
 
 HOLD_S = 30.0
@@ -179,3 +181,17 @@ vllm:time_to_first_token_seconds_bucket{{le="0.1"}} 3
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+StartServer = Callable[..., OpenAIServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[StartServer]:
+    """Starts servers of a given behaviour and stops them after the test."""
+    with ExitStack() as stack:
+
+        def start(**behaviour: Any) -> OpenAIServer:
+            return stack.enter_context(OpenAIServer(Behaviour(**behaviour)))
+
+        yield start
