@@ -6,8 +6,13 @@ is gone before anybody hears of that.
 
 import errno
 import gc
+import multiprocessing
+import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from hotspan.core.clock import Clock
 from proofs.engine import Broken
@@ -26,6 +31,8 @@ WEIGHTS = {"arrive": 20, "ask": 16, "end_store": 10, "turn": 30, "step": 12, "po
 _KILL = "kill"
 _TIMEOUT_S = 5.0
 _HANG_TIMEOUT_S = 0.1
+_BATCH = 50
+"""Faults that one process takes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,16 @@ class Tally:
     heal_s: float = 0.0
     leaked_fds: int = 0
 
+    def add(self, other: "Tally") -> None:
+        """Count what came of other faults, too."""
+        for kind, count in other.runs.items():
+            self.runs[kind] += count
+        self.trips += other.trips
+        self.l2_hits += other.l2_hits
+        self.invalidations += other.invalidations
+        self.heal_s = max(self.heal_s, other.heal_s)
+        self.leaked_fds += other.leaked_fds
+
 
 class _Mortals(World):
     """Replicas of which one dies of the fault."""
@@ -69,8 +86,8 @@ class _Mortals(World):
 
 
 def sweep(steps: int, every: int, seed: int, only: int | None, findings: Findings, progress: Progress) -> Tally:
-    """The scenario once for every fault; all that breaks is a finding."""
-    tally, fds = Tally(), open_fds()
+    """The scenario once for every fault, on all cores; all that breaks is a finding."""
+    tally = Tally()
     for is_sealed in (False, True):
         tally.calls.append(0)
         try:
@@ -78,16 +95,35 @@ def sweep(steps: int, every: int, seed: int, only: int | None, findings: Finding
         except (Broken, AssertionError) as error:
             findings.add(0, f"without a fault: {error}")
     faults = [fault for fault in _faults(tally.calls) if only is None or fault.case == only]
-    for number, fault in enumerate(faults if only is not None else faults[::every]):
+    faults = faults if only is not None else faults[::every]
+    batches = [faults[at : at + _BATCH] for at in range(0, len(faults), _BATCH)]
+    with ExitStack() as stack:
+        if len(batches) > 1:
+            context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
+            pool = stack.enter_context(ProcessPoolExecutor(len(os.sched_getaffinity(0)), context))
+            outcomes = pool.map(partial(_meet_all, steps, seed), batches)
+        else:
+            outcomes = map(partial(_meet_all, steps, seed), batches)
+        for number, (part, broken) in enumerate(outcomes, 1):
+            tally.add(part)
+            for case, what in broken:
+                findings.add(case, what)
+            progress(min(number * _BATCH, len(faults)), len(faults))
+    return tally
+
+
+def _meet_all(steps: int, seed: int, faults: list[Fault]) -> tuple[Tally, list[tuple[int, str]]]:
+    """Meet the faults one after the other: what came of them, and each case that broke with the reason."""
+    tally, broken, fds = Tally(), [], open_fds()
+    for fault in faults:
         try:
             meet(fault, steps, seed, tally)
         except (Broken, AssertionError) as error:
-            findings.add(fault.case, f"{fault}: {error}")
+            broken.append((fault.case, f"{fault}: {error}"))
         tally.runs[fault.kind] += 1
-        progress(number * every, len(faults))
     gc.collect()  # processes that crashed are rings, and hold their slabs
     tally.leaked_fds = len(open_fds() - fds)
-    return tally
+    return tally, broken
 
 
 def meet(fault: Fault, steps: int, seed: int, tally: Tally) -> int:
