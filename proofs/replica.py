@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hotspan.cache.cost import CostModel
 from hotspan.cache.cost import Text as Prompt
@@ -17,7 +18,7 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey, Lookup, Tier
-from hotspan.l2.base import ObjectStore, SharedLog
+from hotspan.l2.base import LogPage, ObjectStore, SharedLog
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import content
@@ -98,7 +99,8 @@ class Replica:
         self.copies: list[Copies] = []
         self.queues = InlineQueues(self._rng.getrandbits(32))
         clock = self._clock
-        self.follower = LogFollower(_log_of(self._connected()), f"{self.name}/{self._lives}", clock)
+        self._log = _ReadLog(_log_of(self._connected()))
+        self.follower = LogFollower(self._log, f"{self.name}/{self._lives}", clock)
         writer = self._rng.getrandbits(60)
 
         def opened(again: bool) -> RemoteTier:
@@ -135,10 +137,12 @@ class Replica:
         for scope in self.follower.foreign():
             self.cache.invalidate([scope], lambda done: None, is_foreign=True)
             self._disown()
+            if id(scope) not in self._epochs.taken:
+                # The log was lost: all that was ever invalidated is forgotten with everything else.
+                self.present = dict(self._epochs.latest)
+        for scope in self._log.take():
             if id(scope) in self._epochs.taken:
                 self._bind(*self._epochs.taken[id(scope)])
-            else:  # the log was lost: all that was ever invalidated is forgotten with everything else
-                self.present = dict(self._epochs.latest)
 
     def arrive(self, text: Text) -> None:
         """A request is admitted, and looks its text up."""
@@ -244,6 +248,31 @@ class Replica:
                     raise Broken(f"{self.name}: a chunk of epoch {epoch} is a hit, and {least} is the least it may be")
                 return
         raise Broken(f"{self.name}: a hit has wrong bytes")
+
+
+class _ReadLog:
+    """A shared log that says which invalidations were read from it.
+
+    Of several that say the same the follower hands on one; a request that comes later is bound by all of them.
+    """
+
+    def __init__(self, log: SharedLog) -> None:
+        self._log = log
+        self._scopes: list[Scope] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def read(self, after: int) -> LogPage:
+        """A page of the log."""
+        page = self._log.read(after)
+        self._scopes += (scope for entry in page.entries for scope in entry.scopes)
+        return page
+
+    def take(self) -> list[Scope]:
+        """What was read since the last call."""
+        scopes, self._scopes = self._scopes, []
+        return scopes
 
 
 def _log_of(store: ObjectStore) -> SharedLog:
