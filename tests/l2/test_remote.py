@@ -785,6 +785,39 @@ def test_many_marks_go_in_batches(
     assert len(server.marked) == 600 == sum(counts) and max(counts) <= 256
 
 
+def test_a_chunk_that_cannot_be_marked_holds_up_no_other(
+    make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marks of all others are written; in the end the chunk is invalidated, and receipts wait for it no more."""
+    a, b = make("a"), make("b")
+    chunks = chain("text", 12)
+    bad = chunks[7].key
+    a.store(chunks)
+    mark = BlobStore.mark
+
+    def fails(store: BlobStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        if bad in marks:
+            raise OSError("the metadata of one chunk can't be written")
+        mark(store, marks)
+
+    monkeypatch.setattr(BlobStore, "mark", fails)
+    for chunk in chunks:
+        a.tier.join(chunk.key, Terms(labels=frozenset({9})))
+    for _ in range(20):
+        a.turn()
+    assert len(server.marked) == 11 and list(a.follower.marks.oldest(None)) == [bad]
+    assert b.invalidate(labels=frozenset({5}))
+    a.poll()
+    assert missing(b.follower) == ["a"]  # what it has not written may concern the tag that was invalidated
+    server.clock.advance(11)
+    a.poll()
+    a.turn()
+    a.poll()
+    assert not a.follower.marks and missing(b.follower) == []
+    b.poll()
+    assert b.ask(chunks) == [True] * 7 + [False] * 5
+
+
 @pytest.mark.parametrize("wrong", [0, 700_000, 1 << 20, (2 << 20) + 5])
 def test_segments_are_verified_where_they_land(wrong: int) -> None:
     """A wrong byte in any segment of a frame, also one that was right when it first landed, makes it no hit."""

@@ -87,6 +87,11 @@ class PendingMarks:
             if self._terms.get(key) is terms:
                 del self._terms[key]
 
+    def defer(self, key: ChunkKey) -> None:
+        """Let a chunk whose marks could not be written wait behind all others."""
+        if key in self._terms:
+            self._terms[key] = self._terms.pop(key)
+
     def limit(self, generation: int) -> int:
         """A generation, or that of the earliest mark: an invalidation may concern a tag that was hit before it."""
         return min([generation, *(terms.generation for terms in list(self._terms.values()))])

@@ -13,6 +13,7 @@ deleted (jobs.py).
       StoreJobs     the I/O threads
 """
 
+import logging
 import secrets
 import threading
 from collections import deque
@@ -37,9 +38,14 @@ from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.io import IoQueue, IoThreads
 from hotspan.tiers.record import Record
 
+logger = logging.getLogger(__name__)
+
 _MAX_KNOWN = 1 << 16
 _MARKS_AT_ONCE = 256
 """Keys in one call of the store, which has its deadline: an object store writes one object for a chain's marks."""
+
+_MARK_GIVEN_UP_S = 10.0
+"""How long a chunk's marks may fail alone, while the log can be read, before the chunk is invalidated."""
 
 _USAGE_EVERY_S = 5.0
 
@@ -87,6 +93,8 @@ class RemoteTier:
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
         self._is_marking = self._is_measuring = False
+        self._marks_at_once = _MARKS_AT_ONCE
+        self._failing: dict[ChunkKey, float] = {}  # since when the marks of a chunk can't be written, each alone
         self._usage = StoreUsage()
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
@@ -177,7 +185,7 @@ class RemoteTier:
             transfer = self._done.popleft()()
             if transfer is not None:
                 transfers.append(transfer)
-        self._submit_marks()
+        self._submit_marks(self._marks_at_once)
         now = self._clock.monotonic()
         if now - self._usage_s >= _USAGE_EVERY_S and not self._is_measuring:
             self._usage_s, self._is_measuring = now, True  # it may take minutes where there is much
@@ -310,7 +318,7 @@ class RemoteTier:
     def _transfer(self, key: ChunkKey, ended: Ended, *, is_load: bool) -> Transfer:
         return Transfer(key, is_load, ended.fault, self._payload_bytes if ended.fault is None else 0, ended.seconds)
 
-    def _submit_marks(self, at_most: int | None = _MARKS_AT_ONCE) -> None:
+    def _submit_marks(self, at_most: int | None) -> None:
         if self._marks and not self._is_marking:
             self._is_marking = True
             marks = self._marks.oldest(at_most)
@@ -323,7 +331,31 @@ class RemoteTier:
     def _marked(self, marks: Mapping[ChunkKey, Terms], is_written: bool) -> None:
         self._is_marking = False
         if is_written:
-            self._marks.remove(marks)
+            self._marks_at_once = min(2 * self._marks_at_once, _MARKS_AT_ONCE)
+            self._drop_marks(marks)
+        elif len(marks) > 1:  # one chunk whose marks can't be written must not hold up the others
+            self._marks_at_once = len(marks) // 2
+        else:
+            self._marks_at_once = 1
+            self._put_off(marks)
+
+    def _put_off(self, marks: Mapping[ChunkKey, Terms]) -> None:
+        """Marks of one chunk failed: the others come first; after a while the chunk is invalidated in their place."""
+        (key,) = marks
+        self._marks.defer(key)
+        now_s = self._clock.monotonic()
+        if now_s - self._failing.setdefault(key, now_s) >= _MARK_GIVEN_UP_S and self._follower.is_fresh:
+            self._failing[key] = now_s
+            logger.warning("l2_marks_given_up key=%s reason=chunk_invalidated", key.hex())
+            # Who hit it is then not known to other replicas, so neither it nor what stands on it may stay.
+            self.invalidate(
+                [Scope(keys=frozenset(marks))], lambda is_durable: self._drop_marks(marks) if is_durable else None
+            )
+
+    def _drop_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
+        self._marks.remove(marks)
+        for key in marks:
+            self._failing.pop(key, None)
 
     def _measured(self, usage: StoreUsage | None) -> None:
         self._is_measuring = False
