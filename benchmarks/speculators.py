@@ -34,8 +34,9 @@ MAX_TOKENS, THETA, EPSILON = 2048, 10_000.0, 1e-5
 AUXILIARY = (1, 2, 3)
 """Of EAGLE-3: the layers before which the target's hidden states are taken."""
 
-BATCH, LENGTH = 6, 320
-STEPS = {"target": 220, "eagle": 120, "eagle3": 120}
+BATCH = {"target": 6, "eagle": 2, "eagle3": 2}
+LENGTH = {"target": 320, "eagle": 352, "eagle3": 352}
+STEPS = {"target": 220, "eagle": 500, "eagle3": 500}
 RATE = {"target": 5e-3, "eagle": 3e-3, "eagle3": 3e-3}
 DRAFTED = 3
 """How many tokens a head is trained to draft, one after the other."""
@@ -85,11 +86,12 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def batches(tokenizer: Tokenizer, first_seed: int, steps: int) -> Iterator[Tensor]:
-    """int64[BATCH, LENGTH] for each step; every text is new."""
-    for step in range(steps):
-        texts = [rota(first_seed + step * BATCH + n) for n in range(BATCH)]
-        yield torch.tensor([tokenizer.encode(text).ids[:LENGTH] for text in texts])
+def batches(tokenizer: Tokenizer, name: str) -> Iterator[Tensor]:
+    """int64[BATCH, LENGTH] for each step of training `name`; every text is new."""
+    first_seed = 10_000 + 100_000 * list(STEPS).index(name)
+    for step in range(STEPS[name]):
+        texts = [rota(first_seed + step * BATCH[name] + n) for n in range(BATCH[name])]
+        yield torch.tensor([tokenizer.encode(text).ids[: LENGTH[name]] for text in texts])
 
 
 # -- the model, under the names that Llama has in transformers ---------------------------------------------------------
@@ -283,7 +285,7 @@ def optimized(name: str, module: nn.Module) -> Iterator[tuple[int, Tensor]]:
     """A batch for each step of training; the caller computes gradients of it, which are applied then."""
     steps, tokenizer = STEPS[name], Tokenizer.from_file(str(ASSETS / "target" / "tokenizer.json"))
     adam = torch.optim.AdamW(module.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
-    for step, tokens in enumerate(batches(tokenizer, 10_000 + 100_000 * list(STEPS).index(name), steps)):
+    for step, tokens in enumerate(batches(tokenizer, name)):
         rate = RATE[name] * min(1.0, (step + 1) / 12) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
         for group in adam.param_groups:
             group["lr"] = rate
@@ -330,7 +332,7 @@ def train_head(name: str, kind: type[Eagle] | type[Eagle3]) -> None:
         loss.backward()
         if step % 20 == 0 or step == STEPS[name] - 1:
             agreed = " ".join(f"{share:.3f}" for share in right)
-            print(f"{step} loss {float(loss):.3f} agrees {agreed} {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{step} loss {loss.detach():.3f} agrees {agreed} {time.monotonic() - started:.0f} s", flush=True)
     save(head, ASSETS / name)
     write_config(ASSETS / name, num_hidden_layers=1, **kind.config)
 
