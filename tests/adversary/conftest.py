@@ -125,7 +125,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     options += ("--key-store", str(directory / "store"), "--tenants", str(directory / "tenants.yaml"))
     options += ("--l2", f"file://{directory / 'shared'}", "--l2-option", "capacity_gib=0.2")
     options += ("--admin-token-file", str(directory / "admin"), "--sessions-path", str(directory / "sessions"))
-    environment = {"XDG_RUNTIME_DIR": str(directory / "run")}
+    environment = {"XDG_RUNTIME_DIR": str(directory / "run"), "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
     daemon = DaemonProcess()
     with ExitStack() as stack:
         stack.callback(daemon.close)

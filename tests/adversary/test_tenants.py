@@ -85,14 +85,24 @@ def test_a_text_is_forgotten_for_its_own_tenant_only(house: House) -> None:
     assert house.ask("acme", text).cached > 256
 
 
-def test_a_stored_response_is_not_read_by_its_id(house: House) -> None:
-    """Stored responses belong to no tenant in the engine: with keys nobody but the administrator reads them."""
+def test_a_stored_response_is_its_tenants(house: House) -> None:
+    """An id of another tenant's response is unknown, whether it is read, cancelled, continued, or used again."""
     body = {"model": house.server.model, "input": "hello", "max_output_tokens": 4, "store": True}
     made = house.call("POST", "/v1/responses", KEYS["acme"], body)
     assert made.status_code == 200, made.text
-    for suffix, method in (("", "GET"), ("/cancel", "POST")):
-        answer = house.call(method, f"/v1/responses/{made.json()['id']}{suffix}", KEYS["globex"])
-        assert answer.status_code == 403, answer.text
+    name = made.json()["id"]
+    own, stolen = f"/v1/responses/{name}", body | {"previous_response_id": name}
+    statuses = {
+        who: [
+            house.call("GET", own, KEYS[who]).status_code,
+            house.call("POST", "/v1/responses", KEYS[who], stolen).status_code,
+            house.call("POST", f"{own}/cancel", KEYS[who]).status_code,
+        ]
+        for who in ("acme", "globex")
+    }
+    assert statuses == {"acme": [200, 200, 400], "globex": [404, 404, 404]}
+    house.call("POST", "/v1/responses", KEYS["globex"], body | {"input": "other", "request_id": name})
+    assert house.call("GET", own, KEYS["acme"]).json()["output"] == made.json()["output"]
 
 
 def test_a_session_is_its_tenants(house: House) -> None:

@@ -27,6 +27,7 @@ from hotspan.core.namespace import engine_salt
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
 from hotspan.engine.requests import SERVER_DIRECTIVES
+from hotspan.engine.responses import keep_apart
 
 _PARAMS = "kv_transfer_params"
 _CREATES = {
@@ -126,11 +127,17 @@ class RequestGuard:
         client.generate = checked
 
     def protect_routes(self, app: FastAPI) -> None:
-        """Answer 400 to wrong directives before a route does any work. Mutates: the app's handlers."""
+        """Answer 400 to wrong directives before a route does any work; keep tenants' stored responses apart.
+
+        Mutates: the app's handlers.
+        """
         for handler, method in _CREATES.items():
             serving = getattr(app.state, handler, None)
             if serving is not None:
                 setattr(serving, method, self._checked(getattr(serving, method)))
+        responses = getattr(app.state, "openai_serving_responses", None)
+        if responses is not None:
+            keep_apart(responses, self._tenant)
 
     def _checked(self, create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @wraps(create)

@@ -38,6 +38,8 @@ CLIENT = (
     *(path for path in WORK if path != PRIVILEGED),
     *(INVOCATIONS, *BY_NAME, *STATELESS),
     *("/v1/models", "/v1/realtime", "/tokenizer_info"),
+    # Each tenant's stored responses are its own (engine/responses.py).
+    *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
     # What a router in front needs to know of a replica.
     *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.
@@ -66,13 +68,6 @@ ADMIN = (
 CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
-UNLESS_SHARED = (
-    # Stored responses belong to no tenant: an id is all it takes to read one.
-    "/v1/responses/{response_id}",
-    "/v1/responses/{response_id}/cancel",
-)
-"""The client's on a server without keys, the administrator's where tenants share it."""
-
 SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate")
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
@@ -89,14 +84,12 @@ def access_table(*, has_keys: bool, has_given_token: bool, has_client_adapters: 
 
     has_client_adapters: clients register adapters, as a platform in front does that has no token.
     """
-    shared = Access.ADMIN if has_keys else Access.CLIENT
     return {
         **dict.fromkeys(PUBLIC, Access.PUBLIC),
         **dict.fromkeys(CLIENT, Access.CLIENT),
         **dict.fromkeys(ADMIN, Access.ADMIN),
         **dict.fromkeys(ADAPTER_WRITES, Access.CLIENT if has_client_adapters else Access.ADMIN),
         **dict.fromkeys(CLIENT_READS, Access.CLIENT),
-        **dict.fromkeys(UNLESS_SHARED, shared),
         METRICS: Access.ADMIN if has_keys or has_given_token else Access.PUBLIC,
     }
 

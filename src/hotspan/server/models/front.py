@@ -29,7 +29,6 @@ from hotspan.server.policy import (
     CLIENT,
     METRICS,
     PUBLIC,
-    UNLESS_SHARED,
     declared,
     matched,
     refuse_websocket,
@@ -59,7 +58,7 @@ class StoreFront:
         self._compat = settings.compat
         self._has_keys = has_keys
         self._created = int(time.time())
-        paths = dict.fromkeys((*PUBLIC, *CLIENT, *ADMIN, *UNLESS_SHARED, METRICS))
+        paths = dict.fromkeys((*PUBLIC, *CLIENT, *ADMIN, METRICS))
         self.routes: Sequence[BaseRoute] = declared(paths, *_METHODS)
         """Every route of the policy: a model's server has them or not."""
 
