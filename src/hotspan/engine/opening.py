@@ -148,8 +148,10 @@ class _Opening:
         disk, parallel = self.spec.settings.disk, self.config.parallel_config
         if disk is None:
             return None
-        directory = Path(disk.directory)
-        return directory / f"replica-{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else directory
+        directory, number = Path(disk.directory), parallel.data_parallel_index
+        # In the replicas of a dense model vLLM sets the size to 1; the engine's id always has the replica's number.
+        is_one_of_several = parallel.data_parallel_size > 1 or self.spec.config.engine_id.endswith(f"_dp{number}")
+        return directory / f"replica-{number}" if is_one_of_several else directory
 
     def follower(self) -> LogFollower | None:
         """The reader of the L2's log, with a connection of its own."""

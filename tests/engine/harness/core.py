@@ -196,6 +196,7 @@ def core(
     cache: dict[str, Any] | None = None,
     clock: Clock | None = None,
     runner: type[KnownBytes] = KnownBytes,
+    rank: int | None = None,
     **engine: Any,
 ) -> Iterator[Core]:
     """A running core over `model`; `cache`: fields of CacheSettings, `engine`: vLLM's arguments.
@@ -203,6 +204,7 @@ def core(
     l2:    shared with other cores, in this process's memory.
     clock: what connector, cache and tiers go by, instead of the machine's.
     runner: what stands in for the model.
+    rank:   of a data-parallel replica.
     """
     settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None).settings()
     settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
@@ -230,7 +232,11 @@ def core(
         if l2 is not None:  # to the end: a tier that was given up opens its store again
             patches.enter_context(patch.object(opening, "open_store", lambda *url: l2.store()))
         with patch.object(engine_core, "freeze_gc_heap"):  # it looks at every object of the tests' process, for seconds
-            running = EngineCore(arguments.create_engine_config(), runner, log_stats=True)
+            config = arguments.create_engine_config()
+            if rank is not None:  # as EngineCoreProc.run_engine_core does for a dense model
+                config.parallel_config.data_parallel_index = rank
+                config.kv_transfer_config.engine_id += f"_dp{rank}"
+            running = EngineCore(config, runner, log_stats=True)
         try:
             yield Core(running)
         finally:
