@@ -29,6 +29,7 @@ from hotspan.core.held import sweep
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import DrainingServer, bind, uvicorn_config
 from hotspan.plan.tiers import Extent
@@ -256,7 +257,16 @@ def _forget(engine: "Engine") -> Forget:
 
     async def forget(session: str, tenant: str) -> None:
         what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
-        await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
+        try:
+            receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
+        except TimeoutError as error:
+            message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
+            raise HttpError(503, message) from error
+        except EngineError as error:
+            raise HttpError(503, f"the session is open: {error}: close it again") from error
+        if not all(receipt.get("is_durable") for receipt in receipts):
+            message = "the session is open: what was cached of it might be found after a restart: close it again"
+            raise HttpError(503, message)
 
     return forget
 

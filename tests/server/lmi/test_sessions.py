@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.directives import parse_directives
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, EngineError
 from hotspan.http.errors import HttpError
 from hotspan.server.lmi import sessions as module
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.principal import Principal, asking
+from hotspan.server.run import _forget
 from hotspan.testing.clock import SimulatedClock
 
 from .fake_engine import FakeEngine
@@ -228,6 +229,82 @@ async def test_closing_forgets(tmp_path: Path) -> None:
         with asking(Principal("acme", has_key=True)):
             await invoke(app, {"requestType": "CLOSE"}, **{HEADER: "s1"})
         assert told == ([("s1", "acme")] if close_forgets else [])
+
+
+class Cores:
+    """Engine cores whose answers to commands a test sets. asked: the commands."""
+
+    def __init__(self, answer: list[dict[str, Any]] | Exception) -> None:
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+
+    async def administer(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        self.asked.append(command)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "failure", [TimeoutError(), EngineError("the engine is gone"), [{"is_durable": True}, {"is_durable": False}]]
+)
+async def test_a_session_that_is_not_forgotten_can_be_closed_again(tmp_path: Path, failure: Any) -> None:
+    """The answer is a 503, the session goes on, in strict mode too; once its texts are invalidated it is closed."""
+    engine, cores = FakeEngine(), Cores(failure)
+    app = front(
+        engine,
+        sessions_path=tmp_path / "s",
+        strict_sessions=True,
+        forget_closed_sessions=True,
+        plugs={"forget": _forget(cores)},  # type: ignore[arg-type]
+    )
+    made, close = await create(app), {"requestType": "CLOSE"}
+    refused = await invoke(app, close, **{HEADER: made})
+    assert refused.status_code == 503 and "close it again" in refused.json()["error"]["message"]
+    assert CLOSED not in refused.headers
+    assert (await invoke(app, {"inputs": "Say"}, **{HEADER: made})).status_code == 200
+    assert engine.body["kv_transfer_params"] == {"session": made}
+    cores.answer = [{"is_durable": True}] * 2
+    closed = await invoke(app, close, **{HEADER: made})
+    assert closed.status_code == 200 and closed.headers[CLOSED] == made
+    assert [command["session"] for command in cores.asked] == [made] * 2
+    assert (await invoke(app, {"inputs": "Say"}, **{HEADER: made})).status_code == 400
+
+
+def test_a_session_that_is_open_again_ends_when_it_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing that failed changes neither its end nor which sessions make room in a full place."""
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    clock = SimulatedClock()
+    known = sessions(tmp_path, clock)
+    first = known.create("acme")
+    clock.advance(10)
+    second = known.create("acme")
+    with pytest.raises(HttpError, match="close some"):
+        known.create("acme")
+    with pytest.raises(ZeroDivisionError), known.closing("acme", first.id):
+        raise ZeroDivisionError
+    clock.advance(1190)
+    third = known.create("acme")  # in the place of the first, which is over
+    assert [known.use("acme", made.id) for made in (second, third)] == [second.id, third.id]
+    with pytest.raises(HttpError, match="there is no session"):
+        known.use("acme", first.id)
+
+
+async def test_a_beam_search_has_no_session(tmp_path: Path) -> None:
+    """It can't carry directives: one in a session is answered without, rather than refused."""
+    engine = FakeEngine()
+    app = front(engine, sessions_path=tmp_path / "s")
+    for path, body in (
+        ("/v1/completions", {"prompt": "Say"}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/invocations", {"inputs": "Say", "parameters": {}}),
+    ):
+        for beams in (True, False):
+            asked = body | {"use_beam_search": beams, "n": 2}
+            if "parameters" in body:
+                asked = body | {"parameters": {"use_beam_search": beams}}
+            assert (await invoke(app, asked, path, **{HEADER: "s1"})).status_code == 200
+            assert engine.body.get("kv_transfer_params") == (None if beams else {"session": "s1"})
 
 
 @pytest.mark.parametrize(

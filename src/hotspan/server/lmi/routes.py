@@ -35,7 +35,7 @@ from hotspan.server.principal import current_owner, current_tenant
 
 Payload = dict[str, Any]
 Forget = Callable[[str, str], Awaitable[None]]
-"""Invalidates what the cache holds of a session, given its id and tenant."""
+"""Invalidates what the cache holds of a session, given its id and tenant. Raises: HttpError if that is not certain."""
 
 _WITH_DIRECTIVES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 _UNFORMATTED = set(WORK) - set(OPENAI) | {"/v1/responses", "/v1/messages"}
@@ -181,9 +181,9 @@ class Dialect:
                 raise HttpError(
                     400, f"which session is to be closed? Send its id as {SESSION_HEADER}", param=SESSION_HEADER
                 )
-            sessions.close(current_tenant(), name)
-            if self._forget is not None:
-                await self._forget(name, current_tenant())
+            with sessions.closing(current_tenant(), name):
+                if self._forget is not None:
+                    await self._forget(name, current_tenant())
             exchange.answer_headers[CLOSED_SESSION_HEADER] = name
             answer = {"closed_session_id": name}
         await exchange.respond(200, json.dumps(answer).encode())

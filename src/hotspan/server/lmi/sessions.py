@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,11 +74,7 @@ class Sessions:
         if len(os.listdir(place)) >= MAX_SESSIONS and not self._sweep(place):
             raise HttpError(429, f"{MAX_SESSIONS} sessions are open, as many as may be: close some", retry_s=60)
         session = Session(str(uuid.uuid4()), self._clock.unix() + self._lasts_s)
-        part = place / f".{session.id}"
-        part.write_text(repr(session.ends_s))
-        part.rename(place / session.id)
-        if place in self._ends:
-            self._ends[place][session.id] = session.ends_s
+        self._keep(place, session)
         return session
 
     def use(self, tenant: str, name: str) -> str | None:
@@ -102,7 +99,32 @@ class Sessions:
             if self._is_strict:
                 raise _unknown(name) from error
 
+    @contextlib.contextmanager
+    def closing(self, tenant: str, name: str) -> Iterator[None]:
+        """End a session. If what is done inside fails, the session is there again, so that closing can be repeated.
+
+        Raises: as `close`.
+        """
+        _check(name)
+        place = self._place(tenant)
+        ends_s = _ends_s(place / name)
+        self.close(tenant, name)
+        try:
+            yield
+        except BaseException:
+            if ends_s is not None:
+                self._ends.pop(place, None)  # its sessions are read again: this one is not the last to end
+                self._keep(place, Session(name, ends_s))
+            raise
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _keep(self, place: Path, session: Session) -> None:
+        part = place / f".{session.id}"
+        part.write_text(repr(session.ends_s))
+        part.rename(place / session.id)
+        if place in self._ends:
+            self._ends[place][session.id] = session.ends_s
 
     def _place(self, tenant: str) -> Path:
         return self._directory / f"{tenant_label(tenant):016x}"
