@@ -1,9 +1,16 @@
-"""The record of one request."""
+"""The record of one request, and what of a request is not cached at all."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from hotspan.config.settings import CacheOptions
+from hotspan.core.directives import Directives
 from hotspan.core.namespace import ChunkKeyer
-from hotspan.engine.requests import ChunkGroup, RequestRecord
+from hotspan.engine.requests import SERVER_DIRECTIVES, Admission, ChunkGroup, RequestRecord
 from tests.operations import operations
 
 GROUPS = (ChunkGroup(0, 1, 16, is_chain=False), ChunkGroup(1, 2, 32, is_chain=True))
@@ -34,3 +41,55 @@ def test_a_text_that_grows_is_named_on() -> None:
     assert [chunk.parent for chunk in chain] == [None, *(chunk.key for chunk in chain[:-1])]
     assert all(chunk.parent is None for chunk in alone) and len(alone) == 8
     assert asked.keys == {chunk.key for chunk in [*chain, *alone]}
+
+
+def admitted(*, is_strict: bool = False, lora: Any = None, **params: Any) -> RequestRecord:
+    settings = replace(CacheOptions(ram_gib=0.1).settings(), is_strict=is_strict)
+    request: Any = SimpleNamespace(
+        request_id="asked", kv_transfer_params=params or None, mm_features=[], lora_request=lora, block_hashes=[]
+    )
+    return Admission(settings, bytes(32), GROUPS, 32).admit(request)
+
+
+def is_cached(record: RequestRecord) -> bool:
+    """Whether anything of it can be found or stored; who may store without a name has none to store under."""
+    return record.keyer is not None and record.may_store
+
+
+BY_SERVER = {SERVER_DIRECTIVES: Directives(tags=("doc",)).to_json()}
+
+
+@pytest.mark.parametrize(
+    ("params", "lax", "strict"),
+    [
+        ({}, True, False),
+        ({"tags": ["doc"]}, True, False),
+        ({"remote_host": "of another connector"}, True, False),
+        ({"ttl": "soon"}, False, False),
+        ({"tags": ["doc"], "no_store": "yes"}, False, False),
+        (BY_SERVER, True, True),
+        (BY_SERVER | {"ttl": "soon"}, True, True),
+    ],
+)
+def test_whose_directives_can_t_be_known_is_not_cached(params: dict[str, Any], lax: bool, strict: bool) -> None:
+    """Directives that are refused leave nothing, rather than a text on other terms than it asked for; in a strict
+    engine neither does what no server of hotspan's has judged. What the server says goes before all else."""
+    for is_strict, expected in ((False, lax), (True, strict)):
+        record = admitted(is_strict=is_strict, **params)
+        assert is_cached(record) == expected
+        assert expected or (record.keyer is None and not record.may_store and not record.all_chunks())
+
+
+def test_an_adapter_that_can_t_be_read_is_not_cached(tmp_path: Path) -> None:
+    """Without its files, or with an empty directory, nobody can say what computes; with them its texts have names."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "adapter.safetensors").write_bytes(b"weights")
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / "adapter.safetensors").symlink_to(tmp_path / "locked" / "adapter.safetensors")
+    for name, expected in (("missing", False), ("empty", False), ("locked", False), ("there", True)):
+        lora = SimpleNamespace(lora_int_id=1, lora_path=str(tmp_path / name), lora_name=name)
+        record = admitted(lora=lora)
+        assert is_cached(record) == expected
+        record.request.block_hashes.extend(n.to_bytes(32) for n in range(4))
+        assert bool(record.all_chunks()) == expected

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
+from hotspan.core.private import locked
+from hotspan.keyring import store as stores
 from hotspan.keyring.records import (
     StoreHeader,
     TenantRecord,
@@ -272,6 +275,31 @@ def test_a_creation_no_longer_wanted_is_not_written(store: Path) -> None:
     with KeyStore(store) as opened:
         assert not opened.create(record(), wanted=lambda: False)
         assert leftovers(store) == []
+
+
+def test_who_waits_too_long_for_another_s_change_changes_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that another process does not end is an OSError for every other one; afterwards all go through."""
+    with KeyStore(store) as keys:
+        assert keys.create(record())
+        before = keys.read("acme")
+        changes: list[Callable[[], object]] = [
+            lambda: keys.create(record("other")),
+            lambda: keys.update("acme", lambda found: record(roots=2)),
+            lambda: keys.set_header(keys.header),
+            keys.tenants,
+            lambda: keys.shred("acme"),
+        ]
+        monkeypatch.setattr(stores, "_WRITING_TIMEOUT_S", 0.0)
+        with locked(store / "writing"):
+            for change in changes:
+                with pytest.raises(TimeoutError, match="writing has been locked by another process"):
+                    change()
+            with pytest.raises(ConfigError, match="writing has been locked by another process"):
+                KeyStore(store)
+        assert keys.read("acme") == before and keys.read("other") is None
+        for change in changes:
+            change()
+        assert keys.tenants() == ["other"]
 
 
 def test_use_alone_excludes_servers_and_says_which(store: Path) -> None:
