@@ -23,6 +23,7 @@ from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.compat import ask_cores
+from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.guard import RequestGuard, refuse_bodies
 
@@ -134,6 +135,8 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
         await init_app_state(client, app.state, arguments, tasks)
         refuse_bodies(app)
         guard.protect_routes(app)
+        if client.vllm_config.speculative_config is not None:
+            report_drafts(app)
         await client.reset_mm_cache()
         yield Engine(app, client, guard)
     finally:

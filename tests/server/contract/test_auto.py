@@ -87,16 +87,16 @@ def test_what_was_asked_is_a_hit(sized: Container) -> None:
 
 
 def test_accepted_drafts_are_counted(sized: Container) -> None:
-    """Each answer says how many drafted tokens were accepted, beside `usage`; a stream in its last chunk; and vLLM's
-    counters in /metrics add them up."""
+    """Each answer says how many drafted tokens were accepted, in `usage` and beside it; a stream in its last chunk; and
+    vLLM's counters in /metrics add them up."""
     names = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
     before = [sized.gauge(name) for name in names]
     body = {"prompt": "Count", "max_tokens": 100, "temperature": 0}
-    whole = sized.http.post("/v1/completions", json=body).json()["metrics"]["speculative_decoding"]
+    whole = reported(sized.http.post("/v1/completions", json=body).json())
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     events = sized.http.post("/v1/completions", json=streamed).text.splitlines()
     last = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")][-1]
-    counts = [one[f"num_{what}draft_tokens"] for what in ("", "accepted_") for one in (whole, last_metrics(last))]
+    counts = [one[f"num_{what}draft_tokens"] for what in ("", "accepted_") for one in (whole, reported(last))]
     assert 0 < whole["draft_acceptance_rate"] <= 1 < whole["mean_acceptance_length"]
     wanted = [before[0] + sum(counts[:2]), before[1] + sum(counts[2:])]
     deadline = time.monotonic() + 60
@@ -105,10 +105,13 @@ def test_accepted_drafts_are_counted(sized: Container) -> None:
         time.sleep(0.05)
 
 
-def last_metrics(chunk: dict[str, Any]) -> dict[str, Any]:
-    """The counts of a stream, from the chunk that has its usage."""
-    assert chunk["usage"]["completion_tokens"] == 100
-    found: dict[str, Any] = chunk["metrics"]["speculative_decoding"]
+def reported(answer: dict[str, Any]) -> dict[str, Any]:
+    """The counts of an answer, or of a stream's chunk with usage, which has them as well."""
+    found: dict[str, Any] = answer["metrics"]["speculative_decoding"]
+    usage, accepted = answer["usage"], found["num_accepted_draft_tokens"]
+    assert usage["completion_tokens"] == 100
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == accepted
+    assert usage["completion_tokens_details"]["rejected_prediction_tokens"] == found["num_draft_tokens"] - accepted
     return found
 
 
