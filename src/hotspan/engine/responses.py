@@ -8,25 +8,16 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 MAX_STORED_RESPONSES = 256
-"""Of one tenant; with more, the one that was stored first is forgotten."""
-
-_BOUNDED = ("response_store", "msg_store", "event_store")
-_UNBOUNDED = ("background_tasks",)
-"""Each leaves when it ends, and vLLM holds it by nothing else."""
+"""Of one tenant; with more, the one that was begun first is forgotten, with its messages and events."""
 
 _V = TypeVar("_V")
 
 
 class TenantStore(MutableMapping[str, _V]):
-    """A dict of the tenant that the current task works for.
+    """A dict of the tenant that the current task works for. tenant: who that is."""
 
-    tenant:      who that is.
-    max_entries: of each tenant; with more, the oldest is dropped. None: no bound.
-    """
-
-    def __init__(self, tenant: Callable[[], str], max_entries: int | None = None) -> None:
+    def __init__(self, tenant: Callable[[], str]) -> None:
         self._tenant = tenant
-        self._max_entries = max_entries
         self._stores: dict[str, dict[str, _V]] = {}
 
     @property
@@ -37,10 +28,7 @@ class TenantStore(MutableMapping[str, _V]):
         return self._store[key]
 
     def __setitem__(self, key: str, value: _V) -> None:
-        store = self._store
-        store[key] = value
-        if self._max_entries is not None and len(store) > self._max_entries:
-            del store[next(iter(store))]
+        self._store[key] = value
 
     def __delitem__(self, key: str) -> None:
         del self._store[key]
@@ -52,13 +40,43 @@ class TenantStore(MutableMapping[str, _V]):
         return len(self._store)
 
 
+class _Messages(TenantStore[Any]):
+    """What was said up to each response: vLLM stores it first, and all that is stored of a response leaves with it."""
+
+    def __init__(self, tenant: Callable[[], str]) -> None:
+        super().__init__(tenant)
+        self.results = [_Results(tenant, self), _Results(tenant, self)]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if len(self) > MAX_STORED_RESPONSES:
+            oldest = next(iter(self))
+            for store in (self, *self.results):
+                store.pop(oldest, None)
+
+
+class _Results(TenantStore[Any]):
+    """Responses or events. Without its messages none is stored: it would be continued as if nothing had been said."""
+
+    def __init__(self, tenant: Callable[[], str], messages: _Messages) -> None:
+        super().__init__(tenant)
+        self._messages = messages
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self._messages:
+            super().__setitem__(key, value)
+
+
 def keep_apart(serving: Any, tenant: Callable[[], str]) -> None:
     """Give vLLM's handler of `/v1/responses` stores that know tenants. Mutates: the handler, before its first request.
 
-    Raises: AttributeError if it keeps responses elsewhere.
+    Raises: AttributeError if it keeps responses elsewhere; ValueError if it has some.
     """
-    for names, max_entries in ((_BOUNDED, MAX_STORED_RESPONSES), (_UNBOUNDED, None)):
-        for name in names:
-            if getattr(serving, name):
-                raise ValueError(f"{name} is in use already")
-            setattr(serving, name, TenantStore(tenant, max_entries))
+    messages = _Messages(tenant)
+    responses, events = messages.results
+    # A task leaves when it ends; vLLM holds it by nothing else, so that none may be dropped.
+    stores = {"msg_store": messages, "response_store": responses, "event_store": events}
+    for name, store in (stores | {"background_tasks": TenantStore(tenant)}).items():
+        if getattr(serving, name):
+            raise ValueError(f"{name} is in use already")
+        setattr(serving, name, store)
