@@ -34,13 +34,13 @@ def kv_of(tokens: list[int], lora: str | None = None) -> list[int]:
 
 
 @dataclass
-class _Row:
-    """A request in the batch."""
+class Row:
+    """A request in the batch. blocks: of each KV cache group."""
 
     tokens: list[int]
     kv: list[int]
     lora: str | None
-    blocks: list[int]
+    blocks: list[list[int]]
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -61,7 +61,7 @@ class KnownBytes(Executor):
 
     def _init_executor(self) -> None:
         self.wrong = self.read = self.steps = 0
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -143,15 +143,16 @@ class KnownBytes(Executor):
         for new in output.scheduled_new_reqs:
             lora = new.lora_request.lora_name if new.lora_request is not None else None
             tokens = list(new.prompt_token_ids or ())
-            self._rows[new.req_id] = _Row(tokens, kv_of(tokens, lora), lora, list(new.block_ids[0]))
+            self._rows[new.req_id] = Row(tokens, kv_of(tokens, lora), lora, [list(each) for each in new.block_ids])
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for n, name in enumerate(cached.req_ids):
             row, blocks = self._rows[name], cached.new_block_ids[n]
             if name in cached.resumed_req_ids:
-                row.blocks = list(blocks[0]) if blocks else []
+                row.blocks = [list(each) for each in blocks] if blocks else [[] for _ in row.blocks]
             elif blocks:
-                row.blocks += blocks[0]
+                for held, more in zip(row.blocks, blocks, strict=True):
+                    held += more
             computed[name] = cached.num_computed_tokens[n]
         if self.on_step is not None and output.num_scheduled_tokens:
             self.on_step([(computed[name], count) for name, count in output.num_scheduled_tokens.items()])
@@ -160,13 +161,17 @@ class KnownBytes(Executor):
     def _run(self, name: str, computed: int, count: int) -> list[int]:
         """Read what was computed before, compute what is scheduled, and sample once the text is complete."""
         row, end = self._rows[name], computed + count
-        places = np.arange(end)
-        blocks = np.asarray(row.blocks)[places // self._block]
-        here = self._kv[blocks, places % self._block, 0]
-        self.read += computed
-        self.wrong += int((here[:computed] != np.asarray(row.kv[:computed], np.uint64)).sum())
-        self._kv[blocks[computed:], places[computed:] % self._block, 0] = row.kv[computed:end]
+        self._attend(row, computed, end)
         if end < len(row.tokens):
             return []
         row.append(3 + row.kv[end - 1] % 700)
         return row.tokens[-1:]
+
+    def _attend(self, row: Row, computed: int, end: int) -> None:
+        """Compare what was computed before, and write what is computed now."""
+        places = np.arange(end)
+        blocks = np.asarray(row.blocks[0])[places // self._block]
+        here = self._kv[blocks, places % self._block, 0]
+        self.read += computed
+        self.wrong += int((here[:computed] != np.asarray(row.kv[:computed], np.uint64)).sum())
+        self._kv[blocks[computed:], places[computed:] % self._block, 0] = row.kv[computed:end]
