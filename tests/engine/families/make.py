@@ -13,8 +13,10 @@ _STD = 0.08
 
 def make_family(family: Family, directory: Path, tokenizer: Path) -> Path:
     """The family's shape as a model that vLLM can serve, in `directory`. tokenizer: a model that has one."""
+    import torch
     import transformers
 
+    torch.manual_seed(0)
     config = getattr(transformers, family.config)(**family.fields)
     model = transformers.AutoModelForCausalLM.from_config(config)
     save(model, directory, family.architecture)

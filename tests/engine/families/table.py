@@ -53,6 +53,27 @@ class Family:
         return self.name.lower().replace(" ", "-").replace(",", "")
 
 
+_MLA: Final = MappingProxyType(
+    {
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+)
+_DEEPSEEK3: Final = MappingProxyType(
+    {**SIZES, **_MLA, "q_lora_rank": 64, "num_mtp_layers": 0, "topk_method": "noaux_tc"}
+)
+_LATENT: Final = MappingProxyType({"dtype": "bfloat16", "engine": {"block_size": None}})  # the CPU build chooses both
+
 FAMILIES: Final = (
     Family(name="Llama", config="LlamaConfig", fields={**SIZES, **HEADS}),
     Family(
@@ -62,6 +83,8 @@ FAMILIES: Final = (
         keeps="full attention in eight bits",
         engine={"kv_cache_dtype": "fp8"},
     ),
+    Family(name="Qwen2", config="Qwen2Config", fields={**SIZES}),
+    Family(name="Qwen3", config="Qwen3Config", fields={**SIZES, **HEADS}),
     Family(
         name="Gemma3",
         config="Gemma3TextConfig",
@@ -75,5 +98,32 @@ FAMILIES: Final = (
         },
         keeps="full attention beside sliding windows",
         in_gate=True,
+    ),
+    Family(
+        name="DeepSeek-V2",
+        config="DeepseekV2Config",
+        fields={**SIZES, **_MLA, "q_lora_rank": None, "topk_method": "greedy"},
+        keeps="latents (MLA)",
+        **_LATENT,
+    ),
+    Family(name="DeepSeek-V3", config="DeepseekV3Config", fields=_DEEPSEEK3, keeps="latents (MLA)", **_LATENT),
+    Family(
+        name="Qwen3-Next",
+        config="Qwen3NextConfig",
+        fields={
+            **SIZES,
+            "head_dim": 64,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+        keeps="full attention beside the states of gated delta nets",
+        dtype="bfloat16",
     ),
 )

@@ -19,6 +19,9 @@ WHOLE = 5 * CHUNK
 PROMPT = WHOLE + 60
 """Tokens. The engine's own hit, of whole blocks, ends where that of whole chunks does: bfloat16 needs that."""
 
+FULL = 7 * CHUNK - 50
+"""Tokens of a prompt whose answer soon needs another block, however large the engine makes its blocks."""
+
 _TIES = {"float32": 1e-3, "bfloat16": 0.05}
 _EACH = [pytest.param(family, id=str(family), marks=() if family.in_gate else pytest.mark.slow) for family in FAMILIES]
 
@@ -66,15 +69,15 @@ def preempted(running: Rig, prompt: list[int], tokens: int) -> list[int]:
     running.start("7", prompt, tokens)
     (request,) = scheduler.requests.values()
     pool = scheduler.kv_cache_manager.block_pool
-    for times, is_due in enumerate(
-        (lambda: request.num_computed_tokens > 0, lambda: request.num_output_tokens >= tokens // 2), 1
-    ):
-        while not is_due():
+    for times, computed in enumerate((1, len(prompt)), 1):
+        while request not in scheduler.running or request.num_computed_tokens < computed:
             engine.step()
         taken = pool.get_new_blocks(pool.get_num_free_blocks())
         while request.num_preemptions < times:
             assert engine.has_unfinished_requests(), "it ended without another block"
             engine.step()
+            if request.num_preemptions < times:  # what a sliding window has left behind
+                taken += pool.get_new_blocks(pool.get_num_free_blocks())
         pool.free_blocks(taken)
         assert scheduler.reset_prefix_cache()
     while engine.has_unfinished_requests():
@@ -95,16 +98,25 @@ def test_family(family: Family, tiny_model: Path, tmp_path: Path) -> None:
         own = running.ask(prompt, 12)  # from the tiers, where the engine has no cache of its own
         assert (cold.cached, own.cached) == (0, WHOLE)
         assert running.is_same(prompt, cold.tokens, _TIES[family.dtype])
-        assert running.ask([prompt[0] ^ 1, *prompt[1:]], 12).tokens != own.tokens, "the answer must depend on the KV"
-        hit(running, prompt, own.tokens)
+        other = running.ask(running.text(9, WHOLE) + prompt[WHOLE:], 12)
+        assert other.tokens != own.tokens, "the answer must depend on what is cached"
+        loads = 2 * CHUNK if family.keeps == "sliding windows only" else WHOLE
+        hit(running, prompt, own.tokens, loads=loads)
         running.evict_ram()
-        hit(running, prompt, own.tokens)
-        again = preempted(running, running.text(2, PROMPT), 100)
+        hit(running, prompt, own.tokens, loads=loads)
+        longer = running.text(3, PROMPT + 128)
+        running.ask(longer, 1)
+        running.settle()
+        tokens = running.manager.chunk_tokens
+        expected = running.ask(longer, 1).cached // tokens * tokens
+        running.forget_gpu()
+        assert running.ask(longer, 1).cached == expected, "a hit is as long as the engine's own, in whole chunks"
+        again = preempted(running, running.text(2, FULL), 80)
         check(running)
         running.forget_gpu()
-        assert running.is_same(running.text(2, PROMPT), again, _TIES[family.dtype])
+        assert running.is_same(running.text(2, FULL), again, _TIES[family.dtype])
         stored = running.digests.stored
     for tiers in ({"disk": disk}, {"cache": l2}):
         with engine(family, model, **tiers) as running:
             running.digests.stored.update(stored)
-            hit(running, prompt, own.tokens)
+            hit(running, prompt, own.tokens, loads=loads)
