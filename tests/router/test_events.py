@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hotspan.config.kv_events import CurveKeys
 from hotspan.core.errors import ConfigError
+from hotspan.router import event_sync
 from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Cleared, Event, UnknownMessage, events_of
 from hotspan.router.event_sync import REASONS, EventSync
@@ -253,6 +254,41 @@ def test_a_loss_is_told_with_its_reason_and_mended() -> None:
     assert world.follower.is_exact and not world.claims.keys[Medium.GPU]
     world.replay(world.follower.live(5, b"\xc1"))
     assert world.states[-1] == (False, "unreadable")
+
+
+def test_a_replay_that_never_has_what_is_missing_is_not_asked_for_again_and_again() -> None:
+    """Three replays in a row without a new message are a loss, which forgets all, and live messages go on."""
+    world = World(1)
+    follower, first = world.follower, message(stored(STEM, 0, 12))
+    world.replay(follower.connected())
+    follower.live(0, first)
+    start, asked = follower.live(3, message(at_s=3.0)), 0
+    while start is not None:
+        asked += 1
+        assert start == 0 and asked < 10
+        follower.replayed(0, first)
+        start = follower.replay_ended(is_whole=True)
+    assert asked == 3 and (follower.gaps, follower.losses, follower.reason) == (1, 1, "gap")
+    assert not world.claims.keys[Medium.GPU]
+    assert follower.live(4, message(stored(STEM, 0, 12))) is None
+    assert world.claims.keys[Medium.GPU] == set(keys_of(STEM))
+
+
+def test_what_came_too_long_ago_is_not_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last messages a second copy is skipped; an older one may be another life's: all is replayed, then lost."""
+    monkeypatch.setattr(event_sync, "_REMEMBERED", 4)
+    world = World(1)
+    world.replay(world.follower.connected())
+    for _ in range(10):
+        world.life.step()
+        world.deliver(len(world.life.messages) - 1)
+    assert world.follower.live(6, world.life.messages[6]) is None and world.follower.duplicates == 1
+    start = world.follower.live(5, world.life.messages[5])
+    assert start == 0 and world.follower.restarts == 1 and not world.follower.is_exact
+    world.replay(start)
+    assert (world.follower.losses, world.follower.reason) == (1, "gap"), "two replays from 0 did not end there"
+    world.life.step()
+    world.deliver(len(world.life.messages) - 1)  # checks that what is claimed is true
 
 
 def test_after_a_loss_it_is_exact_once_nothing_unknown_came_for_long() -> None:
