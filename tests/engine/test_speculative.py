@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from benchmarks.speculators import rota
 
@@ -107,3 +110,85 @@ def test_eagle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [answer.tokens for answer in spoiled] == [answer.tokens for answer in cold]
         counts = counted(engine)
         assert counts[ACCEPTED] / counts[DRAFTED] == accepted(spoiled) < accepted(cold)
+
+
+@pytest.mark.slow
+def test_eagle3(tmp_path: Path) -> None:
+    """The same with a trained EAGLE-3 head."""
+    head = {"method": "eagle3", "model": str(SPECULATIVE / "eagle3")}
+    assert accepted(check_tiers(tmp_path / "kv", without_speculation(), 1, **head)) >= 0.6
+
+
+@pytest.mark.slow
+def test_a_draft_model(tmp_path: Path) -> None:
+    """A target that is its own draft model is always right: also after a hit it has the KV that it would compute."""
+    draft = {"method": "draft_model", "model": str(TARGET)}
+    assert accepted(check_tiers(tmp_path / "kv", without_speculation(), 4, **draft)) == 1
+
+
+@pytest.mark.slow
+def test_a_draft_model_of_another_shape(tmp_path: Path) -> None:
+    """A draft model whose layers have other KV than the target's, in blocks of another size, is stored with it."""
+    draft = shutil.copytree(TARGET, tmp_path / "draft")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1, "num_hidden_layers": 2}))
+    weights = {
+        name: tensor[:32].clone() if "k_proj" in name or "v_proj" in name else tensor
+        for name, tensor in load_file(draft / "model.safetensors").items()
+        if not name.startswith(("model.layers.2.", "model.layers.3."))
+    }
+    save_file(weights, draft / "model.safetensors", {"format": "pt"})
+    check_tiers(tmp_path / "kv", without_speculation(), 2, method="draft_model", model=str(draft))
+
+
+@pytest.mark.slow
+def test_ngram_shares_the_cache(tmp_path: Path) -> None:
+    """Drafts from the prompt's own tokens have no KV: what a server without speculation stored is a hit."""
+    ngram = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    tokens = without_speculation()
+    with speculating(tmp_path / "kv") as engine:
+        assert [answer.tokens for answer in answers(engine)] == tokens
+        engine.settle()
+    with speculating(tmp_path / "kv", **ngram) as engine:
+        found = answers(engine)
+        assert [(answer.tokens, answer.cached) for answer in found] == [(one, CACHED) for one in tokens]
+        assert accepted(found) > 0
+
+
+@pytest.mark.slow
+def test_texts_that_part_at_a_chunk(tmp_path: Path) -> None:
+    """The head's KV of a chunk's last token is made with the token after it, which may differ in another text that
+    begins with the same chunks. Tokens stay those of the engine without speculation."""
+    with engine_alone(TARGET, **ENGINE) as plain:
+        first, second = prompts(plain)
+        mixed = first[:CACHED] + second[CACHED:]
+        wanted = plain.ask(mixed, ANSWER).tokens
+    with speculating(tmp_path / "kv", method="eagle", model=str(SPECULATIVE / "eagle")) as engine:
+        engine.ask(first, ANSWER)
+        engine.settle()
+        engine.forget_gpu()
+        hit = engine.ask(mixed, ANSWER)
+        assert (hit.tokens, hit.cached) == (wanted, CACHED)
+        assert engine.digests.wrong == 0
+
+
+@pytest.mark.slow
+def test_requests_that_run_together(tmp_path: Path) -> None:
+    """Requests that load, compute, draft and reject drafts in the same steps each get their own answer; what they
+    stored while decoding is right for the next turn."""
+    with speculating(tmp_path / "kv", method="eagle", model=str(SPECULATIVE / "eagle")) as engine:
+        encode = engine.llm.get_tokenizer().encode
+        texts = [encode(rota(seed))[: 200 + 40 * seed] for seed in range(4)]
+        alone = [engine.ask(text, 100).tokens for text in texts]
+        engine.settle()
+        engine.forget_gpu()
+        together = engine.ask_all(texts, 100)
+        assert [answer.tokens for answer in together] == alone
+        turns = [text + tokens for text, tokens in zip(texts, alone, strict=True)]
+        cold = [engine.ask(turn, 24, salt="computed").tokens for turn in turns]
+        engine.settle()
+        engine.forget_gpu()
+        hits = [engine.ask(turn, 24) for turn in turns]
+        assert [hit.tokens for hit in hits] == cold
+        assert [hit.cached for hit in hits] == [(len(turn) - 1) // CHUNK * CHUNK for turn in turns]
+        assert engine.digests.wrong == 0
