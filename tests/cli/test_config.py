@@ -119,6 +119,7 @@ SCRIPT = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n
         (("--api-key", "x"), {}, {}, "--api-key is vLLM's"),
         ((), {"VLLM_API_KEY": "x"}, {}, "VLLM_API_KEY is vLLM's"),
         ((), {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true"}, {}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's"),
+        ((), {"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}, {}, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is vLLM's"),
         ((), {"HOTSPAN_ADMIN_TOKEN": "short"}, {}, "the admin token of HOTSPAN_ADMIN_TOKEN is too short"),
         (("--ssl-certfile", "/none.pem"), {}, {}, "TLS can't be had"),
         (("--kek", "env:NONE", "--key-store", "/none"), {}, {}, "NONE"),

@@ -91,7 +91,7 @@ def check_start(options: ServeOptions, environment: Mapping[str, str]) -> None:
         open_keyring(Path(encryption.store), encryption.kek, environment).close()
     given_token(options.server.admin_token_file, environment)
     check_engine_keys(options.engine_values.get("api_key"), environment)
-    check_engine_adapters(environment)
+    check_engine_variables(environment)
     check_files(options, environment)
     if options.server.secure and not _SPECULATION.isdisjoint(options.engine_values):
         from hotspan.engine.arguments import parse_engine_arguments
@@ -110,10 +110,18 @@ def check_engine_keys(given: object, environment: Mapping[str, str]) -> None:
         )
 
 
-def check_engine_adapters(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for vLLM's own routes: they take files from anywhere, and leave KV of old weights behind."""
-    if environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in _ON:
-        raise ConfigError("VLLM_ALLOW_RUNTIME_LORA_UPDATING is vLLM's: unset it, and use POST /adapters")
+def check_engine_variables(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for variables of vLLM's that open what hotspan closes.
+
+    Its routes for adapters take files from anywhere, and leave KV of old weights behind. Ids that clients choose may
+    come twice: with a store of the first request in flight that ends the engine.
+    """
+    for name, instead in {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "unset it, and use POST /adapters",
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "unset it: two requests with one id can end the engine",
+    }.items():
+        if environment.get(name, "").lower() in _ON:
+            raise ConfigError(f"{name} is vLLM's: {instead}")
 
 
 def _check_addresses(options: ServeOptions) -> None:

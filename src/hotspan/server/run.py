@@ -45,7 +45,7 @@ from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,
     check_draft,
-    check_engine_adapters,
+    check_engine_variables,
     check_engine_keys,
     check_files,
     hardened,
@@ -169,7 +169,7 @@ async def _serve(
     _fetch_draft(arguments, options, entrance)
     check_draft(options, arguments, environment())
     check_engine_keys(arguments.api_key, environment())
-    check_engine_adapters(environment())
+    check_engine_variables(environment())
     arguments.host, arguments.port = options.server.host, options.server.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
     if options.extent is not None and options.cache is not None:
