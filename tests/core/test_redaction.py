@@ -31,6 +31,7 @@ def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
     assert SECRET not in str(redacted({"options": [{name: SECRET}]}))
     assert SECRET not in redacted_text(f"timeout_s=1,{name}={SECRET},prefix=a")
+    assert redacted_text(f"MODEL --{name} {SECRET} --seed 1") == f"MODEL --{name} *** --seed 1"
     assert SECRET not in redacted_text(f'a: {{"{name}": "{SECRET}", "x"')  # broken JSON
 
 
@@ -39,6 +40,7 @@ def test_other_names(name: str) -> None:
     """Names that only look alike, and those of a secret's place, are shown as they are."""
     assert not is_secret(name) and redacted({name: "value"}) == {name: "value"}
     assert redacted_text(f"{name}=value") == f"{name}=value"
+    assert redacted_text(f"--{name} value") == f"--{name} value"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_any_password_in_a_url_is_hidden(password: str, scheme: str) -> None:
 
 
 _USER = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^\s\"'@]*:[^\s\"']*|[^\s\"'@/]+)@")
+_OPTION = re.compile(rf"""(?<![^\s"'])--(?P<name>[\w.-]+)(?P<space>\s+)(?!--)(?P<value>{_VALUE.pattern})""")
 _NAME = re.compile(r"""([A-Za-z_][\w.-]*)["']?\s*[:=](?!//)\s*""")
 
 
@@ -85,7 +88,11 @@ def defined(text: str) -> str:
         user, colon, _ = found["user"].partition(":")
         return f"{found['scheme']}{user if colon else ''}{colon}***@"
 
-    text, shown, at = _USER.sub(without_user, text), "", 0
+    def without_value(found: re.Match[str]) -> str:
+        is_kept = not is_secret(found["name"]) or found["value"].startswith(("file:", "env:"))
+        return found[0] if is_kept else f"--{found['name']}{found['space']}***"
+
+    text, shown, at = _OPTION.sub(without_value, _USER.sub(without_user, text)), "", 0
     while (name := _NAME.search(text, at)) is not None:
         shown, at = shown + text[at : name.end()], name.end()
         if is_secret(name[1]) and (value := _VALUE.match(text, at)) is not None:

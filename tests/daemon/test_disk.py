@@ -732,6 +732,16 @@ def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path: Path) -> No
     assert sorted(each.name for each in path.iterdir()) == ["lock", "log", "objects", "slab"]
 
 
+def test_a_journal_that_is_a_link_stays(tmp_path: Path) -> None:
+    """The daemon made no links: the directory is refused as any other that is not its own, and left as it is."""
+    (tmp_path / "elsewhere").write_bytes(b"HSDJ")
+    (path := tmp_path / "disk").mkdir()
+    (path / "journal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DirectoryError, match="empty directory"):
+        DiskCopies(disk_options(path, 1 << 20), SimulatedClock())
+    assert (path / "journal").is_symlink() and (tmp_path / "elsewhere").read_bytes() == b"HSDJ"
+
+
 @pytest.mark.parametrize(
     "files", [{"journal": "HSDJ", "thesis": "x"}, {"journal": "mine"}, {"journal": "HSDJ", "log": ""}]
 )

@@ -28,6 +28,7 @@ _SCHEME = re.compile(r"[\w+.-]+(://)?")
 _FIRST_OF_SCHEME = re.compile(r"[A-Za-z]")
 _URL_END = re.compile(r"""[\s"']|\Z""")
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|(?:Bearer |Basic )?[^\s,;&'"{}\[\]]+""")
+_OPTION = re.compile(rf"""(?<![^\s"'])(--([\w.-]+)\s+)(?!--)({_VALUE.pattern})""")
 
 
 def is_secret(name: str) -> bool:
@@ -67,7 +68,7 @@ def redacted_text(text: str) -> str:
             return json.dumps(redacted(json.loads(text)))
         except (ValueError, RecursionError):
             pass
-    text = "".join(_without_users(text))
+    text = _OPTION.sub(_without_value, "".join(_without_users(text)))
     parts: list[str] = []
     shown = at = 0
     while (words := _WORDS.search(text, at)) is not None:
@@ -80,6 +81,12 @@ def redacted_text(text: str) -> str:
             parts += text[shown:at], value[0] if value[0].startswith(_KEPT_ELSEWHERE) else HIDDEN
             shown = at = value.end()
     return "".join([*parts, text[shown:]])
+
+
+def _without_value(option: re.Match[str]) -> str:
+    """An option of a command line, `--NAME VALUE`, without a secret value."""
+    flag, name, value = option.groups()
+    return option[0] if not is_secret(name) or value.startswith(_KEPT_ELSEWHERE) else f"{flag}{HIDDEN}"
 
 
 def _without_users(text: str) -> Iterator[str]:

@@ -282,6 +282,8 @@ def _remove_former(files: Files, path: Path) -> None:
 
 
 def _is_journal(path: Path) -> bool:
+    if path.is_symlink():  # the daemon made none
+        return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         return stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_FORMER_MAGIC), 0) == _FORMER_MAGIC

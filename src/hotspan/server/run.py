@@ -45,8 +45,8 @@ from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,
     check_draft,
-    check_engine_variables,
     check_engine_keys,
+    check_engine_variables,
     check_files,
     hardened,
 )
