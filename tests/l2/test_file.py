@@ -363,6 +363,30 @@ def test_what_was_not_used_goes_first(root: Path, clock: SimulatedClock) -> None
     store.close()
 
 
+def test_what_is_put_during_a_sweep_is_swept_after_it(
+    root: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that has seen all objects does not hold off the next one, which is due meanwhile."""
+    store = opened(root, clock, 10.5)
+    sweep, seen, ends = store.blobs.sweep, threading.Event(), threading.Event()
+
+    def long(*, is_full: bool = False) -> None:
+        sweep(is_full=is_full)
+        seen.set()
+        assert ends.wait(60)
+
+    monkeypatch.setattr(store.blobs, "sweep", long)
+    store.blobs.sweep_soon()
+    assert seen.wait(60)
+    for number in range(11):
+        put(store, chain(f"{number}", 1)[0], SIZE)
+    ends.set()
+    assert store.blobs.sweeper is not None
+    store.blobs.sweeper.join(60)
+    assert store.usage().objects == 9
+    store.close()
+
+
 def test_of_one_text_the_end_goes_first(root: Path, clock: SimulatedClock) -> None:
     """Of what was put or read together, chunks that others stand on stay longest."""
     store = opened(root, clock)

@@ -32,9 +32,10 @@ class Administered:
     def __init__(self) -> None:
         self.told: list[tuple[Any, Any]] = []
 
-    async def administer(self, command: dict[str, Any], timeout_s: float) -> None:
+    async def administer(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         assert command["do"] == "invalidate"
         self.told.append((command["session"], command["tenant"]))
+        return [{"is_durable": True}]
 
 
 def served(directory: Path, **given: Any) -> tuple[Front, Administered]:

@@ -56,6 +56,7 @@ class FileBlobs:
         self.files = SharedFiles(directory)
         self.room = FileRoom(self.files, capacity_bytes, clock)
         self.sweeper: threading.Thread | None = None
+        self._is_sweeping = self._is_asked = False
         self._lock = threading.Lock()
 
     def read(self, parts: Sequence[Part]) -> list[bytes | None]:
@@ -131,23 +132,37 @@ class FileBlobs:
         self.calls.run(lambda call: self.room.sweep(call, is_full=is_full))
 
     def sweep_soon(self, *, is_full: bool = False) -> None:
-        """Sweep on a thread of its own, unless one is at it."""
-
-        def sweep() -> None:
-            try:
-                self.sweep(is_full=is_full)
-            except OSError as error:
-                logger.warning("l2_sweep_failed error=%s", error)
-
+        """Sweep on a thread of its own; while one is at it, once more after it, if that is due then."""
         with self._lock:
-            if self.sweeper is None or not self.sweeper.is_alive():
-                self.sweeper = threading.Thread(target=sweep, name="hotspan-l2-sweep", daemon=True)
+            self._is_asked = True
+            if not self._is_sweeping:
+                self._is_sweeping = True
+                self.sweeper = threading.Thread(
+                    target=self._sweep_while_asked, args=(is_full,), name="hotspan-l2-sweep", daemon=True
+                )
                 self.sweeper.start()
 
     def close(self) -> None:
         self.calls.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _sweep_while_asked(self, is_full: bool) -> None:
+        is_done = False
+        try:
+            while not is_done:
+                self._is_asked = False
+                try:
+                    self.sweep(is_full=is_full)
+                except OSError as error:
+                    logger.warning("l2_sweep_failed error=%s", error)
+                is_full = False
+                with self._lock:
+                    is_done = not (self._is_asked and self.room.is_due)
+                    self._is_sweeping = not is_done
+        finally:
+            if not is_done:  # a mistake of ours must not end all sweeps
+                self._is_sweeping = False
 
     def _create_object(self, path: Path, data: Sequence[memoryview | bytes], call: FileCall) -> bool:
         is_ours = False

@@ -93,8 +93,13 @@ class FileRoom:
                 self._unseen_bytes += size
             elif not self._unseen.get(directory):
                 self._unseen.pop(directory, None)
-            is_late = self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S
-            return size > 0 and (is_late or self._is_filling())
+            return size > 0 and self._is_due()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be too much, or nobody looked for long."""
+        with self._lock:
+            return self._is_due()
 
     def touch(self, fd: int, place: int, *, is_new: bool = False) -> None:
         """An object was used. place: of its chunk in its text."""
@@ -124,8 +129,9 @@ class FileRoom:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _is_filling(self) -> bool:
-        """Whether there may be too much, or soon."""
+    def _is_due(self) -> bool:
+        if self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S:
+            return True
         if (capacity := self._capacity_bytes) is None:
             return False
         room = capacity - self._bytes + self._unseen_bytes
