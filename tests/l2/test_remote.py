@@ -811,6 +811,11 @@ def test_a_chunk_that_cannot_be_marked_holds_up_no_other(
     assert missing(b.follower) == ["a"]  # what it has not written may concern the tag that was invalidated
     server.clock.advance(11)
     a.poll()
+    a.tier.finished()
+    a.queues.run()  # the marks fail, the chunk is invalidated, and the log's thread says so
+    a.tier.finished()
+    a.queues.run()
+    assert a.follower.marks  # which only the scheduler's thread changes
     a.turn()
     a.poll()
     assert not a.follower.marks and missing(b.follower) == []

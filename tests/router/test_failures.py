@@ -364,7 +364,8 @@ async def test_stored_responses_stay_where_they_were_made(is_stream: bool) -> No
             assert await at.status({"previous_response_id": f"resp_{name}", "input": "y"}, "/v1/responses") == 200
             async with at.client.get(f"{at.url}/v1/responses/resp_{name}") as answer:
                 assert answer.status == 200
-            assert home.works == before + 2
+            assert await at.status({}, f"/v1/responses/resp_{name}/cancel") == 200
+            assert home.works == before + 3
         home.answer = die
         assert await at.status({"previous_response_id": f"resp_{name}", "input": "y"}, "/v1/responses") == 200
         assert await at.metric("stateful_sessions") == 0

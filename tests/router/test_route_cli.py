@@ -200,6 +200,7 @@ def test_unknown_writes_go_to_all() -> None:
     """What computes goes to one replica, what only reads to any, and any other method to all of them."""
     assert route_of("POST", "/v1/chat/completions") is route_of("POST", "/models/m/invoke") is Route.WORK
     assert route_of("GET", "/v1/models") is route_of("POST", "/tokenize") is Route.ONE
+    assert route_of("POST", "/v1/responses/resp_1/cancel") is Route.ONE
     for path in ("/adapters", "/models/m/adapters", "//v1/completions", "/v1/completions/../x", "/sleep", "/"):
         assert route_of("POST", path) is route_of("DELETE", path) is Route.ALL
     assert route_of("GET", "/hotspan/cache") is Route.ALL

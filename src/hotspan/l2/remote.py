@@ -348,9 +348,11 @@ class RemoteTier:
             self._failing[key] = now_s
             logger.warning("l2_marks_given_up key=%s reason=chunk_invalidated", key.hex())
             # Who hit it is then not known to other replicas, so neither it nor what stands on it may stay.
-            self.invalidate(
-                [Scope(keys=frozenset(marks))], lambda is_durable: self._drop_marks(marks) if is_durable else None
-            )
+            self.invalidate([Scope(keys=frozenset(marks))], partial(self._given_up, marks))
+
+    def _given_up(self, marks: Mapping[ChunkKey, Terms], is_durable: bool) -> None:
+        if is_durable:  # said on the log's thread; marks are the scheduler's
+            self._report(partial(self._drop_marks, marks))
 
     def _drop_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
         self._marks.remove(marks)

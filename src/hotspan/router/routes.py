@@ -32,7 +32,7 @@ _BY_NAME = re.compile("|".join(re.sub(r"\{\w+\}", "[^/]+", path) for path in BY_
 _OF_ALL = re.compile(r"/hotspan(/.*)?")
 """Also GET: what one replica says of its cache is not what there is."""
 
-_OF_A_RESPONSE = re.compile(r"/v1/responses/([^/]+)")
+_OF_A_RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/cancel)?")
 
 
 def response_of(path: str) -> str:
@@ -53,6 +53,6 @@ def route_of(method: str, path: str) -> Route:
         return Route.ADMIN
     if _OF_ALL.fullmatch(path):
         return Route.ALL
-    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path in STATELESS):
+    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and (path in STATELESS or response_of(path))):
         return Route.ONE
     return Route.ALL

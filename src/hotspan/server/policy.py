@@ -34,12 +34,14 @@ PUBLIC = (
     "/ping",
 )
 
+CANCEL = "/v1/responses/{response_id}/cancel"
+
 CLIENT = (
     *(path for path in WORK if path != PRIVILEGED),
     *(INVOCATIONS, *BY_NAME, *STATELESS),
     *("/v1/models", "/v1/realtime", "/tokenizer_info"),
     # Each tenant's stored responses are its own (engine/responses.py).
-    *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
+    *("/v1/responses/{response_id}", CANCEL),
     # What a router in front needs to know of a replica.
     *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.

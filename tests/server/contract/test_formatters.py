@@ -49,7 +49,7 @@ def test_streams_are_formatted_chunk_by_chunk(container: Container) -> None:
 
 
 def test_a_failure_in_a_stream_reaches_openais_client(container: Container) -> None:
-    """The client gets the chunks before it, and then raises."""
+    """The client gets the chunks before it, and then raises. How many tokens a chunk has is up to vLLM."""
     stream = container.openai.chat.completions.create(
         model="lmi",
         messages=[{"role": "user", "content": "Say"}],
@@ -62,7 +62,7 @@ def test_a_failure_in_a_stream_reaches_openais_client(container: Container) -> N
     with pytest.raises(openai.APIError, match="no more paper"):
         for chunk in stream:
             got.append(chunk)
-    assert len(got) >= 4
+    assert got and not any(choice.finish_reason for chunk in got for choice in chunk.choices)
 
 
 # -- other ways to write one -------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
 from hotspan.server.policy import (
     ADMIN,
+    CANCEL,
     CLIENT,
     METRICS,
     PUBLIC,
@@ -91,7 +92,7 @@ class StoreFront:
             else:
                 await relay(self._meant(exchange, named, body), exchange, body)
 
-        is_counted = exchange.method == "POST" and path in CLIENT and path not in (MODELS, *OF_ALL)
+        is_counted = exchange.method == "POST" and path in CLIENT and path not in (MODELS, CANCEL, *OF_ALL)
         await self.admission.run(exchange, work, is_counted=is_counted)
 
     # -- which model ---------------------------------------------------------------------------------------------------
