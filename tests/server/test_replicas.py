@@ -30,6 +30,7 @@ CHUNK = 256
 EXACT = re.compile(r'^hotspan_router_events_state\{reason="",replica=[^}]*\} (\S+)$', re.MULTILINE)
 PIECE, PIECES = 512, re.compile(r"^hotspan_router_index_pieces (\S+)$", re.MULTILINE)
 STORED = re.compile(r'^hotspan_cache_store_seconds_count\{[^}]*tier="l2"[^}]*\} (\S+)$', re.MULTILINE)
+L2_UP = re.compile(r'^hotspan_cache_tier_up\{[^}]*tier="l2"[^}]*\} 1', re.MULTILINE)
 CALL = """
 import sys, urllib.request
 for body in sys.stdin.buffer.read().splitlines() or [None]:
@@ -90,6 +91,16 @@ def settle(chunks: float, *servers: Server, within: Sequence[str] = ()) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (now := stored(*servers, within=within)) < chunks:
         assert time.monotonic() < deadline, f"{now:g} of {chunks:g}"
+
+
+def wait_until_up(server: Server) -> None:
+    """Wait until the L2 takes part: its circuit breaker opens where a machine stands still for a second."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        call(server.url + "/v1/completions", body_of(server, "Hello"))  # counted at an engine's steps
+        if L2_UP.search(call(server.url + "/metrics")):
+            return
+        assert time.monotonic() < deadline, "the L2 stays given up"
 
 
 def chunks_of(asked: Sequence[tuple[str, int, int]]) -> int:
@@ -339,6 +350,7 @@ def test_a_killed_replica_fails_no_request_that_it_had_not_answered(node: Node) 
         kill(node.one)
         streams = [future.result() for future in streaming]
     assert all(stream.is_whole for stream in streams)
+    wait_until_up(node.two)
     again = [node.router.ask(found.prompt + " And then?") for found in moved]
     assert {found.replica for found in again} == {node.two.url}
     asked = [(now.answer, was.tokens, now.cached) for was, now in zip(moved, again, strict=True)]
