@@ -224,3 +224,27 @@ def test_metrics_are_reported_once_a_second_and_when_a_request_ends(
     engine.step(8)
     assert engine.finish() == {"reported": 0}
     assert reports == [first + 1, first + 9, first + 20]
+
+
+def test_an_id_that_is_used_again_names_another_request(engine: Core) -> None:
+    """Both texts are stored, each goes with its own tag, and nothing of either request is left. (While copies of the
+    one before are under way vLLM would mix them up, which is why it gives each request a name of its own.)"""
+    first, second = engine.text(9101, LENGTH), engine.text(9102, LENGTH)
+    for text, tag in ((first, "first"), (second, "second")):
+        engine.start("same", text, tags=[tag])
+        assert engine.finish() == {"same": 0}
+        engine.settle()
+    engine.forget_gpu()
+    assert (engine.ask(first), engine.ask(second)) == (WHOLE, WHOLE)
+    engine.administer(do="invalidate", tags=["first"])
+    assert (engine.ask(first, no_store=True), engine.ask(second)) == (0, OWN)
+    engine.start("same", first, tags=["third"], no_store=True)  # what it may not do binds no other one
+    engine.finish()
+    engine.settle()
+    engine.start("same", first, tags=["fourth"])
+    engine.finish()
+    engine.administer(do="invalidate", tags=["second"])
+    assert (engine.ask(first), engine.ask(second, no_store=True)) == (OWN, 0)
+    engine.settle()
+    engine.step()
+    assert not engine.manager._records and not engine.manager._ended
