@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from uvicorn.server import ServerState
@@ -81,13 +81,13 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving(limits: HttpLimits = LIMITS) -> AsyncIterator[Server]:
     """A server on this event loop."""
     pool = Pool(memoryview(bytearray(SIZE)), 4096, SimulatedClock())
-    routes = Routes(pool, b"12345678", "/door", dict, lambda: b"x" * MIB, limits=LIMITS)
+    routes = Routes(pool, b"12345678", "/door", dict, lambda: b"x" * MIB, limits=limits)
     listener, state = socket.socket(), ServerState()
     listener.bind(("127.0.0.1", 0))
-    listening = await listen(routes, LIMITS, listener, state)
+    listening = await listen(routes, limits, listener, state)
     try:
         yield Server(pool, routes, state, listener.getsockname()[1])
     finally:
@@ -100,7 +100,8 @@ async def serving() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with serving() as found:
+    """One that waits as long as this machine may need: what ends by a limit is tested in simulated time."""
+    async with serving(replace(LIMITS, stall_s=PATIENCE_S, deaf_s=PATIENCE_S)) as found:
         yield found
 
 
