@@ -62,13 +62,15 @@ def doctor(context: typer.Context, model: Model = None, **_flags: Any) -> None:
 
 def _refusal(options: "ServeOptions", surroundings: Mapping[str, str]) -> str | None:
     from hotspan.core.errors import ConfigError
+    from hotspan.core.extras import naming_extra
     from hotspan.http.options import check_tls
     from hotspan.server.hardening import check_files, hardened
 
     try:
-        hardened(options, surroundings)
-        check_tls(options.engine_values)
-        check_files(options, surroundings)
+        with naming_extra():
+            hardened(options, surroundings)
+            check_tls(options.engine_values)
+            check_files(options, surroundings)
     except ConfigError as error:
         return str(error)
     return None

@@ -25,7 +25,6 @@ app = typer.Typer(
     name="hotspan",
     help="Serve large language models on vLLM and compute a long text once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("serve", context_settings=ENGINE_OPTIONS)(serve)

@@ -13,6 +13,7 @@ import typer
 
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.extras import naming_extra
 from hotspan.core.redaction import redacted
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ class Printing:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn hotspan's errors into a line on stderr and exit status 2."""
+    """Turn hotspan's errors, and a missing package of an extra, into a line on stderr and exit status 2."""
     try:
-        yield
+        with naming_extra():
+            yield
     except HotspanError as error:
         typer.secho(f"hotspan: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from error
