@@ -19,10 +19,10 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from benchmarks.gpu.record import Deadline, OutOfTime, Result, say
 from benchmarks.gpu.servers import Setting, fresh
 from benchmarks.gpu.watch import Watch, watched
+from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB
-from hotspan.engine.arguments import transfer_config
 from tests.engine.rig import CHUNK, OPTIONS, Digests, Rig
 
 LOAD_FORMAT: Final = "hotspan_random"

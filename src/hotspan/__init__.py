@@ -1,3 +1,21 @@
 """hotspan: serve large language models on vLLM and compute a long text once."""
 
-__version__ = "0.1.0"
+from typing import Any
+
+from hotspan.core.version import __version__
+
+__all__ = ["__version__", "engine_options", "transfer_config"]
+
+
+def transfer_config(**tiers: Any) -> dict[str, Any]:
+    """The value of vLLM's --kv-transfer-config for these tiers: ram="32GiB", disk="/nvme", disk_size="1TiB"."""
+    from hotspan.config.connector import named_transfer_config
+
+    return named_transfer_config(**tiers)
+
+
+def engine_options(**tiers: Any) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM` for these tiers: `LLM(model, **engine_options(ram="32GiB"))`."""
+    from hotspan.config.connector import engine_options
+
+    return engine_options(**tiers)

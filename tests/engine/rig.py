@@ -209,7 +209,7 @@ def rig(
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from hotspan.engine.arguments import transfer_config
+    from hotspan.config.connector import transfer_config
 
     settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None).settings()
     # Whether a late chunk is a miss is tested with a simulated clock; here a stall of a busy machine must not decide.

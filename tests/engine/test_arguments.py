@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
+from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
@@ -16,7 +17,6 @@ from hotspan.engine.arguments import (
     draft_class,
     draft_model,
     parse_engine_arguments,
-    transfer_config,
     with_draft_model,
 )
 

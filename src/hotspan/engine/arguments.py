@@ -15,6 +15,7 @@ import psutil
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from hotspan.config.connector import HASH, transfer_config
 from hotspan.config.settings import CacheSettings, with_named
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
@@ -98,7 +99,7 @@ def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:
     if arguments.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config is hotspan's to set: leave it out, or serve with --no-cache")
     arguments.kv_transfer_config = transfer_config(settings)
-    arguments.prefix_caching_hash_algo = "sha256_cbor"
+    arguments.prefix_caching_hash_algo = HASH
 
 
 def plan_engine(
@@ -140,22 +141,6 @@ def plan_engine(
     if plan.engine_pool_bytes is not None and plan.ram_bytes:
         arguments.kv_cache_memory_bytes = plan.engine_pool_bytes
     return plan
-
-
-def transfer_config(settings: CacheSettings) -> dict[str, Any]:
-    """The --kv-transfer-config that puts hotspan into an engine, also one that somebody else starts."""
-    return {
-        "kv_connector": "HotspanConnector",
-        "kv_connector_module_path": "hotspan.engine.connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "HotspanSpec",
-            "spec_module_path": "hotspan.engine.spec",
-            "offload_prompt_only": settings.prompts_only,
-            "hotspan": settings.to_json(),
-        },
-    }
 
 
 def draft_model(arguments: Namespace) -> str | None:

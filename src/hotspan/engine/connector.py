@@ -26,6 +26,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from hotspan.config.connector import HASH, connector_settings, extra_config
+from hotspan.config.environment import environment
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
 from hotspan.core.errors import ConfigError, HotspanError
@@ -52,7 +54,8 @@ class IdleMetadata(OffloadingConnectorMetadata):
 
 
 class HotspanConnector(OffloadingConnector):
-    """The engine's way to the cache. Extra config: `CacheSettings.to_json()` under "hotspan".
+    """The engine's way to the cache. Extra config: `CacheSettings.to_json()` under "hotspan", or as
+    `connector_settings` reads it where somebody else starts the engine.
 
     manager, administrator: the scheduler's; a worker's connector has none.
     """
@@ -62,7 +65,7 @@ class HotspanConnector(OffloadingConnector):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
-        settings = CacheSettings.from_json(extra["hotspan"])
+        settings = _settings(vllm_config, extra)
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
 
         def opened(spec: HotspanSpec) -> HotspanManager:
@@ -177,6 +180,18 @@ class HotspanConnector(OffloadingConnector):
         if isinstance(self._connector_metadata, IdleMetadata) and isinstance(worker, HostWorker):
             worker.await_loads(_IDLE_S)
         return super().get_finished(finished_req_ids)
+
+
+def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:
+    """The tiers. Mutates: the engine's configuration, where it was not made for hotspan. Raises: ConfigError."""
+    workers = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+    settings = connector_settings(extra, environment(), vllm_config.model_config.model, workers)
+    if "hotspan" not in extra:
+        extra |= extra_config(settings)
+        # The engine reads both after it has made its connectors (v1/core/sched/scheduler.py, v1/engine/core.py).
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        vllm_config.cache_config.prefix_caching_hash_algo = HASH
+    return settings
 
 
 def _load_adapter(core: Any, lora: LoRARequest) -> None:

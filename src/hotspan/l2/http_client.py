@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
-from hotspan import __version__
 from hotspan.core.buffers import parts_of
 from hotspan.core.deadline import Deadline
+from hotspan.core.version import __version__
 
 Buffer = bytes | memoryview
 

@@ -32,10 +32,10 @@ from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 from vllm.v1.request import Request
 
+from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
 from hotspan.engine import opening
-from hotspan.engine.arguments import transfer_config
 from proofs.simulated.memory_store import MemoryServer
 
 from ..rig import CHUNK, HANG_S, Tiers, sampling

@@ -1,0 +1,109 @@
+"""hotspan as a connector of somebody else's vLLM: its --kv-transfer-config, and the tiers that are meant by one."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hotspan.config.configuration import Places, load_configuration
+from hotspan.config.keys import FLAGS
+from hotspan.config.own import CommandLine
+from hotspan.config.settings import CacheOptions, CacheSettings
+from hotspan.core.errors import ConfigError, did_you_mean
+
+CONNECTOR: Final = "HotspanConnector"
+CONNECTOR_MODULE: Final = "hotspan.engine.connector"
+HASH: Final = "sha256_cbor"
+"""The prefix-caching hash algorithm of the engine that hotspan's keys need."""
+
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([MGT])iB")
+_GIB: Final = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
+_PREFIX: Final = "hotspan."
+_VARIABLES: Final = ("HOTSPAN_", "LMCACHE_")
+_SPEC: Final = {"spec_name": "HotspanSpec", "spec_module_path": "hotspan.engine.spec"}
+_NOWHERE: Final = Places(Path("/nonexistent"), Path("/nonexistent"))  # LMI's files are for `hotspan serve`
+_TIERS: Final = "HOTSPAN_RAM_GIB=32, LMCACHE_CONFIG_FILE, HOTSPAN_CONFIG, or hotspan.ram_gib in the extra config"
+
+
+def transfer_config(settings: CacheSettings) -> dict[str, Any]:
+    """The --kv-transfer-config that puts hotspan into an engine, also one that somebody else starts."""
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra_config(settings),
+    }
+
+
+def extra_config(settings: CacheSettings) -> dict[str, Any]:
+    """The kv_connector_extra_config of these tiers."""
+    return _SPEC | {"offload_prompt_only": settings.prompts_only, "hotspan": settings.to_json()}
+
+
+def connector_settings(
+    extra: Mapping[str, Any], surroundings: Mapping[str, str], model: str, workers: int = 1
+) -> CacheSettings:
+    """The tiers that a kv_connector_extra_config names, else HOTSPAN_* or LMCACHE_* and their files.
+
+    extra:   "hotspan" has complete settings, as `transfer_config` writes them; otherwise "hotspan.ram_gib" is what
+             --ram-gib is to `hotspan serve`, and so on.
+    workers: processes of the engine, for LMCache's sizes, which are for each.
+    Raises:  ConfigError that names key, value, origin and remedy, also if no tier is named: nothing is chosen here.
+    """
+    if "hotspan" in extra:
+        return CacheSettings.from_json(extra["hotspan"])
+    known = {option.name for option in FLAGS}
+    flags: dict[str, Any] = {}
+    for name, value in extra.items():
+        if name.startswith(_PREFIX):
+            key = name.removeprefix(_PREFIX).replace("-", "_")
+            if key not in known:
+                hint = did_you_mean(key, known, "docs/configuration.md lists the keys")
+                raise ConfigError(f"kv_connector_extra_config: there is no {name!r}: {hint}")
+            flags[key] = value
+    own = {name: value for name, value in surroundings.items() if name.startswith(_VARIABLES)}
+    command_line = CommandLine(model, flags, [f"--tensor-parallel-size={workers}"])
+    configuration = load_configuration(command_line, own, places=_NOWHERE)
+    if configuration.is_auto or not configuration.names_tiers or configuration.cache is None:
+        raise ConfigError(f"no tier is named for {CONNECTOR}, and `hotspan serve` alone chooses sizes: give {_TIERS}")
+    if not configuration.cache.ram_bytes:
+        raise ConfigError(f"{CONNECTOR} has no RAM tier, which every other tier needs: give {_TIERS}")
+    return configuration.cache
+
+
+def named_transfer_config(
+    *, ram: str, disk: str | Path | None = None, disk_size: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """The --kv-transfer-config with these tiers, as `hotspan.transfer_config`.
+
+    ram, disk_size: such as "32GiB". disk: a directory; it needs disk_size.
+    options:        other fields of `CacheOptions`, such as l2 and chunk_tokens.
+    Raises:         ConfigError for what is no size, or a combination that can't work.
+    """
+    if (disk is None) != (disk_size is None):
+        raise ConfigError("disk and disk_size belong together: give both, such as disk='/nvme', disk_size='500GiB'")
+    tiers: dict[str, Any] = {"ram_gib": _gib("ram", ram)}
+    if disk is not None and disk_size is not None:
+        tiers |= {"disk": Path(disk), "disk_gib": _gib("disk_size", disk_size)}
+    known = CacheOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"there is no {name!r}: {did_you_mean(name, known, 'docs/configuration.md lists them')}")
+    return transfer_config(CacheOptions(**tiers, **options).settings())
+
+
+def engine_options(**tiers: Any) -> dict[str, Any]:
+    """The arguments for vLLM's `LLM(model, **hotspan.engine_options(ram="32GiB"))`. Takes and raises: as above."""
+    return {
+        "kv_transfer_config": named_transfer_config(**tiers),
+        "enable_prefix_caching": True,
+        "prefix_caching_hash_algo": HASH,
+    }
+
+
+def _gib(name: str, text: str) -> float:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{name} is {text!r}: give a number and MiB, GiB or TiB, such as '32GiB'")
+    return float(found[1]) * _GIB[found[2]]
