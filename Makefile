@@ -216,6 +216,19 @@ lock: install  ## Write the versions in .venv to requirements-cpu.lock
 	@touch $(STAMP)
 	@echo "==> $(LOCK): $$(grep -c == $(LOCK)) packages"
 
+# Tools of a release in an environment of their own: they need no engine.
+.PHONY: dist
+RELEASE := .venv-release
+$(RELEASE)/.installed: pyproject.toml
+	@[ -x $(RELEASE)/bin/python ] || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip --disable-pip-version-check install -q "build>=1.2" "twine>=6"
+	@touch $@
+dist: $(RELEASE)/.installed  ## Build wheel and sdist, check them, and try the wheel in a clean environment (about a minute)
+	@rm -rf build dist
+	@$(RELEASE)/bin/python -m build -q --outdir dist .
+	@$(RELEASE)/bin/twine check --strict dist/*
+	@tests/install_smoke.sh $(PYTHON) dist
+
 clean:  ## Remove .venv and what the tools cached
-	rm -rf $(VENV) .venv-vllm-* .vllm-sources build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* .venv-release .vllm-sources build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

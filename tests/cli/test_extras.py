@@ -30,7 +30,7 @@ def test_router_and_daemon_need_no_extra() -> None:
     """The whole router and daemon, and every command's module, import without any package of an extra."""
     names = [
         ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-        for part in ("router", "daemon", "l2", "tiers", "cache", "keyring", "http", "core", "config", "cli")
+        for part in ("router", "daemon", "l2", "tiers", "cache", "keyring", "core", "config", "cli")
         for path in sorted((ROOT / "src" / "hotspan" / part).rglob("*.py"))
         if part != "router" or "ray" not in path.parts
     ]

@@ -14,7 +14,9 @@ EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "vllm": _ENGINE,
         "torch": _ENGINE,
+        "transformers": _ENGINE,
         "fastapi": _ENGINE,
+        "starlette": _ENGINE,
         "jsonschema": _ENGINE,
         "safetensors": _ENGINE,
         "plotly": _BENCH,
@@ -32,7 +34,7 @@ def naming_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        if error.name is None or error.name not in EXTRAS:
             raise
         part = "the engine" if EXTRAS[error.name] is _ENGINE else "reports"
         raise ConfigError(
