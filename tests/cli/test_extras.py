@@ -1,5 +1,6 @@
 """The base install: what it needs, and what a command without its extra answers."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -12,41 +13,64 @@ from hotspan.core.extras import EXTRAS, naming_extra
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WITHOUT = (
-    "import sys\n"
-    "class Absent:\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    f"        if name in {sorted(EXTRAS)!r}: raise ModuleNotFoundError(name, name=name)\n"
-    "sys.meta_path.insert(0, Absent())\n"
-)
+PARTS = ("router", "daemon", "l2", "tiers", "cache", "keyring", "core", "config", "cli")
+MODULES = [
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    for part in PARTS
+    for path in sorted((ROOT / "src" / "hotspan" / part).rglob("*.py"))
+    if part != "router" or "ray" not in path.parts
+]
+CODE = """
+import importlib, json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in absent:
+            raise ModuleNotFoundError(name, name=name)
+
+absent, modules, model = json.load(sys.stdin)
+sys.meta_path.insert(0, Absent())
+for name in modules:
+    importlib.import_module(name)
+
+from typer.testing import CliRunner
+from hotspan.cli.main import app
+
+def run(words, **variables):
+    done = CliRunner().invoke(app, words, env=variables, prog_name="hotspan")
+    return done.exit_code, done.output, type(done.exception).__name__
+
+json.dump({
+    "serve": run(["serve", model]),
+    "config check": run(["config", "check", model]),
+    "completion": run([], _HOTSPAN_COMPLETE="complete_bash", COMP_WORDS="hotspan da", COMP_CWORD="1"),
+}, sys.stdout)
+"""
 
 
-def without_extras(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process in which no package of an extra can be imported."""
-    return subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, timeout=120)
-
-
-def test_router_and_daemon_need_no_extra() -> None:
-    """The whole router and daemon, and every command's module, import without any package of an extra."""
-    names = [
-        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-        for part in ("router", "daemon", "l2", "tiers", "cache", "keyring", "core", "config", "cli")
-        for path in sorted((ROOT / "src" / "hotspan" / part).rglob("*.py"))
-        if part != "router" or "ray" not in path.parts
-    ]
-    done = without_extras(f"import importlib\nfor name in {names!r}: importlib.import_module(name)")
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Status, output and exception of commands, in one process in which no package of an extra can be imported."""
+    model = tmp_path_factory.mktemp("model")
+    (model / "config.json").write_text("{}")
+    told = json.dumps([sorted(EXTRAS), MODULES, str(model)])
+    done = subprocess.run([sys.executable, "-c", CODE], input=told, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    return {name: tuple(outcome) for name, outcome in json.loads(done.stdout).items()}
+
+
+def test_router_and_daemon_need_no_extra(outcomes: dict[str, tuple[int, str, str]]) -> None:
+    """The whole router and daemon, and every command's module, import without any package of an extra."""
+    assert outcomes
 
 
 @pytest.mark.parametrize("command", ["serve", "config check"])
-def test_a_command_without_the_engine_names_the_extra(command: str, tmp_path: Path) -> None:
+def test_a_command_without_the_engine_names_the_extra(command: str, outcomes: dict[str, tuple[int, str, str]]) -> None:
     """Without vLLM, a command that needs it ends with one line that names the extra, and status 2."""
-    (tmp_path / "config.json").write_text("{}")
-    words = ["hotspan", *command.split(), str(tmp_path)]
-    done = without_extras(f"sys.argv = {words!r}\nfrom hotspan.cli.main import main\nmain()")
-    assert done.returncode == 2
-    assert "hotspan[cpu]" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, output, exception = outcomes[command]
+    assert (status, exception) == (2, "SystemExit")
+    assert "hotspan[cpu]" in output
+    assert "Traceback" not in output
 
 
 def test_a_package_that_lacks_its_own_module_is_a_defect() -> None:
@@ -67,9 +91,7 @@ def test_extras_bring_what_their_message_promises() -> None:
     assert all("hotspan[bench,server]" in extras[engine] for engine in ("cpu", "gpu"))
 
 
-def test_commands_are_completed() -> None:
+def test_commands_are_completed(outcomes: dict[str, tuple[int, str, str]]) -> None:
     """The shell completes a command's name: `hotspan da<TAB>` gives daemon."""
-    words = {"_HOTSPAN_COMPLETE": "complete_bash", "COMP_WORDS": "hotspan da", "COMP_CWORD": "1"}
-    run = "sys.argv = ['hotspan']\nfrom hotspan.cli.main import main\nmain()"
-    done = without_extras(f"import os, sys\nos.environ.update({words!r})\n{run}")
-    assert done.stdout.split() == ["daemon"], done.stderr
+    _status, output, _exception = outcomes["completion"]
+    assert output.split() == ["daemon"]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def read(extra: dict[str, Any], variables: dict[str, str], workers: int = 1) -> CacheSettings:
-    return connector_settings(extra, variables, "a/model", workers)
+    return connector_settings(extra, variables, workers).cache
 
 
 def test_tiers_come_from_variables() -> None:
@@ -59,6 +59,8 @@ def test_complete_settings_are_taken_as_they_are() -> None:
         ({}, {"HOTSPAN_RAM_GB": "3"}, "HOTSPAN_RAM_GIB"),
         ({"hotspan.ram_gib": "much"}, {}, "ram"),
         ({"hotspan.auto": True}, {}, "alone chooses sizes"),
+        ({"hotspan.disk": "/d", "hotspan.disk_gib": 5, "hotspan.port": 1}, {}, "hotspan.port"),
+        ({}, {"HOTSPAN_NO_CACHE": "true"}, "leave one of them out"),
     ],
 )
 def test_what_cannot_work_is_named(extra: dict[str, Any], variables: dict[str, str], message: str) -> None:
@@ -77,6 +79,28 @@ def test_engine_options_round_trip(tmp_path: Path) -> None:
     assert options["kv_transfer_config"] == hotspan.transfer_config(
         ram="512MiB", disk=tmp_path, disk_size="1TiB", chunk_tokens=128
     )
+
+
+def test_api_keys_are_refused(tmp_path: Path) -> None:
+    """A file of tenants with keys is an error, since nothing would check them; one with retention rules acts."""
+    file = tmp_path / "tenants.yaml"
+    variables = {"HOTSPAN_RAM_GIB": "1", "HOTSPAN_TENANTS": str(file)}
+    file.write_text("retention: [{ttl: 1h}]\n")
+    file.chmod(0o600)
+    assert read({}, variables).retention[0].ttl_s == 3600
+    file.write_text("tenants: {acme: {keys: [sk-0123456789abcdef0123456789]}}\n")
+    with pytest.raises(ConfigError, match="API keys"):
+        read({}, variables)
+
+
+def test_what_only_hotspan_serve_reads_is_named(tmp_path: Path) -> None:
+    """Options of the server and of the engine in hotspan's sources have no effect here, and are named."""
+    file = tmp_path / "hotspan.yaml"
+    file.write_text("ram-gib: 5\nmax-model-len: 4096\n")
+    variables = {"HOTSPAN_CONFIG": str(file), "HOTSPAN_JOB_QUEUE_SIZE": "7", "LMCACHE_CACHE_POLICY": "LRU"}
+    notes = " ".join(str(note) for note in connector_settings({}, variables).notes if note.is_warning)
+    assert all(name in notes for name in ("max-model-len", "HOTSPAN_JOB_QUEUE_SIZE", "LMCACHE_CACHE_POLICY"))
+    assert connector_settings({}, {"HOTSPAN_RAM_GIB": "1", "HOTSPAN_KV_EVENTS_KEY": str(file)}).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""hotspan as a connector of somebody else's vLLM: its --kv-transfer-config, and the tiers that are meant by one."""
+"""hotspan as the connector of a vLLM that somebody else starts: its --kv-transfer-config, and the tiers it names."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hotspan.config.configuration import Places, load_configuration
-from hotspan.config.keys import FLAGS
+from hotspan.config.keys import CACHE, CONFIG_FILE
+from hotspan.config.origin import Note, Source
 from hotspan.config.own import CommandLine
 from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
@@ -20,8 +22,13 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([MGT])iB")
 _GIB: Final = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 _PREFIX: Final = "hotspan."
 _VARIABLES: Final = ("HOTSPAN_", "LMCACHE_")
-_SPEC: Final = {"spec_name": "HotspanSpec", "spec_module_path": "hotspan.engine.spec"}
-_NOWHERE: Final = Places(Path("/nonexistent"), Path("/nonexistent"))  # LMI's files are for `hotspan serve`
+SPEC: Final = {"spec_name": "HotspanSpec", "spec_module_path": "hotspan.engine.spec"}
+_NOWHERE: Final = Places(Path("/nonexistent"), Path("/nonexistent"))
+_NO_MODEL: Final = str(_NOWHERE.model)
+"""The engine has its model; LMI's files in its directory are for `hotspan serve`."""
+_READ: Final = frozenset({CONFIG_FILE.name, *(option.name for option in CACHE)})
+_KNOWS_EVENTS: Final = ("--kv-events-config={}",)
+"""Whether KV events are published is the engine's own option, which is not read here."""
 _TIERS: Final = "HOTSPAN_RAM_GIB=32, LMCACHE_CONFIG_FILE, HOTSPAN_CONFIG, or hotspan.ram_gib in the extra config"
 
 
@@ -38,12 +45,20 @@ def transfer_config(settings: CacheSettings) -> dict[str, Any]:
 
 def extra_config(settings: CacheSettings) -> dict[str, Any]:
     """The kv_connector_extra_config of these tiers."""
-    return _SPEC | {"offload_prompt_only": settings.prompts_only, "hotspan": settings.to_json()}
+    return SPEC | {"offload_prompt_only": settings.prompts_only, "hotspan": settings.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """The tiers of an engine that somebody else starts. notes: what was written and has no effect there."""
+
+    cache: CacheSettings
+    notes: tuple[Note, ...] = ()
 
 
 def connector_settings(
-    extra: Mapping[str, Any], surroundings: Mapping[str, str], model: str, workers: int = 1
-) -> CacheSettings:
+    extra: Mapping[str, Any], surroundings: Mapping[str, str], workers: int = 1
+) -> ConnectorSettings:
     """The tiers that a kv_connector_extra_config names, else HOTSPAN_* or LMCACHE_* and their files.
 
     extra:   "hotspan" has complete settings, as `transfer_config` writes them; otherwise "hotspan.ram_gib" is what
@@ -52,24 +67,42 @@ def connector_settings(
     Raises:  ConfigError that names key, value, origin and remedy, also if no tier is named: nothing is chosen here.
     """
     if "hotspan" in extra:
-        return CacheSettings.from_json(extra["hotspan"])
-    known = {option.name for option in FLAGS}
-    flags: dict[str, Any] = {}
-    for name, value in extra.items():
-        if name.startswith(_PREFIX):
-            key = name.removeprefix(_PREFIX).replace("-", "_")
-            if key not in known:
-                hint = did_you_mean(key, known, "docs/configuration.md lists the keys")
-                raise ConfigError(f"kv_connector_extra_config: there is no {name!r}: {hint}")
-            flags[key] = value
+        return ConnectorSettings(CacheSettings.from_json(extra["hotspan"]))
     own = {name: value for name, value in surroundings.items() if name.startswith(_VARIABLES)}
-    command_line = CommandLine(model, flags, [f"--tensor-parallel-size={workers}"])
+    command_line = CommandLine(_NO_MODEL, _flags(extra), [f"--tensor-parallel-size={workers}", *_KNOWS_EVENTS])
     configuration = load_configuration(command_line, own, places=_NOWHERE)
+    settings = configuration.settings
+    if settings.is_on("no_cache"):
+        raise ConfigError(f"{settings['no_cache'].given.origin}: {CONNECTOR} is the cache: leave one of them out")
     if configuration.is_auto or not configuration.names_tiers or configuration.cache is None:
         raise ConfigError(f"no tier is named for {CONNECTOR}, and `hotspan serve` alone chooses sizes: give {_TIERS}")
     if not configuration.cache.ram_bytes:
         raise ConfigError(f"{CONNECTOR} has no RAM tier, which every other tier needs: give {_TIERS}")
-    return configuration.cache
+    if configuration.tenants.has_keys:
+        raise ConfigError(
+            f"{settings['tenants'].given.origin} has API keys, which `hotspan serve` alone checks: serve the model "
+            "with it, or leave the keys out"
+        )
+    unused = (
+        setting.given
+        for name, setting in settings.items()
+        if name not in _READ and Source.COMMAND_LINE < setting.source < Source.IMPLIED
+    )
+    notes = (Note(given.origin, "only `hotspan serve` reads it: it has no effect", is_warning=True) for given in unused)
+    return ConnectorSettings(configuration.cache, (*configuration.notes, *notes))
+
+
+def _flags(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the tiers in an extra config. Raises: ConfigError for a name that is none of them."""
+    flags: dict[str, Any] = {}
+    for name, value in extra.items():
+        if name.startswith(_PREFIX):
+            key = name.removeprefix(_PREFIX).replace("-", "_")
+            if key not in _READ:
+                hint = did_you_mean(key, _READ, "docs/configuration.md lists the options of the tiers")
+                raise ConfigError(f"kv_connector_extra_config: there is no {name!r}: {hint}")
+            flags[key] = value
+    return flags
 
 
 def named_transfer_config(
@@ -94,7 +127,10 @@ def named_transfer_config(
 
 
 def engine_options(**tiers: Any) -> dict[str, Any]:
-    """The arguments for vLLM's `LLM(model, **hotspan.engine_options(ram="32GiB"))`. Takes and raises: as above."""
+    """The arguments for vLLM's `LLM(model, **hotspan.engine_options(ram="32GiB"))`.
+
+    Takes, and raises: as `named_transfer_config`.
+    """
     return {
         "kv_transfer_config": named_transfer_config(**tiers),
         "enable_prefix_caching": True,

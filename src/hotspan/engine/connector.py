@@ -1,5 +1,6 @@
 """HotspanConnector: vLLM's offloading connector, which hands what the engine asks and tells to hotspan's manager."""
 
+import logging
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,12 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -26,7 +32,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from hotspan.config.connector import HASH, connector_settings, extra_config
+from hotspan.config.connector import HASH, SPEC, connector_settings, extra_config
 from hotspan.config.environment import environment
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
@@ -42,8 +48,11 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.opening import open_cache
+from hotspan.engine.plugin import log_as_vllm
 from hotspan.engine.spec import HotspanSpec, managed
 from hotspan.engine.worker import HostWorker
+
+logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
@@ -89,6 +98,18 @@ class HotspanConnector(OffloadingConnector):
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
             watch_adapters(_load_adapter)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """The metrics on vLLM's page. The process that shows it makes no connector: only here it learns the spec."""
+        vllm_config.kv_transfer_config.kv_connector_extra_config |= SPEC
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- the scheduler's -----------------------------------------------------------------------------------------------
 
@@ -185,13 +206,17 @@ class HotspanConnector(OffloadingConnector):
 def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:
     """The tiers. Mutates: the engine's configuration, where it was not made for hotspan. Raises: ConfigError."""
     workers = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
-    settings = connector_settings(extra, environment(), vllm_config.model_config.model, workers)
+    found = connector_settings(extra, environment(), workers)
+    log_as_vllm()
+    for note in found.notes:  # once in each process: the next connector finds the settings in `extra`
+        if note.is_warning:
+            logger.warning("option_without_effect %s", note)
     if "hotspan" not in extra:
-        extra |= extra_config(settings)
+        extra |= extra_config(found.cache)
         # The engine reads both after it has made its connectors (v1/core/sched/scheduler.py, v1/engine/core.py).
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         vllm_config.cache_config.prefix_caching_hash_algo = HASH
-    return settings
+    return found.cache
 
 
 def _load_adapter(core: Any, lora: LoRARequest) -> None:

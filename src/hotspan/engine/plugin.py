@@ -1,5 +1,7 @@
 """The entry point of vLLM's general plugins: `--kv-transfer-config` finds HotspanConnector by its name alone."""
 
+import logging
+
 from hotspan.config.connector import CONNECTOR, CONNECTOR_MODULE
 
 
@@ -12,3 +14,12 @@ def register() -> None:
 
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, CONNECTOR_MODULE, CONNECTOR)
+
+
+def log_as_vllm() -> None:
+    """Log hotspan's lines where vLLM's go, in this process, unless something else is configured for them."""
+    own, engine = logging.getLogger("hotspan"), logging.getLogger("vllm")
+    if not own.hasHandlers() and engine.handlers:
+        for handler in engine.handlers:
+            own.addHandler(handler)
+        own.setLevel(engine.level)
