@@ -233,7 +233,10 @@ class Slow(BaseHTTPRequestHandler):
 
 
 def test_sigterm_lets_requests_end() -> None:
-    """The process says where it listens; told to stop it refuses new work, ends what runs, and exits with 0."""
+    """The process says where it listens; told to stop it refuses new work, ends what runs, and exits with 0.
+
+    Before that, `hotspan route drain` and `resume` take a replica out and back.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     command = [sys.executable, "-m", "hotspan", "route", "--replica", f"127.0.0.1:{server.server_port}", "--port", "0"]
@@ -252,6 +255,16 @@ def test_sigterm_lets_requests_end() -> None:
         def ask() -> None:
             statuses.append(status("POST", "/v1/completions", b'{"prompt": "x"}'))
 
+        def administered(*words: str) -> str:
+            done = CliRunner().invoke(app, ["route", *words, "--server", f"http://127.0.0.1:{port}"])
+            assert done.exit_code == 0, done.output
+            return done.output
+
+        replica = f"http://127.0.0.1:{server.server_port}"
+        assert "drained" in administered("drain", replica)
+        assert '"is_drained": true' in administered("replicas", "--json")
+        assert "takes requests" in administered("resume", replica)
+        assert "closed" in administered("replicas")
         asking = threading.Thread(target=ask)
         asking.start()
         assert Slow.asked.wait(60)

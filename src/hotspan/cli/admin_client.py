@@ -38,6 +38,10 @@ class Admin:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
         return self._call("POST", path, body, timeout_s)
 
+    def delete(self, path: str, timeout_s: float = 60) -> Any:
+        """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
+        return self._call("DELETE", path, None, timeout_s)
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
         url = _url(self.server)
         shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"

@@ -7,6 +7,7 @@ import typer
 from hotspan import __version__
 from hotspan.cli import bench
 from hotspan.cli.ab import ab
+from hotspan.cli.adapters import adapters
 from hotspan.cli.cache import cache
 from hotspan.cli.config import config
 from hotspan.cli.daemon import daemon
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve", context_settings=ENGINE_OPTIONS)(serve)
-app.command("route")(route)
+app.add_typer(route, name="route")
 app.command("daemon")(daemon)
 app.command("demo")(demo)
 app.command("demo-model")(demo_model)
@@ -41,6 +42,7 @@ app.command("simulate")(simulate)
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")
 app.add_typer(config, name="config")
+app.add_typer(adapters, name="adapters")
 
 
 def _show_version(is_asked: bool) -> None:

@@ -1,22 +1,51 @@
 """`hotspan route`: one address for several replicas, each request to where it costs least."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hotspan.cli.options import built, takes
-from hotspan.cli.output import explained
-from hotspan.config.options import options_of
+from hotspan.cli.admin_client import Admin
+from hotspan.cli.options import built, runs, takes
+from hotspan.cli.output import Printing, explained, print_json, stdout_console
+from hotspan.config.options import option, options_of
 from hotspan.core.errors import ConfigError
+from hotspan.router.routes import DRAIN, REPLICAS, RESUME
 from hotspan.router.settings import RouterSettings
 from hotspan.router.types import Strategy
 
+route = typer.Typer(invoke_without_command=True)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RouterAdmin(Admin):
+    """Calls a router as Admin calls a server."""
+
+    server: str = option("http://127.0.0.1:8000", "URL of the router.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    """Which router."""
+
+    admin: RouterAdmin = field(default_factory=RouterAdmin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasOptions(Printing):
+    """Which router, and how its answer is printed."""
+
+    admin: RouterAdmin = field(default_factory=RouterAdmin)
+
+
+ReplicaUrl = Annotated[str, typer.Argument(help="URL of the replica, as the router has it: `hotspan route replicas`.")]
+
+
+@route.callback()
 @takes(options_of(RouterSettings))
-def route(
+def run(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file with any of these options.")] = None,
     **_flags: Any,
@@ -26,6 +55,8 @@ def route(
     The estimate is in seconds: the queue, and the part of the prompt that the replica has to compute. Answers are
     streamed. docs/routing.md describes strategies, retries and failures.
     """
+    if context.invoked_subcommand is not None:
+        return
     with explained():
         from hotspan.router.run import run_router
 
@@ -34,6 +65,43 @@ def route(
         for line in _without_effect(settings):
             typer.secho(f"hotspan: {line}", fg=typer.colors.YELLOW, err=True)
         run_router(settings)
+
+
+@route.command("replicas")
+@runs(ReplicasOptions)
+def replicas(options: ReplicasOptions) -> None:
+    """Show the replicas of a running router."""
+    answer = options.admin.get(REPLICAS)
+    if options.json:
+        print_json(answer)
+        return
+    from rich.table import Table
+
+    table = Table("replica", "group", "takes requests", "health", "breaker", "drained", "in flight", "tokens/s")
+    for each in answer["replicas"]:
+        marks = {name: "yes" if each[name] else "no" for name in ("can_take", "is_drained")}
+        states = (marks["can_take"], each["health"], each["breaker"], marks["is_drained"])
+        table.add_row(each["replica"], each["group"], *states, str(each["in_flight"]), f"{each['tokens_per_s']:,.0f}")
+    stdout_console().print(table)
+
+
+@route.command("drain")
+@runs(ReplicaOptions)
+def drain(options: ReplicaOptions, replica: ReplicaUrl) -> None:
+    """Send a replica no more requests; those in flight go on."""
+    _show_drained(options.admin.post(DRAIN, {"replica": replica}))
+
+
+@route.command("resume")
+@runs(ReplicaOptions)
+def resume(options: ReplicaOptions, replica: ReplicaUrl) -> None:
+    """Send a drained replica requests again."""
+    _show_drained(options.admin.post(RESUME, {"replica": replica}))
+
+
+def _show_drained(shown: dict[str, Any]) -> None:
+    state = "drained" if shown["is_drained"] else "takes requests" if shown["can_take"] else f"is {shown['health']}"
+    typer.echo(f"{shown['replica']}: {state}, {shown['in_flight']} requests in flight")
 
 
 def _without_effect(settings: RouterSettings) -> Iterator[str]:
