@@ -229,6 +229,19 @@ dist: $(RELEASE)/.installed  ## Build wheel and sdist, check them, and try the w
 	@$(RELEASE)/bin/twine check --strict dist/*
 	@tests/install_smoke.sh $(PYTHON) dist
 
+# The documentation site, in an environment of its own: it needs neither the engine nor hotspan.
+.PHONY: site reference
+SITE := .venv-site
+$(SITE)/.installed: docsite/requirements.txt
+	@[ -x $(SITE)/bin/python ] || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check install -q -r docsite/requirements.txt
+	@touch $@
+site: $(SITE)/.installed  ## Build the documentation site into site/, strictly, and check its links and anchors
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --clean
+	@$(SITE)/bin/python docsite/check.py site
+reference: install  ## Write docs/reference/ from the code
+	@$(BIN)/python -m docsite.reference
+
 clean:  ## Remove .venv and what the tools cached
-	rm -rf $(VENV) .venv-vllm-* .venv-release .vllm-sources build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

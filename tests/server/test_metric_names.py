@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields
 
+from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
 from hotspan.daemon.pool import PoolCounts
@@ -26,3 +27,8 @@ def test_the_daemons_metrics() -> None:
     page = Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: gauges, lambda: 0)).page()
     lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
     assert len(lines) > 30 and all(re.fullmatch(r"hotspan_daemon_\w+ [0-9.e+-]+", line) for line in lines)
+
+
+def test_reference_of_metrics_is_that_of_the_code() -> None:
+    """docs/reference/metrics.md is what `make reference` writes."""
+    assert (REFERENCE / "metrics.md").read_text() == metrics_page()

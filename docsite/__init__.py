@@ -1,0 +1,1 @@
+"""What makes the documentation site from docs/: `make site`."""

@@ -1,0 +1,144 @@
+"""The pages docs/reference/cli.md and metrics.md, from the code: `make reference`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import typer
+from prometheus_client.core import Metric
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+
+def commands(command: Any, name: str = "hotspan") -> Iterator[tuple[str, Any]]:
+    """Every command that can be run, with its words, from typer's tree."""
+    if hasattr(command, "commands"):
+        if command.invoke_without_command and name != "hotspan":
+            yield name, command
+        for word, each in command.commands.items():
+            yield from commands(each, f"{name} {word}")
+    else:
+        yield name, command
+
+
+def cli_page() -> str:
+    """docs/reference/cli.md."""
+    from hotspan.cli.main import app
+
+    lines = [
+        "# Commands",
+        "",
+        "Written from the code by `make reference`. Every command has `--help`; `hotspan --install-completion` sets up",
+        "completion of the shell.",
+    ]
+    for name, command in commands(typer.main.get_command(app)):
+        lines += ["", f"## {name}", "", _prose(command.help or ""), ""]
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+        lines += ["```", " ".join([name, *map(_argument, arguments), "[OPTIONS]"]), "```", ""]
+        lines += ["| option | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{_argument(each)}` | | {_cell(each.help or '')} |" for each in arguments]
+        lines += map(_option, options)
+        if lines[-1] == "|---|---|---|":
+            lines[-2:] = ["It has no options."]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """docs/reference/metrics.md. Imports vLLM."""
+    from hotspan.engine.metrics import DEFINITIONS
+
+    server = [
+        (name, type(each).__name__.removeprefix("Offloading").removesuffix("Metadata").lower(), each.labelnames, each)
+        for name, each in DEFINITIONS.items()
+    ]
+    rows = [_metric(name, kind, labels, each.documentation) for name, kind, labels, each in server]
+    lines = [
+        "# Metrics",
+        "",
+        "Written from the code by `make reference`. A histogram has `_bucket`, `_sum` and `_count`. `tier` is `ram`,",
+        "`disk` or `l2`.",
+        *_section("hotspan serve", rows),
+        *_section("A directory of models", _families(_store())),
+        *_section("hotspan route", _families(_router())),
+        *_section("hotspan daemon", _families(_daemon())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _prose(help: str) -> str:
+    return " ".join(help.replace("\b", "").split())
+
+
+def _argument(argument: Any) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _option(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    shown = option.show_default
+    default = shown if isinstance(shown, str) else option.default if shown and option.default is not None else ""
+    if isinstance(default, bool) or callable(default):
+        default = ""
+    return f"| {names} | {_cell(str(default))} | {_cell(option.help or '')} |"
+
+
+def _cell(text: str) -> str:
+    return _prose(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _section(title: str, rows: Iterable[str]) -> list[str]:
+    return ["", f"## {title}", "", "| metric | labels | type | meaning |", "|---|---|---|---|", *rows]
+
+
+def _metric(name: str, kind: str, labels: Iterable[str], meaning: str) -> str:
+    shown = name + "_total" if kind == "counter" else name
+    return f"| `{shown}` | {', '.join(f'`{label}`' for label in labels)} | {kind} | {_cell(meaning)} |"
+
+
+def _families(families: Iterable[Metric]) -> list[str]:
+    return [
+        _metric(each.name, each.type, getattr(each, "_labelnames", ()), each.documentation)
+        for each in sorted(families, key=lambda family: family.name)
+    ]
+
+
+def _store() -> Iterable[Metric]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from hotspan.server.models.merging import LABEL, merged_metrics
+
+    for family in text_string_to_metric_families(merged_metrics({}, ()).decode()):
+        family._labelnames = (LABEL,)
+        yield family
+
+
+def _router() -> Iterable[Metric]:
+    from hotspan.router.gateway import Gateway
+    from hotspan.router.settings import RouterSettings, parse_replica
+
+    upstream: Any = None  # nothing is asked
+    gateway = Gateway(RouterSettings(replicas=(parse_replica("http://127.0.0.1:1"),)), upstream)
+    return gateway._metrics.registry.collect()
+
+
+def _daemon() -> Iterable[Metric]:
+    from hotspan.daemon.disk import DiskCounts
+    from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+    from hotspan.daemon.pool import PoolCounts
+
+    gauges: Any = dict.fromkeys((each.name for each in fields(DaemonGauges)), 0)
+    return Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: DaemonGauges(**gauges), lambda: 0)).collect()
+
+
+def main() -> None:
+    """Write both pages."""
+    REFERENCE.mkdir(exist_ok=True)
+    (REFERENCE / "cli.md").write_text(cli_page())
+    (REFERENCE / "metrics.md").write_text(metrics_page())
+
+
+if __name__ == "__main__":
+    main()
