@@ -2,6 +2,7 @@
 
     namespace digest = sha256( tagged, length-prefixed fields: model, dtypes, layout, parallelism, chunk size, ... )
     chunk key        = sha256( namespace digest | tenant's secret | adapter digest | group | engine's chained hash )
+    window key       = sha256( namespace digest | tenant's secret | adapter digest | group | sha256( tokens ) )
 
 The engine's chained hash covers the tokens, all tokens before them, the salt, the adapter's name and the multimodal
 inputs; what it leaves out (docs/architecture.md, Identity) is in the namespace and the adapter digest.
@@ -73,3 +74,17 @@ class ChunkKeyer:
         digest = self._prefix.copy()
         digest.update(group.to_bytes(4, "little") + engine_hash)
         return ChunkKey(digest.digest())
+
+    def window_key(self, tokens: bytes, group: int) -> ChunkKey:
+        """The key of a window's KV in KV cache group `group`: of its own tokens, whatever comes before them.
+
+        tokens: its token ids, uint32 little-endian. No window has the key of a chunk: what is hashed differs in length.
+        """
+        digest = self._prefix.copy()
+        digest.update(group.to_bytes(4, "little") + b"window-1" + hashlib.sha256(tokens).digest())
+        return ChunkKey(digest.digest())
+
+    @property
+    def owner(self) -> bytes:
+        """32 bytes that stand for the namespace, the tenant and the adapter together."""
+        return self._prefix.digest()

@@ -1,0 +1,1 @@
+"""Reuse of repeated text that is not a prefix (docs/design/blend.md)."""

@@ -1,0 +1,155 @@
+"""What of a prompt is taken from windows, and what is computed: exact prefix first, windows beyond it if it pays.
+
+    prompt   [exact prefix][fresh][ window ][ window ][fresh][ window ][question][last]
+    claimed                ^------------------------------------------------------^
+    reused                        [--------][--------]       [--------]
+    fresh                  [-----]                    [-----]          [--------]
+
+The last token is never claimed: the engine computes it as in every request, and samples from it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from hotspan.engine.blend.index import Found, Window
+from hotspan.engine.blend.runs import Run, as_runs, attended, joined, token_count, without
+
+MIN_REUSED_TOKENS = 512
+MIN_SAVED_SHARE = 0.30
+"""What blending has to save of the predicted time to compute everything behind the exact prefix."""
+
+MIN_PIECE_TOKENS = 16
+"""Fewer tokens of a window are computed rather than loaded: most of the window is covered by others."""
+
+
+class Pace(NamedTuple):
+    """Predicted seconds: of one step, of computing a token, per key that a token attends to, of loading and rotating a
+    reused token; and what choosing the tokens to recompute takes, as a share of computing everything.
+    """
+
+    step_s: float
+    token_s: float
+    attended_s: float
+    move_s: float
+    probe_share: float = 0.0
+
+    def compute_s(self, runs: Iterable[Run]) -> float:
+        """To compute runs in one step."""
+        runs = list(runs)
+        return self.step_s + self.token_s * token_count(runs) + self.attended_s * attended(runs)
+
+
+class Reuse(NamedTuple):
+    """A part of a window in a prompt: `run` of the prompt is the window's tokens from `skip` on."""
+
+    run: Run
+    window: Window
+    skip: int
+
+    @property
+    def shift(self) -> int:
+        """How many positions its keys are rotated by; the same for all its tokens."""
+        return self.run.start - self.skip - self.window.position
+
+
+class Refusal(Enum):
+    """Why a prompt is computed as if there were no windows."""
+
+    NO_WINDOWS = "no_windows"
+    FEW_TOKENS = "few_tokens"
+    LITTLE_SAVED = "little_saved"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """How one prompt is blended.
+
+    claimed: all tokens behind the exact prefix, but the last.
+    reused:  from left to right, without overlap.
+    fresh:   the rest of `claimed`.
+    full_s, blended_s: predicted, to compute `claimed` and to blend it.
+    """
+
+    claimed: Run
+    reused: tuple[Reuse, ...]
+    fresh: tuple[Run, ...]
+    full_s: float
+    blended_s: float
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens that are taken from windows, those that are recomputed included."""
+        return sum(reuse.run.tokens for reuse in self.reused)
+
+    @property
+    def first_approximate(self) -> int:
+        """The first token whose KV is not what a prefill would give: everything from there on stays private."""
+        return self.reused[0].run.start
+
+    def recomputed(self, selected: Iterable[int]) -> list[Run]:
+        """The runs to compute, in order: everything fresh, and the selected of the reused tokens.
+
+        Raises: ValueError if a selected position is not reused.
+        """
+        chosen = as_runs(selected)
+        if without_reused := [run for run in chosen if not _lies_in(run, [reuse.run for reuse in self.reused])]:
+            raise ValueError(f"tokens {without_reused[0].start} to {without_reused[0].stop} are not reused")
+        return joined([*self.fresh, *chosen])
+
+    def check(self) -> None:
+        """Raise AssertionError if claimed, reused and fresh do not agree."""
+        pieces = sorted([*self.fresh, *(reuse.run for reuse in self.reused)])
+        assert [piece.start for piece in pieces] == [self.claimed.start, *(piece.stop for piece in pieces[:-1])]
+        assert pieces[-1].stop == self.claimed.stop
+        assert all(piece.tokens > 0 for piece in pieces)
+        assert all(reuse.skip >= 0 for reuse in self.reused)
+
+
+def plan_spans(
+    prompt_tokens: int, exact_tokens: int, found: Sequence[Found], pace: Pace, recompute_share: float
+) -> SpanPlan | Refusal:
+    """How to blend a prompt, or why not to.
+
+    exact_tokens:    from the front, those that the prefix caches have. Windows within them are not used.
+    found:           stored windows, as `WindowIndex.find` gives them.
+    recompute_share: of the reused tokens that the selector will choose.
+    Raises: ValueError for a share that is none, or for more exact tokens than there are.
+    """
+    if not 0.0 <= recompute_share <= 1.0 or not 0 <= exact_tokens <= prompt_tokens:
+        raise ValueError(f"{exact_tokens} of {prompt_tokens} tokens and a share of {recompute_share} are no prompt")
+    claimed = Run(exact_tokens, max(exact_tokens, prompt_tokens - 1))
+    reused = _reuse(claimed, found)
+    if not reused:
+        return Refusal.NO_WINDOWS
+    tokens = sum(reuse.run.tokens for reuse in reused)
+    if tokens < MIN_REUSED_TOKENS:
+        return Refusal.FEW_TOKENS
+    fresh = without(claimed, [reuse.run for reuse in reused])
+    full_s = pace.compute_s([claimed])
+    blended_s = (
+        pace.compute_s(fresh)
+        + recompute_share * (pace.compute_s([reuse.run for reuse in reused]) - pace.step_s)
+        + pace.probe_share * full_s
+        + pace.move_s * tokens
+    )
+    if full_s <= 0 or full_s - blended_s < MIN_SAVED_SHARE * full_s:  # 0: the engine's speed is unknown
+        return Refusal.LITTLE_SAVED
+    return SpanPlan(claimed, tuple(reused), tuple(fresh), full_s, blended_s)
+
+
+def _reuse(claimed: Run, found: Iterable[Found]) -> list[Reuse]:
+    """The parts of windows that lie in `claimed` and in no window before them."""
+    reused = []
+    at = claimed.start
+    for piece in sorted(found, key=lambda each: each.run):
+        start, stop = max(at, piece.run.start), min(claimed.stop, piece.run.stop)
+        if stop - start >= MIN_PIECE_TOKENS:
+            reused.append(Reuse(Run(start, stop), piece.window, start - piece.run.start))
+            at = stop
+    return reused
+
+
+def _lies_in(run: Run, runs: Iterable[Run]) -> bool:
+    return not without(run, runs)
