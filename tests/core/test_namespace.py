@@ -117,3 +117,22 @@ def test_short_digests_are_refused(sizes: tuple[int, int, int]) -> None:
     """A namespace, adapter or tenant that is not 32 bytes raises ValueError: lengths must not be able to shift."""
     with pytest.raises(ValueError):
         ChunkKeyer(*map(bytes, sizes))
+
+
+@given(DIGESTS, DIGESTS, DIGESTS, st.binary(max_size=16), st.integers(0, 3))
+def test_window_keys_are_of_tokens_and_owner_alone(
+    namespace: bytes, tenant: bytes, adapter: bytes, tokens: bytes, group: int
+) -> None:
+    """Another namespace, tenant, adapter, group or token gives another key; no chunk has the key of a window."""
+    keyer = ChunkKeyer(namespace, adapter, tenant)
+    key = keyer.window_key(tokens, group)
+    assert key == ChunkKeyer(namespace, adapter, tenant).window_key(tokens, group)
+    flipped = [bytes([parts[0] ^ 1, *parts[1:]]) for parts in (namespace, adapter, tenant)]
+    others = [
+        ChunkKeyer(flipped[0], adapter, tenant),
+        ChunkKeyer(namespace, flipped[1], tenant),
+        ChunkKeyer(namespace, adapter, flipped[2]),
+    ]
+    assert all(other.window_key(tokens, group) != key and other.owner != keyer.owner for other in others)
+    assert keyer.window_key(tokens, group + 1) != key != keyer.window_key(tokens + b"x", group)
+    assert keyer.key(hashlib.sha256(tokens).digest(), group) != key

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.engine.blend.rotation import FIT_SHIFTS, Fit, Pairing, Rotation, Sample, fit_rotation
@@ -110,10 +110,13 @@ def fits(layers: list[Sample]) -> list[Fit]:
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in MODELS), *((name, torch.bfloat16) for name in ("llama-3", "glm", "gemma3"))],
+    ids=str,
+)
 def test_keys_of_real_models_are_moved_to_where_the_model_puts_them(name: str, dtype: torch.dtype) -> None:
-    """Default, Llama-3, YaRN and linear scaling; whole and partial heads; both pairings; thetas that differ by layer."""
+    """Default, Llama-3, YaRN and linear scaling; whole and partial heads; both pairings; thetas by layer."""
     build, pairing = MODELS[name]
     layers = samples(build, dtype)
     for sample, fit in zip(layers, fits(layers), strict=True):
@@ -132,12 +135,10 @@ def test_learnt_positions_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_scaling_that_depends_on_the_length_is_refused() -> None:
-    """Dynamic NTK scaling gives other angles to longer texts: a rotation that holds for short shifts does not beyond."""
+    """Dynamic NTK scaling gives other angles to longer texts: no rotation holds for all of them."""
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
-    build = lambda: transformers.LlamaForCausalLM(  # noqa: E731
-        transformers.LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, rope_parameters=dynamic)
-    )
-    assert not any(fit.is_good for fit in fits(samples(build)))
+    config = transformers.LlamaConfig(**SMALL | {"max_position_embeddings": 8192}, rope_parameters=dynamic)
+    assert not any(fit.is_good for fit in fits(samples(lambda: transformers.LlamaForCausalLM(config))))
 
 
 def test_a_layer_without_positions_moves_nothing() -> None:
@@ -174,6 +175,7 @@ MOVES = st.integers(-(10**5), 10**5)
 
 
 @given(ROTATIONS, MOVES, MOVES, st.integers(0, 9))
+@settings(max_examples=30)
 def test_moves_add_up(rotation: Rotation, one: int, two: int, seed: int) -> None:
     """Two moves are one by their sum, a move and its opposite are none, and lengths of keys stay."""
     keys = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(seed))

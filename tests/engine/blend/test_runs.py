@@ -1,5 +1,7 @@
 """Runs and rows: no position is lost, computed twice, or computed before what it attends to."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ def test_runs_and_positions_say_the_same(positions: list[int]) -> None:
     runs = as_runs(positions)
     assert as_positions(runs).tolist() == sorted(set(positions))
     assert token_count(runs) == len(set(positions))
-    assert all(before.stop < after.start for before, after in zip(runs, runs[1:], strict=False))
+    assert all(before.stop < after.start for before, after in pairwise(runs))
 
 
 @given(RUNS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.engine.blend.runs import Run, as_runs
@@ -82,6 +82,7 @@ def test_the_highest_scores_are_taken(positions: list[int], share: float, seed: 
 
 
 @given(POSITIONS, st.floats(0, 1), st.integers(1, 8), st.integers(0, 9))
+@settings(max_examples=30)
 def test_groups_are_taken_whole(positions: list[int], share: float, width: int, seed: int) -> None:
     """Pieces of runs, of up to `width` neighbours: the share is reached, and passed by less than one group."""
     at, scores = torch.tensor(positions), drawn(len(positions), seed=seed).abs()

@@ -181,10 +181,10 @@ class WindowIndex:
 
     def forget_owner(self, owner: Owner) -> int:
         """Forget all windows of an owner; returns how many."""
-        known = self._owners.pop(owner, None) or {}
-        for name in known:
+        known = self._owners.pop(owner, None)
+        for name in known or ():
             self._uncount(name)
-        return len(known)
+        return len(known or ())
 
     def check(self) -> None:
         """Raise AssertionError if owners, filter and count do not agree."""

@@ -1,8 +1,8 @@
 """Which reused tokens are computed again. Pure functions on tensors; each returns sorted positions of the prompt.
 
-    first_k     the first tokens of each window, which lacked their context most (EPIC)
-    deviation   tokens whose keys in an early layer differ most from what this prompt would give (CacheBlend)
-    query       tokens that the question attends to, weighed by that deviation
+first_k     the first tokens of each window, which lacked their context most (EPIC)
+deviation   tokens whose keys in an early layer differ most from what this prompt would give (CacheBlend)
+query       tokens that the question attends to, weighed by that deviation
 """
 
 from collections.abc import Sequence
