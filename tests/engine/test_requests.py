@@ -6,10 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256_cbor
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
 
 from hotspan.config.settings import CacheOptions
 from hotspan.core.directives import Directives
 from hotspan.core.namespace import ChunkKeyer
+from hotspan.engine.blend.isolation import isolated, isolating
 from hotspan.engine.requests import SERVER_DIRECTIVES, Admission, ChunkGroup, RequestRecord
 from tests.operations import operations
 
@@ -93,3 +98,23 @@ def test_an_adapter_that_can_t_be_read_is_not_cached(tmp_path: Path) -> None:
         assert is_cached(record) == expected
         record.request.block_hashes.extend(n.to_bytes(32) for n in range(4))
         assert bool(record.all_chunks()) == expected
+
+
+@pytest.mark.parametrize("first", [0, 31, 32, 100, 160, 400])
+def test_names_of_the_engine_itself_become_private(first: int) -> None:
+    """vLLM's own request and hasher: exact blocks keep their names, later ones are private, answers included."""
+
+    def made() -> Request:
+        hasher = get_request_block_hasher(32, sha256_cbor)
+        return Request("r", list(range(160)), SamplingParams(max_tokens=99), None, block_hasher=hasher)
+
+    init_none_hash(sha256_cbor)
+    exact, private, other = made(), made(), made()
+    for request, nonce in ((private, bytes(16)), (other, bytes(15) + b"x")):
+        request.block_hashes[:] = isolated(request.block_hashes, first, 32, nonce)
+        request._block_hasher = isolating(request._block_hasher, first, 32, nonce)
+    for request in (exact, private, other):
+        request.append_output_token_ids([7] * 96)
+    assert len(exact.block_hashes) == len(private.block_hashes) == 8
+    for index, names in enumerate(zip(exact.block_hashes, private.block_hashes, other.block_hashes, strict=True)):
+        assert len(set(names)) == (1 if (index + 1) * 32 <= first else 3)

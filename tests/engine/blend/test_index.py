@@ -27,6 +27,7 @@ def made(max_windows: int = 100, max_owners: int = 10, width: int = WIDTH) -> Wi
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(0, 2**64 - 1))
+@settings(max_examples=30)
 def test_equal_texts_have_equal_hashes_at_any_offset(text: Tokens, width: int, secret: int) -> None:
     """A window's hash is that of its tokens alone, whatever the width, and differs where they do."""
     hashes = rolling_hashes(text, width, secret)
@@ -105,6 +106,20 @@ def test_a_hash_alone_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     assert index.false_candidates - before == MAX_FALSE
 
 
+def test_hashes_are_keyed_by_owner_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that collide for one tenant, or in another process, do not collide here."""
+    keys = []
+    hashes = index_module.rolling_hashes
+    monkeypatch.setattr(
+        index_module, "rolling_hashes", lambda tokens, width, key: keys.append(key) or hashes(tokens, width, key)
+    )
+    for secret in (b"seed", b"other", None, None):
+        index = WindowIndex(WIDTH, secret=secret)
+        for owner in (OWNER.owner, OTHER.owner):
+            index.note(owner, as_tokens([1, 2, 3, 4]), ChunkKey(bytes(32)), 0)
+    assert len(set(keys)) == len(keys) == 8
+
+
 def test_what_is_noted_again_is_the_same_window() -> None:
     """A second sighting returns the first one, with its position, and takes no memory."""
     index, window = made(), as_tokens([1, 2, 3, 4])
@@ -129,7 +144,7 @@ def test_an_owner_with_few_windows_loses_none_to_one_with_many() -> None:
     """When the index is full, the largest owner gives way to itself."""
     index = made(max_windows=8)
     few, many = ([as_tokens([a, 9, 9, n]) for n in range(count)] for a, count in ((1, 2), (2, 100)))
-    for window in [*many, *few, *many]:
+    for window in [*few, *many]:
         index.note(bytes([int(window[0])]), window, key(window), 0)
     assert all(index.find(b"\x01", window, key) for window in few)
     assert [bool(index.find(b"\x02", window, key)) for window in many] == [n >= 94 for n in range(100)]

@@ -23,7 +23,7 @@ from hotspan.engine.blend.windows import Tokens
 Hashes = npt.NDArray[np.uint64]
 
 MAX_WINDOWS = 1 << 17
-"""33 million tokens in windows of 256; about 50 MB when full."""
+"""33 million tokens in windows of 256; about 40 MB when full."""
 
 MAX_OWNERS = 1024
 """Owners that are remembered; the one that was unused for longest goes first."""
@@ -157,27 +157,28 @@ class WindowIndex:
             raise ValueError(f"a window has {self.width} tokens, not {len(tokens)}")
         name = int(rolling_hashes(tokens, self.width, self._key(owner))[0])
         known = self._owners.get(owner)
-        if known is not None and (window := known.get(name)) is not None and window.key == key:
+        if known is None:
+            known = self._admit(owner)
+        self._owners.move_to_end(owner)
+        window = known.get(name)
+        if window is not None and window.key == key:
             known.move_to_end(name)
             return window
-        self.discard_hash(owner, name)
-        if known is None or owner not in self._owners:
-            known = self._admit(owner)
+        if window is not None:
+            del known[name]
+            self._uncount(name)
         self._make_room()
         window = known[name] = Window(key, position)
         self._filter[name >> self._shift] += 1
         self._count += 1
         return window
 
-    def discard_hash(self, owner: Owner, name: int) -> None:
-        """Forget one window by its hash, if it is known."""
+    def discard(self, owner: Owner, tokens: Tokens) -> None:
+        """Forget a window by its tokens, if it is known."""
+        name = int(rolling_hashes(tokens, self.width, self._key(owner))[0])
         known = self._owners.get(owner)
         if known is not None and known.pop(name, None) is not None:
             self._uncount(name)
-
-    def discard(self, owner: Owner, tokens: Tokens) -> None:
-        """Forget a window by its tokens, if it is known."""
-        self.discard_hash(owner, int(rolling_hashes(tokens, self.width, self._key(owner))[0]))
 
     def forget_owner(self, owner: Owner) -> int:
         """Forget all windows of an owner; returns how many."""
