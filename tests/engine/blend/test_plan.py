@@ -121,8 +121,9 @@ def test_only_reused_tokens_can_be_selected() -> None:
     """A selector that names another token has a bug: it would be written twice."""
     plan = planned(2000, 0, [256, 512, 768, 1024, 1280, 1536])
     assert plan.recomputed([300, 301, 2 * 256]) == [Run(0, 256), Run(300, 302), Run(512, 513), Run(1792, 1999)]
-    with pytest.raises(ValueError, match="not reused"):
-        plan.recomputed([255])
+    for stray in (-1, 255, 1792, 1999):
+        with pytest.raises(ValueError, match=f"{stray} is not reused"):
+            plan.recomputed([300, stray])
 
 
 @pytest.mark.parametrize(("prompt", "exact", "share"), [(10, 11, 0.0), (10, 0, 1.5), (10, -1, 0.0)])

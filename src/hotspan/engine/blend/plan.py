@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from hotspan.engine.blend.index import Found, Window
 from hotspan.engine.blend.runs import Run, as_runs, attended, joined, token_count, without
 
@@ -93,10 +95,15 @@ class SpanPlan:
 
         Raises: ValueError if a selected position is not reused.
         """
-        chosen = as_runs(selected)
-        if without_reused := [run for run in chosen if not _lies_in(run, [reuse.run for reuse in self.reused])]:
-            raise ValueError(f"tokens {without_reused[0].start} to {without_reused[0].stop} are not reused")
-        return joined([*self.fresh, *chosen])
+        chosen = np.fromiter(selected, np.int64)
+        is_reused = np.zeros(self.claimed.stop, bool)
+        for reuse in self.reused:
+            is_reused[reuse.run.start : reuse.run.stop] = True
+        strays = chosen[(chosen < 0) | (chosen >= len(is_reused))].tolist()
+        strays = strays or chosen[~is_reused[chosen]].tolist()
+        if strays:
+            raise ValueError(f"token {strays[0]} is not reused: a selector chooses among reused tokens only")
+        return joined([*self.fresh, *as_runs(chosen.tolist())])
 
     def check(self) -> None:
         """Raise AssertionError if claimed, reused and fresh do not agree."""
@@ -149,7 +156,3 @@ def _reuse(claimed: Run, found: Iterable[Found]) -> list[Reuse]:
             reused.append(Reuse(Run(start, stop), piece.window, start - piece.run.start))
             at = stop
     return reused
-
-
-def _lies_in(run: Run, runs: Iterable[Run]) -> bool:
-    return not without(run, runs)
