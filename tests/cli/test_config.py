@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
     (directory / "serving.properties").write_text(
         "option.dtype=bf16\noption.max_rolling_batch_size=64\noption.lmcache_config_file=lmcache.yaml\n"
     )
-    (directory / "lmcache.yaml").write_text("max_local_cpu_size: 7\nenable_blending: true\n")
+    (directory / "lmcache.yaml").write_text("max_local_cpu_size: 7\nenable_p2p: true\n")
     return directory
 
 
@@ -167,7 +167,7 @@ def test_serve_without_model(served: list[ServeOptions], tmp_path: Path) -> None
 def test_serve_with_configuration(served: list[ServeOptions], model: Path) -> None:
     """What LMI's files say reaches the server, and what may surprise is said."""
     done = run("serve", str(model), "--no-enable-prefix-caching")
-    assert done.exit_code == 0 and "at their place only" in done.output
+    assert done.exit_code == 0 and "instead of asking each other" in done.output
     [options] = served
     assert options.cache is not None and options.cache.ram_bytes == 7 * GIB
     words = " ".join(options.engine)

@@ -34,6 +34,8 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.SECONDS: "77",
     kinds.BOOLEAN: "true",
     kinds.INVERTED: "false",
+    kinds.BLENDING: "true",
+    kinds.VERBATIM: "text",
     kinds.MEBIBYTES: "77",
     kinds.DEGREE: "4",
     kinds.ANY: "512",
@@ -54,6 +56,7 @@ OF_KEY = {
     "kv_transfer_config": CONNECTOR,
     "compat": "lmi",
     "sessions_path": "/dev/shm/none",
+    "blend": "first_k",
 }
 LMCACHE = {"extra_config": '{"sagemaker_hyperpod_timeout_ms": 900}'}
 BESIDE: Mapping[str, Mapping[str, Any]] = {
@@ -64,6 +67,9 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "kek": {"key_store": "/tmp/keys"},
     "key_store": {"kek": "env:KEK"},
     "admin_host": {"admin_port": "9999"},
+    "blend_first_k": {"blend": "allowed"},
+    "blend_min_tokens": {"blend": "allowed"},
+    "blend_separator": {"blend": "allowed"},
 }
 """What a key needs beside it to be sound."""
 
@@ -145,6 +151,7 @@ def test_what_acts_of_lmcache_changes_something(key: Option) -> None:
     name = key.lmcache.name
     text = LMCACHE.get(name) or sample(key, key.lmcache)
     beside: dict[str, Any] = {"local_disk": {"max_local_disk_size": 1}, "max_local_disk_size": {"local_disk": "/tmp/a"}}
+    beside |= {name: {"enable_blending": True} for name in ("blend_min_tokens", "blend_special_str")}
     beside["extra_config"] = {"remote_url": "sagemaker-hyperpod://h"}
     whole = {"chunk_size": 256, **beside.get(name, {})}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hotspan.config.configuration import Configuration
-from hotspan.config.settings import DiskSettings, L2Settings
+from hotspan.config.settings import BlendSettings, DiskSettings, L2Settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from tests.config.rig import CONNECTOR, configured
@@ -121,9 +121,13 @@ def test_what_hotspan_does_otherwise() -> None:
     """What asks for what hotspan does is noted; what asks for something else is a warning, unless it is off."""
     quiet = {"local_cpu": True, "remote_serde": "naive", "save_decode_cache": True, "use_gds": False}
     done = configured(lmcache=quiet | {"enable_blending": False, "local_disk": None, "max_local_disk_size": 0})
-    assert warnings(done) == "" and len(done.notes) == 4
+    assert warnings(done) == "" and len(done.notes) == 3
     assert done.cache is not None and done.cache.disk is None and not done.cache.prompts_only
-    assert "at their place only" in warnings(configured(lmcache={"enable_blending": True}))
+    assert done.cache.blend is None
+    blended = configured(lmcache={"enable_blending": True, "blend_special_str": " # # ", "blend_min_tokens": 300})
+    assert blended.cache is not None and warnings(blended) == ""
+    assert blended.cache.blend == BlendSettings("first_k", min_tokens=300, separators=(" # # ",))
+    assert "no share of it" in warnings(configured(lmcache={"blend_recompute_ratios": [0.15]}))
     assert "prefill" in warnings(configured(lmcache={"enable_xpyd": True}))
 
 

@@ -216,10 +216,15 @@ def test_all_flags_are_keys() -> None:
     assert {key.name for key in FLAGS} == {key.name for key in KEYS if key.is_own} - {"model"} | {CONFIG_FILE.name}
     assert all(key.help for key in KEYS) and len(BY_NAME) == len(KEYS)
     for key in FLAGS:
-        word = key.kind.name.rpartition(" or ")[2]
-        sample = {"false": True, "NAME=VALUE": ["a=b"], "lmi": "lmi", "sampled": "sampled", "none": "none"}.get(
-            word, "1"
-        )
+        word = (key.kind.wants if key.kind.name == "name" else key.kind.name).rpartition(" or ")[2]
+        sample = {
+            "false": True,
+            "NAME=VALUE": ["a=b"],
+            "lmi": "lmi",
+            "sampled": "sampled",
+            "none": "none",
+            "first_k": "first_k",
+        }.get(word, "1")
         [given] = read_command_line(CommandLine(None, {key.name: sample}))
         assert given.origin == key.flag
 

@@ -10,7 +10,7 @@ from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.core.types import IN_RAM_ONLY, Chunk, ChunkKey, Tier
 from hotspan.tiers.base import AllDurable, Durable, TierUsage, Transfer
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
@@ -33,6 +33,7 @@ class LowerTiers:
         clock: Clock,
     ) -> None:
         self.tiers = tuple(tiers)
+        self._entries = entries
         self._queues = [StoreQueue(entries, slab, tier, stats) for tier in tiers]
         self._clock = clock
 
@@ -113,7 +114,11 @@ class LowerTiers:
 
     def offer(self, keys: Iterable[ChunkKey]) -> None:
         """Chunks came to RAM, or were used there a second time."""
+        if not self._queues:
+            return
         for key in keys:
+            if (entry := self._entries.get(key)) is not None and entry.chunk.index == IN_RAM_ONLY:
+                continue
             for queue in self._queues:
                 queue.offer(key)
 

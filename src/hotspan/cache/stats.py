@@ -12,7 +12,7 @@ class CacheStats:
     """Counts since the last `take`.
 
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
-    (tier, fault).
+    (tier, fault). Blends by what became of them, their tokens by kind; `is_blending` where that changed.
     """
 
     lookup_tokens: int = 0
@@ -28,6 +28,11 @@ class CacheStats:
     expired: Counter[Tier] = field(default_factory=Counter)
     invalidated: Counter[Tier] = field(default_factory=Counter)
     cuts: int = 0
+    blends: Counter[str] = field(default_factory=Counter)
+    blended_tokens: Counter[str] = field(default_factory=Counter)
+    blend_seconds: float = 0.0
+    windows_stored: int = 0
+    is_blending: bool | None = None
 
     @property
     def is_empty(self) -> bool:

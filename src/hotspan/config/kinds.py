@@ -36,6 +36,7 @@ class Kind:
     read:  the value, from text or from what YAML made of it; ValueError for anything else.
     wants: what to give, for who gave something else.
     is_repeated: its flag may be given several times.
+    is_verbatim: blanks around a text belong to it.
     write: a value as it is to be given.
     """
 
@@ -43,12 +44,13 @@ class Kind:
     read: Callable[[Any], Any]
     wants: str
     is_repeated: bool = False
+    is_verbatim: bool = False
     write: Callable[[Any], str] = str
 
     def parse(self, raw: Any, where: str) -> Any:
         """The value. Raises: ConfigError that names `where` it stands, what stands there and what would do."""
         try:
-            return self.read(raw.strip() if isinstance(raw, str) else raw)
+            return self.read(raw.strip() if isinstance(raw, str) and not self.is_verbatim else raw)
         except ValueError as error:
             name = where.rpartition(" ")[2]
             wants = str(error) if isinstance(error, _Wanted) else self.wants
@@ -110,6 +112,13 @@ def _texts(raw: Any) -> tuple[str, ...]:
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError
     return tuple(text.strip() for text in texts)
+
+
+def _verbatim(raw: Any) -> tuple[str, ...]:
+    texts = (raw,) if isinstance(raw, str) else raw
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError
+    return tuple(texts)
 
 
 def _pairs(raw: Any) -> dict[str, str]:
@@ -228,11 +237,13 @@ SHARE = Kind(
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
 SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")
+BLENDING = Kind("true or false", lambda raw: "first_k" if _boolean(raw) else "off", "true or false")
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
 PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw), "a path")
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
 TEXTS = Kind("text", _texts, "a text, or a list of texts", is_repeated=True)
+VERBATIM = Kind("text", _verbatim, "a text, or a list of texts", is_repeated=True, is_verbatim=True)
 PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several", is_repeated=True)
 LISTING = Kind("list of text", _listing, "texts, with commas between several")
 ANY = Kind("as vLLM takes it", _any, "a value")

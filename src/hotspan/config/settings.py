@@ -15,6 +15,7 @@ from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
 
 ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
+Blend = Literal["off", "allowed", "first_k"]
 
 _MAX_GIB = 1 << 30
 _AS_GIVEN = "as given"
@@ -69,6 +70,22 @@ class EncryptionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BlendSettings:
+    """Reuse of repeated text that is no prefix (docs/design/blend.md).
+
+    mode:       "allowed" blends the requests that ask for it, "first_k" all that do not refuse.
+    first_k:    tokens at the beginning of each reused run that are computed again.
+    min_tokens: fewer reused tokens are not worth it.
+    separators: texts that windows never cross.
+    """
+
+    mode: Literal["allowed", "first_k"] = "first_k"
+    first_k: int = 16
+    min_tokens: int = 512
+    separators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantShare:
     """A tenant that is known by name, and its part of each tier as a fraction (tiers/eviction.py)."""
 
@@ -96,6 +113,7 @@ class CacheSettings:
                   number loads all that is there, and lets a request wait so long while nothing lands.
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
     events_key:   a file with the key of KV events; None publishes them to whoever connects.
+    blend:        reuse of repeated text that is no prefix; None leaves it out.
     """
 
     ram_bytes: int
@@ -114,6 +132,7 @@ class CacheSettings:
     patience_s: float | None = None
     error_file: str | None = None
     events_key: Path | None = None
+    blend: BlendSettings | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""
@@ -191,6 +210,24 @@ class CacheOptions:
     share_across_tenants: bool = option(
         False, "Share cached texts between tenants. Tenants can then detect each other's texts by timing."
     )
+    blend: Blend = option(
+        "off",
+        "Reuse repeated text that is no prefix, such as documents in another order: off; allowed, for requests that "
+        "ask for it; first_k, for all that do not refuse. Answers are approximate. CPU engines only.",
+        lmcache=Spelling("enable_blending", kinds.BLENDING),
+    )
+    blend_first_k: int = option(
+        16, "Tokens at the beginning of each reused piece of text that are computed again (--blend)."
+    )
+    blend_min_tokens: int = option(
+        512, "Fewer reused tokens are not worth blending (--blend).", lmcache=Spelling("blend_min_tokens")
+    )
+    blend_separator: tuple[str, ...] | None = option(
+        None,
+        "Text between documents, which no reused piece crosses (--blend). May be repeated.",
+        kind=kinds.VERBATIM,
+        lmcache=Spelling("blend_special_str"),
+    )
     auto: bool = option(
         False,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
@@ -236,7 +273,17 @@ class CacheOptions:
             tenants=tenants,
             retention=retention,
             events_key=None if self.kv_events_key is None else self.kv_events_key.expanduser().absolute(),
+            blend=self._blend(),
         )
+
+    def _blend(self) -> BlendSettings | None:
+        for name, value in (("--blend-first-k", self.blend_first_k), ("--blend-min-tokens", self.blend_min_tokens)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}: give a positive number of tokens")
+        if self.blend == "off":
+            return None
+        separators = tuple(self.blend_separator or ())
+        return BlendSettings(self.blend, self.blend_first_k, self.blend_min_tokens, separators)
 
     def _check_sizes(self) -> None:
         if self.ram_gib is not None and not 0 < self.ram_gib <= _MAX_GIB:

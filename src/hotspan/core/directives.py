@@ -14,7 +14,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _MAX_TAGS, _MAX_TAG_LENGTH = 64, 512
 MOST_TTL_S = 100 * 365 * 86400
 
-CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew")
+CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew", "blend")
 """What a client may put into `kv_transfer_params`."""
 
 
@@ -41,6 +41,7 @@ class Directives:
     ttl_s:     how long what it stores or hits may be used; None for ever.
     no_store:  nothing that it computes is kept.
     renew:     its hits begin the time to live anew.
+    blend:     whether repeated text that is no prefix is reused, where the server allows it; None as the server has it.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -50,6 +51,7 @@ class Directives:
     ttl_s: int | None = None
     no_store: bool = False
     renew: bool = False
+    blend: bool | None = None
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -70,6 +72,7 @@ class Directives:
             "ttl": self.ttl_s,
             "no_store": self.no_store,
             "renew": self.renew,
+            "blend": self.blend,
         }
 
     @classmethod
@@ -99,8 +102,11 @@ def parse_directives(params: Mapping[str, Any]) -> Directives:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}: give true or false")
+    blend = params.get("blend")
+    if blend is not None and not isinstance(blend, bool):
+        raise ValueError(f"blend is {blend!r}: give true or false")
     ttl_s = None if params.get("ttl") is None else seconds(params["ttl"])
-    return Directives(tags=tags, tags_from=tags_from, session=session, ttl_s=ttl_s, **flags)
+    return Directives(tags=tags, tags_from=tags_from, session=session, ttl_s=ttl_s, blend=blend, **flags)
 
 
 def with_documents(tags: Iterable[str]) -> set[str]:

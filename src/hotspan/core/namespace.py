@@ -84,6 +84,16 @@ class ChunkKeyer:
         digest.update(group.to_bytes(4, "little") + b"window-1" + hashlib.sha256(tokens).digest())
         return ChunkKey(digest.digest())
 
+    def salted(self, salt: str) -> "ChunkKeyer":
+        """Names of windows for requests with this salt of the engine's: others never find them.
+
+        Keys of chunks need none: the salt is in the engine's hash.
+        """
+        salted = ChunkKeyer.__new__(ChunkKeyer)
+        salted._prefix = self._prefix.copy()
+        salted._prefix.update(b"salt-1" + hashlib.sha256(salt.encode(errors="surrogatepass")).digest())
+        return salted
+
     @property
     def owner(self) -> bytes:
         """32 bytes that stand for the namespace, the tenant and the adapter together."""

@@ -248,6 +248,24 @@ def watch_adapters(loading: Callable[[Any, Any], None]) -> None:
     EngineCore.add_lora = add_lora
 
 
+def watch_runners(ready: Callable[[Any], None]) -> None:
+    """Call `ready(runner)` when a CPU engine's model runner of this process has its KV cache, before its first step.
+
+    Only the last caller is told.
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # not to be imported on other platforms
+
+    made = getattr(CPUModelRunner.initialize_kv_cache, "__wrapped__", CPUModelRunner.initialize_kv_cache)
+
+    @wraps(made)
+    def initialize_kv_cache(runner: Any, *given: Any, **named: Any) -> None:
+        made(runner, *given, **named)
+        if not (named.get("is_profiling") or any(given[1:2])):
+            ready(runner)
+
+    CPUModelRunner.initialize_kv_cache = initialize_kv_cache
+
+
 def extra_keys(request: Request, start: int, stop: int) -> list[tuple[Any, ...] | None] | None:
     """What else than its tokens names a block of a request, as the engine's events say it of each of theirs."""
     found, _ = kv_cache_utils.generate_block_hash_extra_keys(request, start, stop, 0)

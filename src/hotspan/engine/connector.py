@@ -2,8 +2,9 @@
 
 import logging
 import multiprocessing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
@@ -15,10 +16,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetric,
     PromMetricT,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -38,6 +43,7 @@ from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.engine.admin import Administrator
+from hotspan.engine.blend.orders import Orders, Report
 from hotspan.engine.compat import (
     cap_last_store,
     check_engine,
@@ -45,12 +51,17 @@ from hotspan.engine.compat import (
     offer_utility,
     skip_unchanged_keys,
     watch_adapters,
+    watch_runners,
 )
+from hotspan.engine.contract import BLENDS_WITH, ENGINE
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
 from hotspan.engine.spec import HotspanSpec, managed
 from hotspan.engine.worker import HostWorker
+
+if TYPE_CHECKING:
+    from hotspan.engine.blend.steps import BlendSteps
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +69,22 @@ _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
 
 
-class IdleMetadata(OffloadingConnectorMetadata):
-    """The metadata of a step that computes nothing: the worker may sleep for its loads."""
+@dataclass
+class StepMetadata(OffloadingConnectorMetadata):
+    """What hotspan's worker is told besides of a step.
+
+    is_idle: it computes nothing: the worker may sleep for its loads.
+    """
+
+    is_idle: bool = False
+    blend: Orders | None = None
+
+
+@dataclass
+class BlendedMetadata(OffloadingWorkerMetadata):
+    """What a worker that blends tells besides. Such an engine has one worker."""
+
+    blend: Report | None = None
 
 
 class HotspanConnector(OffloadingConnector):
@@ -75,6 +100,8 @@ class HotspanConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
         settings = _settings(vllm_config, extra)
+        self._blends: BlendSteps | None = None  # a worker's that can blend
+        self._no_blends: Report | None = None  # why it can't, until the scheduler is told
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
 
         def opened(spec: HotspanSpec) -> HotspanManager:
@@ -93,6 +120,11 @@ class HotspanConnector(OffloadingConnector):
             if settings.error_file is not None:
                 Path(settings.error_file).write_text(str(error))
             raise
+        if role == KVConnectorRole.WORKER and settings.blend is not None:
+            if ENGINE == BLENDS_WITH and current_platform.is_cpu():
+                watch_runners(self._try_blending)
+            else:
+                self._no_blends = Report(off=f"it works with vLLM {BLENDS_WITH[0]}.{BLENDS_WITH[1]} on CPU only")
         if role == KVConnectorRole.SCHEDULER:
             if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
                 end_with_parent()
@@ -123,16 +155,25 @@ class HotspanConnector(OffloadingConnector):
         super().on_new_request(request)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        cap_last_store(self._scheduler, request)
-        self.manager.retire(request)
-        return super().request_finished(request, block_ids)
+        self._retire(request)
+        delayed, said = super().request_finished(request, block_ids)
+        return delayed, self._blend_report(request) or said
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        self._retire(request)
+        delayed, said = super().request_finished_all_groups(request, block_ids)
+        return delayed, self._blend_report(request) or said
+
+    def _retire(self, request: Request) -> None:
         cap_last_store(self._scheduler, request)
         self.manager.retire(request)
-        return super().request_finished_all_groups(request, block_ids)
+
+    def _blend_report(self, request: Request) -> dict[str, Any] | None:
+        """What the answer says of blending, in its `kv_transfer_params`."""
+        report = self.manager.blending.end(request.request_id) if self.manager.blending is not None else None
+        return None if report is None else {"blend": report}
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self.manager.is_waiting(request.request_id, num_computed_tokens):
@@ -140,21 +181,40 @@ class HotspanConnector(OffloadingConnector):
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
             self.manager.note_answer(request.request_id)
+            if blended := self.manager.blended(request, num_computed_tokens, tokens):
+                return blended, True
         return tokens, is_async
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        if num_external_tokens and self._blend(request, blocks):
+            num_external_tokens = 0  # of the tiers' chunks
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self.manager.begin(request, num_external_tokens)
+
+    def _blend(self, request: Request, blocks: KVCacheBlocks) -> bool:
+        """Whether a request is blended in the blocks that it got."""
+        if self.manager.blending is None:
+            return False
+        own = blocks.get_block_ids()[0]
+        plan = self.manager.blending.begin(request, own)
+        if plan is None:
+            return False
+        if request.prefill_stats is not None:  # what is blended is reported apart from what was cached
+            request.prefill_stats.set(request.num_prompt_tokens, plan.claimed.start, 0)
+        # Copies out of these blocks that still run must end before the blend writes into them.
+        self._scheduler._current_batch_allocated_block_ids.update(own)
+        return True
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self.administrator.run_waiting()
         self.manager.begin_step(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self.manager.forget_ended()
-        if scheduler_output.total_num_scheduled_tokens:
-            return meta
-        self.manager.idle(_IDLE_S)
-        return IdleMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush)
+        blending, is_idle = self.manager.blending, not scheduler_output.total_num_scheduled_tokens
+        orders = blending.orders(scheduler_output) if blending is not None else None
+        if is_idle and orders is None:
+            self.manager.idle(_IDLE_S)
+        return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle and orders is None, orders)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         # The scheduler asks once for each step, when it has taken note of its output.
@@ -170,11 +230,17 @@ class HotspanConnector(OffloadingConnector):
         # must not be given to anybody.
         self._stale = {job_id: job.pending_count for job_id, job in self._scheduler._jobs.items()} | self._stale
         answer = super().reset_cache()
+        if self.manager.blending is not None:
+            self.manager.blending.clear()
         self._end_clear()
         return answer
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
+        meta, blending = connector_output.kv_connector_worker_meta, self.manager.blending
+        if isinstance(meta, BlendedMetadata) and meta.blend is not None and blending is not None:
+            blending.note(meta.blend)
+            self._end_clear()
         if self._stale:
             done = getattr(connector_output.kv_connector_worker_meta, "completed_jobs", {})
             left = {job_id: pending - done.get(job_id, 0) for job_id, pending in self._stale.items()}
@@ -182,10 +248,12 @@ class HotspanConnector(OffloadingConnector):
             self._end_clear()
 
     def has_pending_push_work(self) -> bool:
-        return bool(self._stale) or super().has_pending_push_work()
+        blending = self.manager.blending
+        return bool(self._stale) or (blending is not None and blending.is_busy) or super().has_pending_push_work()
 
     def _end_clear(self) -> None:
-        if not self._stale:
+        blending = self.manager.blending
+        if not self._stale and not (blending is not None and blending.is_stale):
             self.manager.cache.end_clear()
 
     @property
@@ -198,9 +266,40 @@ class HotspanConnector(OffloadingConnector):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         worker = self.connector_worker.worker if self.connector_worker is not None else None
-        if isinstance(self._connector_metadata, IdleMetadata) and isinstance(worker, HostWorker):
+        meta = self._connector_metadata
+        if isinstance(meta, StepMetadata) and meta.is_idle and isinstance(worker, HostWorker):
             worker.await_loads(_IDLE_S)
-        return super().get_finished(finished_req_ids)
+        sending, receiving = super().get_finished(finished_req_ids)
+        if self._blends is not None and isinstance(meta, StepMetadata) and meta.blend is not None:
+            self._blends.run(meta.blend)  # behind the step's forward, whose tokens it may store
+            receiving = receiving | self._blends.take_finished()
+        return sending, receiving
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        if self._blends is not None:
+            results.failed_recving |= self._blends.take_failed()
+        return results
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        meta = super().build_connector_worker_meta()
+        report = self._blends.take_report() if self._blends is not None else self._no_blends
+        if not report:
+            return meta
+        self._no_blends = None
+        meta = meta or OffloadingWorkerMetadata()
+        return BlendedMetadata(meta.completed_jobs, meta.transfer_stats, report)
+
+    def _try_blending(self, runner: Any) -> None:
+        """Find out whether this engine can blend, when its model and its KV cache are there."""
+        from hotspan.engine.blend.start import CanNotBlend, started  # of vLLM's it takes what other releases lack
+
+        try:
+            if self.connector_worker is None or not isinstance(worker := self.connector_worker.worker, HostWorker):
+                raise CanNotBlend("its KV cache is not in host memory")
+            self._blends = started(runner, self.connector_worker.spec, worker.slot)
+        except CanNotBlend as reason:
+            self._no_blends = Report(off=str(reason))
 
 
 def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:

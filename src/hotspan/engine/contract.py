@@ -54,6 +54,9 @@ def _installed() -> tuple[int, int]:
 ENGINE = _installed()
 """The installed vLLM's release. Importing it raises EngineError for one that hotspan does not know."""
 
+BLENDS_WITH = (0, 32)
+"""The release that blending was tested with."""
+
 _ALWAYS = (0, 0)
 _NEVER = (99, 0)
 
@@ -92,6 +95,7 @@ def _methods(module: str, owner: str, methods: Iterable[tuple[str, str]]) -> tup
 
 METHODS: tuple[Method, ...] = (
     Method(_BASE, "OffloadingManager.get_load_source", ("key", "req_context"), since=(0, 32)),
+    Method(f"{_CONNECTOR}.base", "KVConnectorBase_V1.get_transfer_results", ("finished_req_ids",), since=BLENDS_WITH),
     Method(_BASE, "ReqContext.set_state", ("val",), since=(0, 27)),
     Method(_BASE, "ReqContext.get_state", ("cls",), since=(0, 27)),
     Method(_BASE, "OffloadingSpec.__init__", ("config",)),
@@ -199,16 +203,16 @@ METHODS: tuple[Method, ...] = (
 """What hotspan calls. An engine that starts looks at the modules that its process has loaded."""
 
 OWN: dict[str, str] = {
-    "HotspanConnector": "",
+    "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
-        bind admit load_adapter keyer named invalidate is_waiting note_answer begin retire begin_step end_step
-        forget_ended idle get_load_source
+        bind admit load_adapter keyer named invalidate is_waiting blended note_answer begin retire begin_step
+        end_step forget_ended idle get_load_source
     """,
     "HotspanSpec": "open_slab",
-    "HostWorker": "await_loads",
+    "HostWorker": "await_loads slot",
 }
 """Public methods of hotspan's subclasses of vLLM's classes that override nothing; every other one overrides a method,
-and relies on its parameters. (`get_load_source` does since 0.32.)"""
+and relies on its parameters. (`get_load_source` and `get_transfer_results` do since 0.32.)"""
 
 
 def overrides(ours: type) -> list[Method]:

@@ -28,6 +28,7 @@ from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
+from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CacheMetrics
@@ -56,6 +57,7 @@ class HotspanManager(OffloadingManager):
     """vLLM's offloading manager over a TieredCache.
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
+    blending: reuse of text that is no prefix, where it is asked for.
     follower (of the L2's log), keyring: for the metrics. closing: what `shutdown` closes.
     """
 
@@ -69,6 +71,7 @@ class HotspanManager(OffloadingManager):
         *,
         steps: StepWatch | None = None,
         events: ChunkEvents | None = None,
+        blending: Blending | None = None,
         follower: LogFollower | None = None,
         keyring: Keyring | None = None,
     ) -> None:
@@ -76,6 +79,7 @@ class HotspanManager(OffloadingManager):
         self.prefixes = prefixes
         self.steps = steps
         self.events = events
+        self.blending = blending
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
         self._metrics = CacheMetrics(cache, follower, keyring)
@@ -126,6 +130,8 @@ class HotspanManager(OffloadingManager):
         blocks, stale = self.prefixes.invalidate(scopes, self.namespace, hit)
         for name in stale & self._records.keys():
             self._records[name].may_store = False
+        if self.blending is not None:
+            self.blending.invalidate(scopes)
         tiers = self.cache.invalidate(scopes, durable, is_foreign=is_foreign)
         return Removed({"gpu_blocks": blocks} | {f"{tier.value}_chunks": n for tier, n in tiers.items()}, len(stale))
 
@@ -147,6 +153,13 @@ class HotspanManager(OffloadingManager):
             text = Text(prompt, tokens, record.kept_tokens, self.steps.step_s, self.steps.busy_s)
             return not self.cache.choose(record.by_group(), record, text)
         return self.cache.is_waiting(record)
+
+    def blended(self, request: Request, kept_tokens: int, loaded_tokens: int) -> int:
+        """Tokens behind the exact prefix that blending claims; as `Blending.match`."""
+        record = self._records.get(request.request_id)
+        if self.blending is None or record is None:
+            return 0
+        return self.blending.match(request, record, kept_tokens, loaded_tokens)
 
     def note_answer(self, request_id: str) -> None:
         """The engine knows now what is cached of a request."""

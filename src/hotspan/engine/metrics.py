@@ -84,6 +84,17 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cost_bytes_per_second": OffloadingGaugeMetadata("A tier's bandwidth as measured; 0 while unknown.", _TIER),
     "hotspan_cost_queued_bytes": OffloadingGaugeMetadata("Queued to be loaded, by tier.", _TIER),
     "hotspan_cost_trust": OffloadingGaugeMetadata("Requests that may risk the bound of 1.05x + 50 ms at a time."),
+    "hotspan_blend_requests": OffloadingCounterMetadata(
+        "Requests with text that could be reused, by result: blended, failed, cancelled, or why they were computed in "
+        "full (few_tokens, little_saved, no_windows).",
+        ("result",),
+    ),
+    "hotspan_blend_tokens": OffloadingCounterMetadata(
+        "Tokens of blended prompts: reused, recomputed (of these), fresh (computed, of no window).", ("kind",)
+    ),
+    "hotspan_blend_windows_stored": OffloadingCounterMetadata("Windows that were stored to be reused."),
+    "hotspan_blend_seconds": OffloadingCounterMetadata("What workers took to load, compute and store for blending."),
+    "hotspan_blend_up": OffloadingGaugeMetadata("1 while blending is on, 0 while it is off though it was asked for."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
     "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
@@ -95,7 +106,10 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
 def unregister_metrics() -> None:
     """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
     for collector, names in list(REGISTRY._collector_to_names.items()):
-        if any(name.startswith(("hotspan_cache_", "hotspan_cost_", "hotspan_keys_", "hotspan_l2_")) for name in names):
+        if any(
+            name.startswith(("hotspan_blend_", "hotspan_cache_", "hotspan_cost_", "hotspan_keys_", "hotspan_l2_"))
+            for name in names
+        ):
             REGISTRY.unregister(collector)
 
 
@@ -152,6 +166,14 @@ class CacheMetrics:
                 self._add(f"hotspan_cache_{name}", value, tier.value)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
+        for result, count in counts.blends.items():
+            self._add("hotspan_blend_requests", count, result)
+        for kind, count in counts.blended_tokens.items():
+            self._add("hotspan_blend_tokens", count, kind)
+        self._add("hotspan_blend_windows_stored", counts.windows_stored)
+        self._add("hotspan_blend_seconds", counts.blend_seconds)
+        if counts.is_blending is not None:
+            self._set("hotspan_blend_up", float(counts.is_blending))
         for name in ("load_seconds", "store_seconds"):
             for tier, samples in getattr(counts, name).items():
                 for sample in samples:

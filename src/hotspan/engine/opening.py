@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vllm.config import VllmConfig
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from hotspan.cache.cost import CostModel
@@ -19,6 +20,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
+from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import block_hasher, offloaded_groups
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
@@ -85,6 +87,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             chunk_tokens,
             clock,
             steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
+            blending=_blending(settings, cache, config, groups),
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             follower=follower,
             keyring=keyring,
@@ -216,6 +219,26 @@ def _groups(spec: HotspanSpec, kv_cache: KVCacheConfig) -> list[ChunkGroup]:
 
 def _shares(settings: CacheSettings) -> Shares:
     return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
+
+
+def _blending(
+    settings: CacheSettings, cache: TieredCache, config: VllmConfig, groups: list[ChunkGroup]
+) -> Blending | None:
+    """Reuse of text that is no prefix, if it is asked for."""
+    if settings.blend is None:
+        return None
+    separators = []
+    if settings.blend.separators and not config.model_config.skip_tokenizer_init:
+        encode = cached_tokenizer_from_config(config.model_config).encode
+        separators = [encode(text, add_special_tokens=False) for text in settings.blend.separators]
+    return Blending(
+        settings.blend,
+        cache,
+        groups[0].tokens,
+        config.cache_config.block_size,
+        config.scheduler_config.max_num_batched_tokens,
+        [separator for separator in separators if separator],
+    )
 
 
 def _open_keyring(settings: CacheSettings, clock: Clock) -> Keyring | None:

@@ -54,6 +54,7 @@ class RequestRecord(Reader):
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
+    blend:       whether it asks for blending; None if it does not say.
     kept_tokens: tokens of its prompt that were cached when it came.
     is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
     published:   number of its chunks that were published to routers.
@@ -66,6 +67,7 @@ class RequestRecord(Reader):
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
     may_store: bool = True
+    blend: bool | None = None
     kept_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False
@@ -227,6 +229,7 @@ class Admission:
             keyer=self.keyer(directives.tenant, lora),
             groups=self.groups,
             may_store=not directives.no_store,
+            blend=directives.blend,
             terms=directives.terms(adapter, now_s),
             bare_terms=replace(directives, tags=()).terms(adapter, now_s),
             tags_from=directives.tags_from // self._chunk_tokens,

@@ -53,6 +53,7 @@ class HostWorker(OffloadingWorker):
 
     def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
         self._slab = slab
+        self._offset = offset
         self._blocks_per_chunk = blocks_per_chunk
         self._groups = _stacks(kv_caches, slab, blocks_per_chunk, offset)
         self._gaps: Gaps | None = Gaps(kv_caches, slab, blocks_per_chunk, offset)
@@ -83,6 +84,10 @@ class HostWorker(OffloadingWorker):
                 )
             finished, self._finished = self._finished, []
         return finished
+
+    def slot(self, index: int) -> memoryview:
+        """The part of a slot that is this worker's, up to the slot's end; no copy."""
+        return self._slab.slot(index)[self._offset :]
 
     def await_loads(self, timeout_s: float) -> None:
         """Sleep until no load is in flight, at most `timeout_s`: for steps in which the engine computes nothing."""

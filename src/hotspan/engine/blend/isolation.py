@@ -7,20 +7,9 @@ request. Names that the engine derives later chain from the last of them, and ar
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 NONCE_BYTES = 16
-
-
-class Hashed(Protocol):
-    """What is needed of the engine's request."""
-
-    block_hashes: list[bytes]
-
-
-Hasher = Callable[[Hashed], list[bytes]]
-"""The engine's: the names of a request's blocks that are complete and have none yet."""
 
 
 def private_name(nonce: bytes, index: int) -> bytes:
@@ -34,20 +23,3 @@ def isolated(names: Sequence[bytes], first_token: int, block_tokens: int, nonce:
     """The names of a request's blocks, private from that on which holds `first_token`, the first approximate one."""
     first = first_token // block_tokens
     return [*names[:first], *(private_name(nonce, index) for index in range(first, len(names)))]
-
-
-def isolating(hasher: Hasher, first_token: int, block_tokens: int, nonce: bytes) -> Hasher:
-    """The engine's hasher for a request whose first approximate block may have no name yet.
-
-    From that block on names are private; those before stay what the engine makes them.
-    """
-    first = first_token // block_tokens
-
-    def private(request: Hashed) -> list[bytes]:
-        known = len(request.block_hashes)
-        return [
-            name if known + index < first else private_name(nonce, known + index)
-            for index, name in enumerate(hasher(request))
-        ]
-
-    return private

@@ -115,13 +115,20 @@ class SpanPlan:
 
 
 def plan_spans(
-    prompt_tokens: int, exact_tokens: int, found: Sequence[Found], pace: Pace, recompute_share: float
+    prompt_tokens: int,
+    exact_tokens: int,
+    found: Sequence[Found],
+    pace: Pace,
+    recompute_share: float,
+    *,
+    min_tokens: int = MIN_REUSED_TOKENS,
 ) -> SpanPlan | Refusal:
     """How to blend a prompt, or why not to.
 
     exact_tokens:    from the front, those that the prefix caches have. Windows within them are not used.
     found:           stored windows, as `WindowIndex.find` gives them.
     recompute_share: of the reused tokens that the selector will choose.
+    min_tokens:      fewer reused tokens are not worth it.
     Raises: ValueError for a share that is none, or for more exact tokens than there are.
     """
     if not 0.0 <= recompute_share <= 1.0 or not 0 <= exact_tokens <= prompt_tokens:
@@ -131,7 +138,7 @@ def plan_spans(
     if not reused:
         return Refusal.NO_WINDOWS
     tokens = sum(reuse.run.tokens for reuse in reused)
-    if tokens < MIN_REUSED_TOKENS:
+    if tokens < min_tokens:
         return Refusal.FEW_TOKENS
     fresh = without(claimed, [reuse.run for reuse in reused])
     full_s = pace.compute_s([claimed])

@@ -1,0 +1,279 @@
+"""The scheduler's half of blending over a real cache, without an engine: what is stored, reused, held and let go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hotspan.cache.tiered import TieredCache
+from hotspan.config.settings import BlendSettings
+from hotspan.core.namespace import ChunkKeyer
+from hotspan.core.terms import Scope, Terms
+from hotspan.core.types import IN_RAM_ONLY, PAGE_BYTES
+from hotspan.engine.blend.admission import Blending
+from hotspan.engine.blend.orders import Orders, Report, Speed
+from hotspan.engine.requests import RequestRecord
+from hotspan.tiers.slab import SharedSlab
+
+WINDOW, BLOCK = 64, 16
+SPEED = Speed(token_s=1e-3, move_s=1e-6)
+KEYER = ChunkKeyer(bytes(32))
+
+
+def document(number: int, tokens: int = 2 * WINDOW) -> list[int]:
+    return [1000 * (number + 1) + place for place in range(tokens)]
+
+
+class Scheduler:
+    """Requests as vLLM's scheduler has them, computed in one step each, and a worker that does as it is told."""
+
+    def __init__(self, cache: TieredCache, mode: Any = "first_k") -> None:
+        self.cache = cache
+        settings = BlendSettings(mode, first_k=4, min_tokens=WINDOW)
+        self.blending = Blending(settings, cache, WINDOW, BLOCK, 1024, [[7, 7]])
+        self.blending.note(Report(speed=SPEED))
+        self._names = 0
+
+    def request(self, *documents: int, **fields: Any) -> Any:
+        """A prompt with these documents, in that order."""
+        self._names += 1
+        tokens = [900 + self._names] * 20
+        for number in documents:
+            tokens += [7, 7, *document(number)]
+        given: dict[str, Any] = {
+            "mm_features": [],
+            "lora_request": None,
+            "pooling_params": None,
+            "prompt_embeds": None,
+            "skip_reading_prefix_cache": False,
+            "num_preemptions": 0,
+            "num_output_tokens": 0,
+            "num_computed_tokens": 0,
+            "cache_salt": None,
+        }
+        hashes = [bytes([self._names, at]) for at in range(len(tokens) // BLOCK)]
+        names = {"request_id": f"r{self._names}", "prompt_token_ids": tokens, "block_hashes": hashes}
+        return SimpleNamespace(**given | names | fields)
+
+    def match(self, request: Any, record: RequestRecord | None = None, loaded: int = 0) -> int:
+        record = record or RequestRecord(request=request, keyer=KEYER, groups=())
+        return self.blending.match(request, record, 0, loaded)
+
+    def step(self, request: Any, tokens: int | None = None) -> Orders | None:
+        """Schedule so many tokens of a request."""
+        count = len(request.prompt_token_ids) if tokens is None else tokens
+        scheduled: Any = SimpleNamespace(
+            num_scheduled_tokens={request.request_id: count}, total_num_scheduled_tokens=count
+        )
+        return self.blending.orders(scheduled)
+
+    def run(self, request: Any, record: RequestRecord | None = None) -> dict[str, Any] | None:
+        """One request from its look-up to its end; what its answer says of blending."""
+        claimed = self.match(request, record)
+        if claimed:
+            assert self.blending.begin(request, list(range(99))) is not None
+        orders = self.step(request, 1 if claimed else None)
+        if orders is not None:
+            stored, ended = [store.key for store in orders.stores], [job.number for job in orders.blends]
+            self.blending.note(Report(stored=stored, ended=ended))
+        return self.blending.end(request.request_id)
+
+    @property
+    def windows(self) -> int:
+        """How many RAM has."""
+        return sum(entry.chunk.index == IN_RAM_ONLY for entry in self.cache.ram.entries.values())
+
+
+@pytest.fixture
+def cache() -> Iterator[TieredCache]:
+    slab = SharedSlab("blend-admission", 32, PAGE_BYTES, Path("/dev/shm"))
+    slab.unlink()
+    cache = TieredCache(slab)
+    yield cache
+    cache.check()
+    assert not any(entry.pins for entry in cache.ram.entries.values())
+    cache.close(0.0)
+
+
+@pytest.fixture
+def scheduler(cache: TieredCache) -> Scheduler:
+    return Scheduler(cache)
+
+
+def learnt(scheduler: Scheduler, **fields: Any) -> None:
+    """Both documents' windows are in RAM."""
+    assert scheduler.run(scheduler.request(0, 1, **fields)) is None and scheduler.windows == 0
+    assert scheduler.run(scheduler.request(1, 0, **fields)) is None and scheduler.windows == 4
+
+
+def test_the_second_sighting_is_stored_and_the_third_reused(scheduler: Scheduler) -> None:
+    """With counts of what was reused, computed again, and computed of no window; the block names are private then."""
+    learnt(scheduler)
+    request = scheduler.request(0, 1)
+    names = list(request.block_hashes)
+    assert scheduler.run(request) == {"mode": "first_k", "reused": 4 * WINDOW - 1, "recomputed": 8, "fresh": 24}
+    assert [one == other for one, other in zip(names, request.block_hashes, strict=True)] == [True] + [False] * 16
+    stats = scheduler.cache.take_stats()
+    assert stats.blends == {"blended": 1} and stats.windows_stored == 4 and stats.is_blending
+
+
+def test_a_blended_request_leaves_nothing(scheduler: Scheduler) -> None:
+    """Neither its chunks nor windows in it that were seen a second time."""
+    learnt(scheduler)
+    scheduler.run(scheduler.request(2))
+    request = scheduler.request(0, 2, 1)
+    record = RequestRecord(request=request, keyer=KEYER, groups=())
+    assert scheduler.run(request, record) is not None
+    assert scheduler.windows == 4 and not record.may_store
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": "s"},
+        {"lora_request": "adapter"},
+        {"mm_features": ["image"]},
+        {"prompt_embeds": "embedded"},
+        {"pooling_params": "pooling"},
+        {"skip_reading_prefix_cache": True},
+        {"num_preemptions": 1},
+        {"num_output_tokens": 1},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_other_requests_are_computed(scheduler: Scheduler, fields: dict[str, Any]) -> None:
+    """Another salt finds nothing; what is no plain text that begins is never blended."""
+    learnt(scheduler)
+    request = scheduler.request(0, 1, **fields)
+    assert scheduler.match(request) == 0
+    scheduler.blending.end(request.request_id)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "expected"),
+    [("first_k", None, True), ("first_k", False, False), ("allowed", None, False), ("allowed", True, True)],
+)
+def test_server_and_request_decide(cache: TieredCache, mode: str, asked: bool | None, expected: bool) -> None:
+    """A request may refuse; where it is only allowed, it has to ask."""
+    scheduler = Scheduler(cache, mode)
+    learnt(scheduler)
+    request = scheduler.request(0, 1)
+    record = RequestRecord(request=request, keyer=KEYER, groups=(), blend=asked)
+    assert (scheduler.run(request, record) is not None) == expected
+
+
+@pytest.mark.parametrize("record", [{"keyer": None}, {"keyer": ChunkKeyer(bytes(32), tenant=bytes(31) + b"b")}])
+def test_others_find_nothing(scheduler: Scheduler, record: dict[str, Any]) -> None:
+    """Who has no names for chunks, or is another tenant."""
+    learnt(scheduler)
+    request = scheduler.request(0, 1)
+    assert scheduler.run(request, RequestRecord(request=request, groups=(), **record)) is None
+
+
+def test_exact_loads_go_first(scheduler: Scheduler) -> None:
+    """A request that loads an exact prefix from the tiers is not blended."""
+    learnt(scheduler)
+    request = scheduler.request(0, 1)
+    assert scheduler.match(request, loaded=BLOCK) == 0
+    scheduler.blending.end(request.request_id)
+
+
+def test_a_window_that_left_ram_is_stored_again(scheduler: Scheduler) -> None:
+    """Its sighting counts as the second one."""
+    learnt(scheduler)
+    scheduler.cache.forget_in_ram_only({None})
+    assert scheduler.run(scheduler.request(0, 1)) is None and scheduler.windows == 4
+    assert scheduler.run(scheduler.request(1, 0)) is not None
+
+
+def test_an_invalidated_text_takes_all_windows_of_its_tenant(scheduler: Scheduler) -> None:
+    """A text's windows are not known by its chunks' names."""
+    learnt(scheduler)
+    scheduler.blending.invalidate([Scope(tenant=Terms().tenant + 1, keys=frozenset()), Scope(labels=frozenset([1]))])
+    assert scheduler.windows == 4
+    scheduler.blending.invalidate([Scope(tenant=Terms().tenant, keys=frozenset())])
+    assert scheduler.windows == 0
+
+
+def test_an_invalidated_request_stores_no_window(scheduler: Scheduler) -> None:
+    """Though its windows were seen before."""
+    scheduler.run(scheduler.request(0, 1))
+    request = scheduler.request(1, 0)
+    record = RequestRecord(request=request, keyer=KEYER, groups=())
+    scheduler.match(request, record)
+    record.may_store = False
+    assert scheduler.step(request) is None and scheduler.windows == 0
+    scheduler.blending.end(request.request_id)
+
+
+def test_what_a_step_has_computed_is_stored_in_it(scheduler: Scheduler) -> None:
+    """Window by window, as prefill goes on; at most four per step."""
+    scheduler.run(scheduler.request(0, 1, 2))
+    request = scheduler.request(2, 0, 1)
+    scheduler.match(request)
+    starts = []
+    for computed in (60, 100, 400):
+        orders = scheduler.step(request, computed - request.num_computed_tokens)
+        request.num_computed_tokens = computed
+        starts.append([store.start for store in orders.stores] if orders is not None else [])
+    assert starts == [[], [22], [86, 152, 216, 282]]
+    scheduler.blending.note(Report(unstored=list(scheduler.blending._storing)))
+    assert scheduler.windows == 0
+    scheduler.blending.end(request.request_id)
+
+
+def test_an_abort_cancels_the_blend(scheduler: Scheduler) -> None:
+    """Its windows stay until the worker has let go of them."""
+    learnt(scheduler)
+    request = scheduler.request(0, 1)
+    scheduler.match(request)
+    scheduler.blending.begin(request, list(range(99)))
+    first = scheduler.step(request, 0)
+    assert scheduler.blending.end(request.request_id) is None and scheduler.blending.is_busy
+    second = scheduler.step(request, 0)
+    assert first is not None and second is not None and second.cancelled == [first.blends[0].number]
+    scheduler.blending.note(Report(ended=second.cancelled))
+    assert not scheduler.blending.is_busy and scheduler.cache.stats.blends == {"cancelled": 1}
+
+
+def test_a_cleared_cache_waits_for_what_is_in_flight(scheduler: Scheduler) -> None:
+    """Slots that the worker still reads or writes are given to nobody."""
+    learnt(scheduler)
+    blended, storing = scheduler.request(0, 1), scheduler.request(2)
+    scheduler.run(scheduler.request(2))
+    scheduler.match(blended)
+    scheduler.blending.begin(blended, list(range(99)))
+    scheduler.match(storing)
+    orders = scheduler.step(storing)
+    assert orders is not None and orders.stores and orders.blends
+    scheduler.cache.clear()
+    scheduler.blending.clear()
+    assert scheduler.blending.is_stale
+    scheduler.blending.note(Report(ended=[orders.blends[0].number], stored=[store.key for store in orders.stores]))
+    assert not scheduler.blending.is_stale and scheduler.windows == 0
+    scheduler.cache.end_clear()
+    for request in (blended, storing):
+        scheduler.blending.end(request.request_id)
+    assert scheduler.run(scheduler.request(0, 1)) is None and scheduler.windows == 4
+
+
+def test_a_worker_that_can_not_turns_it_off(cache: TieredCache) -> None:
+    """And so do three failures in a row, with a reason."""
+    scheduler = Scheduler(cache)
+    learnt(scheduler)
+    for _ in range(3):
+        request = scheduler.request(0, 1)
+        assert scheduler.match(request)
+        scheduler.blending.begin(request, list(range(99)))
+        orders = scheduler.step(request, 0)
+        assert orders is not None
+        number = orders.blends[0].number
+        scheduler.blending.note(Report(ended=[number], failed=[number]))
+        assert scheduler.blending.end(request.request_id) is None
+    assert scheduler.blending.off == "3 blends in a row failed" and scheduler.cache.stats.is_blending is False
+    assert scheduler.match(scheduler.request(0, 1)) == 0
+    other = Scheduler(cache)
+    other.blending.note(Report(off="KV events"))
+    assert other.blending.off == "KV events" and other.match(other.request(0, 1)) == 0

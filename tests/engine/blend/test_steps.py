@@ -1,0 +1,106 @@
+"""The worker's half of blending over a forward that only counts: slices, failures, and the bytes of a slot."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotspan.core.types import ChunkKey
+from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Speed, StoreJob
+from hotspan.engine.blend.rotation import Pairing, Rotation
+from hotspan.engine.blend.runs import Run
+from hotspan.engine.blend.steps import BlendSteps
+
+LAYERS, WINDOW = 2, 8
+SHAPE = (2, 1, 4)
+AS_IT_IS = Rotation(Pairing.NONE, 0, torch.zeros(0))
+
+
+class Memory:
+    """KV of one request's places, by layer; computing writes its own number."""
+
+    dtype, token_shape, layers = torch.float32, SHAPE, range(LAYERS)
+
+    def __init__(self) -> None:
+        self.kv = torch.arange(LAYERS * 64 * 8, dtype=torch.float32).view(LAYERS, 64, *SHAPE)
+        self.computed: list[Run] = []
+        self.fault: Exception | float | None = None
+
+    def blocks_of(self, request_id: str) -> list[int]:
+        return {"running": [0]}[request_id]
+
+    def compute(self, tokens: Any, blocks: Any, runs: Sequence[Run]) -> torch.Tensor:
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        self.computed += runs
+        return torch.full((1, 1), 0.0 if self.fault is None else self.fault)
+
+    def read(self, blocks: Any, run: Run, layer: int) -> torch.Tensor:
+        return self.kv[layer, run.start : run.stop].clone()
+
+    def write(self, blocks: Any, run: Run, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.kv[layer, run.start : run.stop] = torch.stack((keys, values), 1)
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def steps(memory: Memory) -> BlendSteps:
+    slots = [bytearray(4096) for _ in range(2)]
+    forward: Any = memory
+    made = BlendSteps(forward, [AS_IT_IS] * LAYERS, lambda slot: memoryview(slots[slot]), WINDOW, Speed(1.0, 0.1))
+    assert made.take_report().speed == Speed(1.0, 0.1) and not made.take_report()
+    return made
+
+
+def job(number: int, *computed: Run, pieces: Sequence[Piece] = ()) -> BlendJob:
+    return BlendJob(number, f"r{number}", np.zeros(64, np.uint32), [0], list(pieces), list(computed))
+
+
+def test_a_window_is_loaded_as_it_was_stored(memory: Memory, steps: BlendSteps) -> None:
+    """All layers, and a part of it, too."""
+    key = ChunkKey(bytes(32))
+    steps.run(Orders(9, stores=[StoreJob(key, "running", 3, 1), StoreJob(key, "gone", 3, 0)]))
+    report = steps.take_report()
+    assert report.stored == report.unstored == [key]
+    stored = memory.kv[:, 3 : 3 + WINDOW].clone()
+    steps.run(Orders(9, [job(0, pieces=[Piece(Run(40, 46), 1, 2, 35)])]))
+    assert torch.equal(memory.kv[:, 40:46], stored[:, 2:]) and steps.take_finished() == {"r0"}
+
+
+def test_steps_keep_to_the_budget(memory: Memory, steps: BlendSteps) -> None:
+    """In ascending order, oldest job first; a job is over when all of it is computed."""
+    steps.run(Orders(5, [job(0, Run(0, 3), Run(10, 17)), job(1, Run(20, 22))]))
+    assert memory.computed == [Run(0, 3), Run(10, 12)] and not steps.take_finished()
+    steps.run(Orders(6))
+    assert memory.computed[2:] == [Run(12, 17), Run(20, 21)] and steps.take_finished() == {"r0"}
+    steps.run(Orders(6))
+    assert memory.computed[4:] == [Run(21, 22)] and steps.take_finished() == {"r1"} and not steps.take_failed()
+    assert steps.take_report().ended == [0, 1]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("as it may be"), float("nan"), float("inf")])
+def test_a_failure_is_of_one_request(memory: Memory, steps: BlendSteps, fault: Any) -> None:
+    """An exception, or numbers that are not finite; the others go on."""
+    memory.fault = fault
+    steps.run(Orders(3, [job(0, Run(0, 9)), job(1, Run(20, 22))]))
+    memory.fault = None
+    assert steps.take_failed() == steps.take_finished() == {"r0"}
+    steps.run(Orders(3))
+    assert steps.take_finished() == {"r1"} and not steps.take_failed()
+    report = steps.take_report()
+    assert (report.ended, report.failed) == ([0, 1], [0])
+
+
+def test_a_cancelled_job_ends_once(memory: Memory, steps: BlendSteps) -> None:
+    """Whether it was begun or is over."""
+    steps.run(Orders(2, [job(0, Run(0, 9))]))
+    steps.run(Orders(2, cancelled=[0]))
+    assert steps.take_finished() == {"r0"} and memory.computed == [Run(0, 2)]
+    steps.run(Orders(2, cancelled=[0]))
+    assert not steps.take_finished() and steps.take_report().ended == [0]
