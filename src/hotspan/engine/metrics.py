@@ -87,10 +87,10 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_blend_requests": OffloadingCounterMetadata(
         "Requests with text that could be reused, by result: blended, failed, cancelled, or why they were computed in "
         "full (few_tokens, little_saved, no_windows).",
-        ("result",),
+        _WHAT,
     ),
     "hotspan_blend_tokens": OffloadingCounterMetadata(
-        "Tokens of blended prompts: reused, recomputed (of these), fresh (computed, of no window).", ("kind",)
+        "Tokens of blended prompts: reused, recomputed (of these), fresh (computed, of no window).", _WHAT
     ),
     "hotspan_blend_windows_stored": OffloadingCounterMetadata("Windows that were stored to be reused."),
     "hotspan_blend_seconds": OffloadingCounterMetadata("What workers took to load, compute and store for blending."),
