@@ -2,21 +2,46 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
 
+from .families.make import make_family
+from .families.table import FAMILIES
 from .rig import CHUNK, rig
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores"),
+]
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
 def test_tensor_parallel_hits(tiny_model: Path, tmp_path: Path) -> None:
     """With TP=2, in a process per rank, RAM and disk hits give the tokens of the engine's own prefix-cache hit."""
+    check_hits(tiny_model, tmp_path)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_hits_of_latents(tiny_model: Path, tmp_path: Path) -> None:
+    """With MLA each rank holds the whole KV, not a part of it, and each gets it back."""
+    (family,) = [family for family in FAMILIES if family.name == "DeepSeek-V2"]
+    model = make_family(family, tmp_path / "model", tiny_model)
+    check_hits(
+        model,
+        tmp_path,
+        dtype=family.dtype,
+        block_size=None,
+        num_gpu_blocks_override=None,
+        kv_cache_memory_bytes=1 << 26,
+    )
+
+
+def check_hits(model: Path, tmp_path: Path, **options: Any) -> None:
+    """RAM and disk hits cover all whole chunks and change no token."""
     sweep_dead_slabs()
-    with rig(tiny_model, disk=tmp_path / "kv", tensor_parallel_size=2) as engine:
+    with rig(model, disk=tmp_path / "kv", tensor_parallel_size=2, **options) as engine:
         prompt = engine.text(1, 2900)
         engine.ask(prompt, 12)
         own = engine.ask(prompt, 12)

@@ -121,7 +121,7 @@ class AbResult:
                 raise ValueError(f"its schema is {value.get('schema')!r}, not {SCHEMA!r}")
             return msgspec.convert(value, cls)
         except (OSError, ValueError, AttributeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path} can't be read as a result of `hotspan ab --output`: {error}") from error
+            raise ConfigError(f"{path} can't be read as a result of `hotspan ab --json`: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

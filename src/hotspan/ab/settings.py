@@ -80,7 +80,7 @@ class AbSettings:
         panel=_VERDICT,
     )
     detect: float = option(0.02, "Drift that must be found, for the number of items.", kind=SHARE, panel=_VERDICT)
-    output: Path | None = option(None, "Write the result to this JSON file.", panel=_FILES, also="--json")
+    json: Path | None = option(None, "Write the result to this JSON file.", panel=_FILES)
     report: Path | None = option(None, "Write a report to this HTML file.", panel=_FILES)
     review: Path | None = option(
         None, "Write the different answers, blinded, to this .jsonl or .csv file, for people to judge.", panel=_FILES

@@ -30,7 +30,7 @@ def ab(settings: AbSettings) -> None:
 
     key = settings.api_key or environment().get("OPENAI_API_KEY", "")
     settings = replace(settings, api_key=key, command=command_line(sys.argv[1:]))
-    for path in (settings.output, settings.report, settings.review):
+    for path in (settings.json, settings.report, settings.review):
         if path is not None:
             check_writable(path)
     console = stdout_console()
@@ -38,9 +38,9 @@ def ab(settings: AbSettings) -> None:
     for line in result.failures:
         console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(verdict_line(result), style=verdict_style(result), markup=False, highlight=False, soft_wrap=True)
-    if settings.output is not None:
-        result.save(settings.output)
-        print_written(settings.output)
+    if settings.json is not None:
+        result.save(settings.json)
+        print_written(settings.json)
     if settings.report is not None:
         write_ab_report(settings.report, result)
         print_written(settings.report)

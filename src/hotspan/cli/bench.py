@@ -40,7 +40,7 @@ class ReportOptions:
     """How runs are compared."""
 
     title: str = option("Benchmark", "Title of the report.")
-    ab: Path | None = option(None, "Result of `hotspan ab --output`, for a section of the report.")
+    ab: Path | None = option(None, "Result of `hotspan ab --json`, for a section of the report.")
 
 
 @app.command()

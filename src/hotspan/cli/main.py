@@ -28,26 +28,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_SERVE = "Serve"
-_ADMINISTER = "Administer"
-_PREPARE = "Configure"
-_MEASURE = "Measure and compare"
-
-app.command("serve", context_settings=ENGINE_OPTIONS, rich_help_panel=_SERVE)(serve)
-app.add_typer(route, name="route", rich_help_panel=_SERVE)
-app.command("daemon", rich_help_panel=_SERVE)(daemon)
-app.add_typer(deploy, name="deploy", rich_help_panel=_SERVE)
-app.add_typer(config, name="config", rich_help_panel=_PREPARE)
-app.command("plan", rich_help_panel=_PREPARE)(plan)
-app.command("doctor", context_settings=ENGINE_OPTIONS, rich_help_panel=_PREPARE)(doctor)
-app.add_typer(cache, name="cache", rich_help_panel=_ADMINISTER)
-app.add_typer(adapters, name="adapters", rich_help_panel=_ADMINISTER)
-app.add_typer(keys, name="keys", rich_help_panel=_ADMINISTER)
-app.command("demo", rich_help_panel=_MEASURE)(demo)
-app.command("demo-model", rich_help_panel=_MEASURE)(demo_model)
-app.add_typer(bench.app, name="bench", rich_help_panel=_MEASURE)
-app.command("ab", rich_help_panel=_MEASURE)(ab)
-app.command("simulate", rich_help_panel=_MEASURE)(simulate)
+app.command("serve", context_settings=ENGINE_OPTIONS)(serve)
+app.add_typer(route, name="route")
+app.command("daemon")(daemon)
+app.command("demo")(demo)
+app.command("demo-model")(demo_model)
+app.add_typer(deploy, name="deploy")
+app.add_typer(bench.app, name="bench")
+app.command("ab")(ab)
+app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
+app.command("plan")(plan)
+app.command("simulate")(simulate)
+app.add_typer(keys, name="keys")
+app.add_typer(cache, name="cache")
+app.add_typer(config, name="config")
+app.add_typer(adapters, name="adapters")
 
 
 def _show_version(is_asked: bool) -> None:

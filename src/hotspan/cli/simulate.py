@@ -49,7 +49,7 @@ class SimulateOptions:
     rate_scale: float = option(1.0, "Factor for the arrival rate.", kind=between(0.01, 100, float))
     seed: int = option(1, "Random seed of the first trace.")
     seeds: int = option(1, "Number of seeds per trace. Means are shown.", kind=between(1, 1000))
-    output: Path | None = option(None, "Write the results to this JSON file.", also="--json")
+    json: Path | None = option(None, "Write the results to this JSON file.")
     report: Path | None = option(None, "Write a report with plots to this HTML file.")
     write_trace: Path | None = option(None, "Write the first trace to this file, in Mooncake's format, and exit.")
 
@@ -86,9 +86,9 @@ def simulate(options: SimulateOptions) -> None:
     with console.status("") as status:
         lines, facts = comparison.run(status.update)
     print_lines(lines, facts, console)
-    if options.output is not None:
-        write_results(options.output, "routing", **as_json(comparison, lines, facts))
-        print_written(options.output)
+    if options.json is not None:
+        write_results(options.json, "routing", **as_json(comparison, lines, facts))
+        print_written(options.json)
     if options.report is not None:
         write_report(options.report, comparison, lines, facts)
         print_written(options.report)

@@ -16,8 +16,8 @@ MODEL = Option(
     lmi=names("option.model_id"),
     variables=names("HF_MODEL_ID"),
 )
-CACHE = options_of(CacheOptions, panel="Cache")
-_SERVER = options_of(ServerSettings, panel="Server")
+CACHE = options_of(CacheOptions)
+_SERVER = options_of(ServerSettings)
 
 
 def _engine(name: str, kind: Kind, help: str, *lmi: str | Spelling, variables: tuple[Spelling, ...] = ()) -> Option:

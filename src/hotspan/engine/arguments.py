@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -81,6 +82,19 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the engine's options contradict each other: {error}") from error
     return arguments
+
+
+def why_no_tiers(arguments: Namespace) -> str | None:
+    """Why tiers can't serve the model of these arguments; None if they can, or if its configuration can't be read."""
+    try:
+        model = AsyncEngineArgs.from_cli_args(arguments).create_model_config()
+    except (ValueError, OSError, ImportError, NotImplementedError):
+        return None  # the engine reports it when it starts
+    if not model.is_prefix_caching_supported:
+        return f"no request can reuse the KV cache of another with {model.architecture}"
+    if model.is_hybrid and arguments.enable_prefix_caching is False:
+        return f"{model.architecture} has recurrent states, which are not kept with --no-enable-prefix-caching"
+    return None
 
 
 def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:

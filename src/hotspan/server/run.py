@@ -172,6 +172,7 @@ async def _serve(
     check_engine_variables(environment())
     arguments.host, arguments.port = options.server.host, options.server.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
+    options = _without_useless_tiers(options, arguments, entrance)
     if options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
@@ -222,6 +223,20 @@ async def _serve(
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
+
+
+def _without_useless_tiers(options: ServeOptions, arguments: Namespace, entrance: Entrance) -> ServeOptions:
+    """The options, without a cache if no tier can serve the model. Requests get 503 while its configuration is read."""
+    from hotspan.engine.arguments import why_no_tiers
+
+    if options.cache is None:
+        return options
+    with answering_while_loading(entrance.listeners[0], tls_options(vars(arguments))):
+        reason = why_no_tiers(arguments)
+    if reason is None:
+        return options
+    logger.warning("served_without_tiers reason=%s (--no-cache disables the tiers without this warning)", reason)
+    return dataclasses.replace(options, cache=None)
 
 
 def _fetch_draft(arguments: Namespace, options: ServeOptions, entrance: Entrance) -> None:

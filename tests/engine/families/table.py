@@ -86,6 +86,27 @@ FAMILIES: Final = (
     Family(name="Qwen2", config="Qwen2Config", fields={**SIZES}),
     Family(name="Qwen3", config="Qwen3Config", fields={**SIZES, **HEADS}),
     Family(
+        name="Qwen3-MoE",
+        config="Qwen3MoeConfig",
+        fields={**SIZES, **HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    ),
+    Family(
+        name="Mistral, windows",
+        config="MistralConfig",
+        fields={**SIZES, **HEADS, "sliding_window": 512},
+        keeps="sliding windows only",
+    ),
+    Family(name="Mistral", config="MistralConfig", fields={**SIZES, **HEADS, "sliding_window": None}),
+    Family(name="Ministral 3", config="Ministral3Config", fields={**SIZES, **HEADS, "max_position_embeddings": 262144}),
+    Family(
+        name="Mistral Large 3",
+        config="DeepseekV3Config",
+        fields=_DEEPSEEK3,
+        keeps="latents (MLA)",
+        architecture="MistralLarge3ForCausalLM",
+        **_LATENT,
+    ),
+    Family(
         name="Gemma3",
         config="Gemma3TextConfig",
         fields={
@@ -98,6 +119,20 @@ FAMILIES: Final = (
         },
         keeps="full attention beside sliding windows",
         in_gate=True,
+    ),
+    Family(
+        name="GPT-OSS",
+        config="GptOssConfig",
+        fields={
+            **SIZES,
+            **HEADS,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        keeps="full attention beside sliding windows, with sinks",
+        dtype="bfloat16",
     ),
     Family(
         name="DeepSeek-V2",

@@ -1,16 +1,22 @@
 """Model families that see, each as a tiny model of random weights with its processor, made without the hub."""
 
 import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+
+from safetensors import torch as torch_file
 
 from hotspan.demo.model import make_demo_model
 
 from .make import save
 from .table import HEADS, SIZES
+
+_BYTE_255: Final = "\u00ff"
+"""Of a byte-level vocabulary: the name of a byte that no UTF-8 has."""
 
 _FIRST: Final = 768  # id of the first token after the demo tokenizer's own
 _TEXT: Final = MappingProxyType({**SIZES, **HEADS})
@@ -32,6 +38,7 @@ class Sight:
     processor: transformers' class. parts: its image and video processors, by its parameter, and what they are made of.
     options:   further parameters of the processor.
     image, video: what a prompt has in their place.
+    renamed:   a part of the names of weights, and what published models have in its place.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Sight:
     image: str
     video: str | None = None
     needs_torchvision: bool = False
+    renamed: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         return self.name.lower().replace(" ", "-")
@@ -84,21 +92,130 @@ def _qwen(name: str, patch: int, vision: Mapping[str, Any]) -> Sight:
     )
 
 
-SIGHTS: Final = (_qwen("Qwen2VL", 14, {"embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2}),)
+SIGHTS: Final = (
+    Sight(
+        name="LLaVA",
+        config="LlavaConfig",
+        fields={
+            "text_config": {**_TEXT, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 14,
+                "projection_dim": 64,
+            },
+            "image_token_index": _FIRST,
+            "image_seq_length": 16,
+        },
+        tokens=("<image>",),
+        processor="LlavaProcessor",
+        parts={
+            "image_processor": (
+                "CLIPImageProcessor",
+                {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+            )
+        },
+        options={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        image="<image>",
+        needs_torchvision=True,
+        renamed=("vision_tower.", "vision_tower.vision_model."),
+    ),
+    Sight(
+        name="Mistral3",
+        config="Mistral3Config",
+        fields={
+            "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": None},
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "head_dim": 32,
+                "image_size": 112,
+                "patch_size": 14,
+            },
+            "image_token_index": _FIRST,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": False,
+        },
+        tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        processor="PixtralProcessor",
+        parts={"image_processor": ("PixtralImageProcessor", {"size": {"longest_edge": 112}, "patch_size": 14})},
+        options={"patch_size": 14, "spatial_merge_size": 2},
+        image="[IMG]",
+        needs_torchvision=True,
+    ),
+    _qwen("Qwen2VL", 14, {"embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2}),
+    _qwen(
+        "Qwen3VL",
+        16,
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    ),
+)
 
 
 def make_sight(sight: Sight, directory: Path) -> Path:
     """The family's shape as a model that vLLM can serve."""
+    base, model = make_demo_model(directory / "base", "tiny").path, directory / "model"
+    save(_shape(sight), model)
+    _write_tokenizer(sight, base, model)
+    _complete(sight, model)
+    return model
+
+
+def make_seeing_target(target: Path, model: Path) -> Path:
+    """LLaVA around a trained Llama, whose tokenizer loses a token that no text has to the image's."""
+    (llava,) = (sight for sight in SIGHTS if sight.name == "LLaVA")
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    image = vocabulary.pop(_BYTE_255)
+    vocabulary[llava.image] = image
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": image, "content": llava.image})
+    fields = {"text_config": json.loads((target / "config.json").read_text()), "image_token_index": image}
+    sight = replace(llava, fields={**llava.fields, **fields, "tie_word_embeddings": False})
+    shape = _shape(sight)
+    weights = torch_file.load_file(target / "model.safetensors")
+    save(shape, model)
+    shape.lm_head.weight.data.copy_(weights.pop("lm_head.weight"))
+    shape.model.language_model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()})
+    shape.save_pretrained(model)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(target / "tokenizer_config.json", model)
+    _complete(sight, model)
+    return model
+
+
+def _shape(sight: Sight) -> Any:
     import transformers
 
-    base, model = make_demo_model(directory / "base", "tiny").path, directory / "model"
-    config = getattr(transformers, sight.config)(**sight.fields)
-    save(transformers.AutoModelForImageTextToText.from_config(config), model)
-    _write_tokenizer(sight, base, model)
+    return transformers.AutoModelForImageTextToText.from_config(getattr(transformers, sight.config)(**sight.fields))
+
+
+def _complete(sight: Sight, model: Path) -> None:
+    """Give a model's directory its processor, and its weights the names that published models have."""
+    import transformers
+
+    if sight.renamed:
+        _rename_weights(model / "model.safetensors", *sight.renamed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     parts = {name: getattr(transformers, kind)(**fields) for name, (kind, fields) in sight.parts.items()}
     getattr(transformers, sight.processor)(tokenizer=tokenizer, **parts, **sight.options).save_pretrained(model)
-    return model
+
+
+def _rename_weights(file: Path, old: str, new: str) -> None:
+    weights = {name.replace(old, new): tensor for name, tensor in torch_file.load_file(file).items()}
+    torch_file.save_file(weights, file, metadata={"format": "pt"})
 
 
 def _write_tokenizer(sight: Sight, base: Path, model: Path) -> None:
