@@ -24,11 +24,15 @@ WINDOW = 256
 SEPARATOR = "\n\n----\n\n"
 
 
+def settings(**given: Any) -> BlendSettings:
+    """Blending with separators between documents."""
+    return BlendSettings(**({"separators": (SEPARATOR,)} | given))
+
+
 @contextmanager
 def blending(model: Path, *, blend: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
     """An engine whose self-test has passed."""
-    settings = BlendSettings(**({"separators": (SEPARATOR,)} | (blend or {})))
-    with rig(model, cache={"blend": settings}, **options) as engine:
+    with rig(model, cache={"blend": settings(**(blend or {}))}, **options) as engine:
         engine.ask(engine.text(999, 40), 2)
         assert of(engine).off is None and of(engine).pace is not None
         of(engine).pace = PACE

@@ -206,6 +206,31 @@ def test_a_request_is_aborted_while_it_is_blended(engine: Rig, monkeypatch: pyte
     assert ask(engine, library.prompt(2, 1, 0))[0].blend is not None
 
 
+def test_a_blended_request_is_preempted(engine: Rig) -> None:
+    """It goes on as any other and is blended once; what it leaves is found by no exact request."""
+    library = Library(engine, 10_000, 3)
+    prompt = library.prompt(2, 1, 0)
+    full = ask(engine, prompt, blend=False)[0].logprobs
+    empty(engine)
+    library.learn()
+    jobs = of(engine)._jobs
+    engine.start("preempted", prompt, 200)
+    (request,) = engine.scheduler.requests.values()
+    while not request.num_output_tokens:
+        engine.step()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks())
+    while not request.num_preemptions:
+        engine.step()
+    pool.free_blocks(taken)
+    outputs: list[Any] = []
+    while engine.llm.llm_engine.has_unfinished_requests():
+        outputs += [output for output in engine.llm.llm_engine.step() if output.finished]
+    assert len(outputs[0].outputs[0].token_ids) == 200
+    assert outputs[0].kv_transfer_params["blend"]["reused"] == 6 * WINDOW and of(engine)._jobs == jobs + 1
+    assert ask(engine, prompt, blend=False)[0].logprobs == pytest.approx(full, abs=1e-5)
+
+
 def test_a_failed_blend_is_an_ordinary_prefill(engine: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails, the answer is exact; after three failures in a row blending is off, with a reason."""
     library = Library(engine, 8000, 3)
