@@ -84,6 +84,10 @@ figures: install  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 speculative: install  ## What drafted tokens save: time between tokens, CPU, acceptance of the trained head (about 2 minutes)
 	@$(BIN)/python -m benchmarks.speculative --modes eagle --texts 4 --output benchmarks/results/speculative.json
 
+.PHONY: encoder
+encoder: install  ## What a repeated image costs: the vision encoder's share of the time to first token (about 2 minutes)
+	@$(BIN)/python -m benchmarks.encoder --output benchmarks/results/encoder.json
+
 .PHONY: step-cost
 step-cost: install  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json

@@ -11,7 +11,7 @@ image) and a language model of 8 layers of 768. Each prompt has a text of about 
 Each prompt is sent as new, again (the KV comes from RAM; vLLM's caches of processed and of encoded images have the
 image), again with these two caches empty, and after a restart of the engine (the KV comes from disk). vLLM's own prefix
 cache is empty each time. Time to first token, preprocessing and encoder time are medians over the rounds, in
-milliseconds; encoder time and calls are what vLLM's --enable-mm-processor-stats counts.
+milliseconds; encoder time and calls are what vLLM's own `enable_mm_processor_stats` counts.
 
 Goal: the encoder runs for no prompt whose image is part of a hit, before and after a
 restart; otherwise the exit status is 1.
@@ -136,11 +136,11 @@ async def run(directory: Path, rounds: int) -> dict[str, dict[str, float]]:
         *("--dtype", "float32", "--block-size", "128", "--max-model-len", "4096", "--served-model-name", "base"),
         *("--kv-cache-memory-bytes", str(1 << 29), "--max-num-batched-tokens", "2048", "--enforce-eager"),
         *("--chat-template", shape.chat_template, "--chat-template-content-format", "openai"),
-        "--enable-mm-processor-stats",
     )
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for is_restarted in (False, True):
         words = parse_engine_arguments(str(model), options)
+        words.enable_mm_processor_stats = True  # vLLM hides this option from its users
         add_cache(words, CacheOptions(ram_gib=1.0, disk=directory / "kv", disk_gib=2.0).settings())
         with Aftermath() as aftermath:
             async with launch(words, RequestGuard(lambda: "acme"), aftermath) as engine:
