@@ -195,7 +195,8 @@ class TestHttps:
     def test_what_was_put_comes_back(self, certified: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Over TLS objects are put, found and read, on connections that are kept."""
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
-        settings = HyperpodOptions(shared_memory_name=certified.name, use_https=True, **PATIENT)
+        only_one = {"use_https": True, "max_connections": 1}  # a lease's release in the background may want another
+        settings = HyperpodOptions(shared_memory_name=certified.name, **only_one, **PATIENT)
         with contextlib.closing(HyperpodStore("127.0.0.1", certified.port, settings)) as store:
             for one in (Object(str(size), size) for size in (10, SIZE, 3 << 20)):
                 assert one.put(store) and one.get(store, there(store, one.key)) and not one.put(store)
