@@ -187,7 +187,7 @@ def test_a_stream_comes_token_by_token(container: Container, accept: str) -> Non
     with container.http.stream("POST", "/invocations", json=body, headers={"accept": accept}) as reply:
         assert reply.headers["content-type"].startswith(accept)
         assert json.loads(next(reply.iter_lines()).removeprefix("data:"))["token"]
-        assert container.gauge("vllm:num_requests_running") > 0
+        container.wait_until_busy()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
