@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -9,19 +11,21 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.plan import plan
 from hotspan.core.types import GIB
 from hotspan.plan.host import Answerer, Daemon, Host, usual_directories
 from hotspan.plan.tiers import choose_tiers
 
 from . import models
+from .test_worth import PAGE
 
 NOBODY = Daemon(Answerer.NOBODY, "127.0.0.1:9200", None)
 
 
 def invoke(*arguments: str) -> Result:
     app = typer.Typer()
-    app.command("plan")(plan)
+    app.command("plan", context_settings=ENGINE_OPTIONS)(plan)
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
@@ -102,3 +106,51 @@ def test_usual_directories_are_ones_own(tmp_path: Path) -> None:
     own.symlink_to("/")
     assert own not in usual_directories({"TMPDIR": str(tmp_path)})
     assert not [path for path in usual_directories({"TMPDIR": "/no/such"}) if path.parent == Path("/no/such")]
+
+
+def test_a_machine_serves_options_and_prices_make_a_verdict(model: Path, tmp_path: Path) -> None:
+    """Options of serve size tiers and pool; the terminal, the JSON and the page have verdict, cost and price."""
+    words = ("--machine", "p4de.24xlarge", "--ram-gib", "200", "--tensor-parallel-size", "2", "--max-model-len", "8192")
+    more = ("--users", "1000", "--disk-rate", "8", "--requests-per-hour", "3600", "--extra-price", "500")
+    out = ("--json", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html"))
+    done = invoke(str(model), *words, *more, *out)
+    assert done.exit_code == 0, done.output
+    for word in ("This helps", "2026-11-09", "2 ranks", "Payback", "per million prompt tokens", "█"):
+        assert word in done.output
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["verdict"]["helps"] and found["cost"]["payback_days"] > 0
+    ram = next(each for each in found["working_set"]["holdings"] if each["tier"] == "ram")
+    assert ram["bytes"] == 200 * GIB and ram["pays_from"] > 0
+    assert set(found["hit_rates_by_users"]) == {"10", "100", "1000", "10000", "100000"}
+    assert "This helps" in (tmp_path / "plan.html").read_text()
+
+
+def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
+    """Without a price list for the machine no cost is made up."""
+    done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")
+    assert done.exit_code == 0 and "give --hourly-price" in done.output and "per million" not in done.output
+
+
+class Metrics(BaseHTTPRequestHandler):
+    """A server whose metrics page is PAGE."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/metrics" else 404)
+        self.end_headers()
+        self.wfile.write(PAGE.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_running_servers_figures_are_used(model: Path) -> None:
+    """Its sizes, rates and hit rates stand in the tables; an address where nobody answers is one sentence."""
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = invoke(str(model), "--from-metrics", url, "--tokens", "1024", "--users", "10")
+        server.shutdown()
+    assert done.exit_code == 0, done.output
+    for word in ("measured by the server", "Measured hit rates: engine's pool 10.0%, RAM 25.0%", "256 ms"):
+        assert word in done.output
+    done = invoke(str(model), "--from-metrics", url)
+    assert done.exit_code == 2 and "is the server up" in done.output

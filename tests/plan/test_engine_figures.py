@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from vllm.config import CacheConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.v1.core.kv_cache_utils import _get_kv_cache_groups_uniform_page_size
 from vllm.v1.kv_cache_interface import (
@@ -12,6 +13,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from hotspan.plan.machines import GPU_MEMORY_UTILIZATION
 from hotspan.plan.shape import LayerKind, ModelShape
 
 from . import models
@@ -75,3 +77,8 @@ def test_states_are_the_engines() -> None:
         page = MambaSpec(block_size=BLOCK, shapes=shapes, dtypes=dtypes).page_size_bytes
         (states,) = (each for each in ModelShape.from_config(config).layers if each.kind is LayerKind.STATE)
         assert states.state_bytes == page
+
+
+def test_the_share_of_a_gpus_memory_is_the_engines_default() -> None:
+    """`hotspan plan --machine` sizes the pool by what vLLM takes if nobody says otherwise."""
+    assert CacheConfig().gpu_memory_utilization == GPU_MEMORY_UTILIZATION

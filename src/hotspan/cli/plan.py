@@ -1,14 +1,33 @@
 """`hotspan plan MODEL`: which tiers this machine would get, and what they would do for a working set."""
 
-from dataclasses import dataclass
+import argparse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hotspan.cli.options import runs
-from hotspan.config.kinds import COUNT, POSITIVE
-from hotspan.config.options import option
+from hotspan.cli.flags import ENGINE_OPTIONS, OWN_OPTIONS, load
+from hotspan.cli.options import runs, takes
+from hotspan.config.keys import FLAGS
+from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, between
+from hotspan.config.options import option, options_of
+from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotspan.cli.plan_report import Report
+    from hotspan.config.configuration import Configuration
+    from hotspan.core.types import Tier
+    from hotspan.plan.advice import Advice
+    from hotspan.plan.host import Host
+    from hotspan.plan.machines import Machine
+    from hotspan.plan.measured import Measured
+    from hotspan.plan.shape import ModelShape
+    from hotspan.plan.tiers import Reason, TierPlan
+
+_METRICS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,54 +51,278 @@ class PlanOptions:
     )
     users: int = option(100, "Number of texts in the working set.", kind=COUNT)
     tokens: int = option(10_000, "Tokens per text.", kind=COUNT)
+    reuse: float = option(1.0, "Share of requests that ask for a text again, 0 to 1.", kind=between(0, 1, float))
     prefill_rate: float | None = option(
-        None, "Prefill rate of the engine, in tokens per second. Default: unknown.", kind=POSITIVE
+        None,
+        "Prefill rate of the engine, in tokens per second. Default: measured, or estimated with --machine.",
+        kind=POSITIVE,
     )
     ram_rate: float | None = option(
-        None, "Transfer rate between RAM and the engine, in GB/s. Default: unknown.", kind=POSITIVE
+        None,
+        "Transfer rate between RAM and the engine, in GB/s. Default: measured, or estimated with --machine.",
+        kind=POSITIVE,
     )
+    disk_rate: float | None = option(None, "Read rate of the disk, in GB/s. Default: measured.", kind=POSITIVE)
+    l2_rate: float | None = option(None, "Read rate of the L2, in GB/s. Default: measured.", kind=POSITIVE)
+    l2_size: float = option(0.0, "Part of a shared L2 that this engine may fill, in GiB.", kind=NOT_NEGATIVE)
+    machine: str | None = option(
+        None, "Plan for this type of machine instead of this host, such as p4de.24xlarge. Implies --auto."
+    )
+    hourly_price: float | None = option(
+        None, "Price of the machine, in USD per hour. Default: from --prices, or the shipped list.", kind=POSITIVE
+    )
+    prices: Path | None = option(
+        None, 'TOML file with [prices."TYPE"] tables: usd_per_hour, source and date. Default: the shipped list.'
+    )
+    extra_price: float = option(
+        0.0, "One-off price of memory, drives or storage that the tiers need, in USD.", kind=NOT_NEGATIVE
+    )
+    requests_per_hour: float | None = option(
+        None, "Requests per hour and engine, for savings per month and payback.", kind=POSITIVE
+    )
+    from_metrics: str | None = option(
+        None, "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used."
+    )
+    json: Path | None = option(None, "Write the plan to this JSON file.")
+    html: Path | None = option(None, "Write the plan, with a plot, to this HTML file.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What of the engine's options, of the command line or of the model's files, sizes it."""
+
+    tp: int
+    kv_dtype: str
+    dtype: str
+    max_model_len: int | None
+    max_num_seqs: int | None
+    utilization: float | None
+    pool_bytes: int | None
 
 
 @runs(PlanOptions)
 def plan(
     options: PlanOptions,
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Directory of a model, or hub ID of a downloaded model.")],
 ) -> None:
-    """Show the tiers that `hotspan serve` would choose on this host, and how much of a working set they hold."""
+    """Show which tiers `hotspan serve` would choose, how much of a working set they hold, and whether they pay.
+
+    Every option of `hotspan serve` may follow, such as --ram-gib or --tensor-parallel-size; serving.properties and
+    environment variables are read as `hotspan serve` reads them.
+    """
+    from rich.console import Console
+
+    from hotspan.cli.output import print_written
     from hotspan.config.environment import environment
-    from hotspan.core.types import Tier
-    from hotspan.plan.advice import advise, print_advice, print_plan
     from hotspan.plan.host import Host
+    from hotspan.plan.machines import machine
+
+    configuration = _configuration(model, options, context.args)
+    directories = [] if not _is_auto(options) else None if options.disk is None else [options.disk]
+    where = None if options.machine is None else machine(options.machine)
+    found = Host.probe(environment(), directories, is_measured=options.measure) if where is None else where.host()
+    report = _report(options, model, configuration, found, where)
+    report.print(Console())
+    if options.json is not None:
+        import json
+
+        options.json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        print_written(options.json)
+    if options.html is not None:
+        report.write_page(options.html)
+        print_written(options.html)
+
+
+def _is_auto(options: PlanOptions) -> bool:
+    return options.auto or options.disk is not None or options.machine is not None
+
+
+def _configuration(model: str, options: PlanOptions, words: Sequence[str]) -> "Configuration":
+    """What `hotspan serve MODEL` would be given with these options. Raises: ConfigError."""
+    app = typer.Typer()
+
+    @app.command(context_settings=ENGINE_OPTIONS)
+    @takes(FLAGS)
+    def serve(context: typer.Context, **_flags: Any) -> None: ...
+
+    disk = ("--disk", str(options.disk)) if options.disk is not None and "--disk-gib" in words else ()
+    command = typer.main.get_command(app)
+    with command.make_context("serve", [*disk, *words]) as context:
+        return load(cast(typer.Context, context), model)
+
+
+def _engine(options: PlanOptions, configuration: "Configuration") -> _Engine:
+    """Those that plan itself takes come first."""
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+    for flags, kind in (
+        (("--tensor-parallel-size", "-tp"), int),
+        (("--max-model-len",), int),
+        (("--max-num-seqs",), int),
+        (("--gpu-memory-utilization",), float),
+        (("--kv-cache-memory-bytes",), int),
+    ):
+        parser.add_argument(*flags, type=kind)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in configuration.engine_words]
+    try:
+        given, others = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    if others:  # only vLLM knows whether it has them: seconds
+        from hotspan.engine.arguments import parse_engine_arguments
+
+        own = tuple(each.flag for each in options_of(PlanOptions))
+        parse_engine_arguments(configuration.model, configuration.engine_words, own_options=(*OWN_OPTIONS, *own))
+    return _Engine(
+        tp=options.tp if options.tp > 1 else given.tensor_parallel_size or 1,
+        kv_dtype=given.kv_cache_dtype if options.kv_dtype == "auto" else options.kv_dtype,
+        dtype=given.dtype,
+        max_model_len=given.max_model_len,
+        max_num_seqs=options.max_num_seqs or given.max_num_seqs,
+        utilization=given.gpu_memory_utilization,
+        pool_bytes=given.kv_cache_memory_bytes,
+    )
+
+
+def _report(
+    options: PlanOptions, model: str, configuration: "Configuration", host: "Host", where: "Machine | None"
+) -> "Report":
+    from hotspan.cli.plan_report import Report, numbers_of_users
+    from hotspan.config.settings import with_named
+    from hotspan.core.types import Tier
+    from hotspan.plan.advice import LATENCY_S, advise
+    from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, price
+    from hotspan.plan.measured import Measured
     from hotspan.plan.shape import ModelShape
     from hotspan.plan.tiers import Extent, choose_tiers
     from hotspan.plan.weights import model_directory, weights_bytes
+    from hotspan.plan.worth import cost, judge
 
-    directory = model_directory(model)
-    shape = ModelShape.from_config(directory, kv_dtype=options.kv_dtype, tensor_parallel=options.tp)
-    is_auto = options.auto or options.disk is not None
-    directories = [] if not is_auto else None if options.disk is None else [options.disk]
-    host = Host.probe(environment(), directories, is_measured=options.measure)
+    directory, engine = model_directory(model), _engine(options, configuration)
+    shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
+    if engine.max_model_len:
+        shape = replace(shape, max_tokens=engine.max_model_len)
+    weights = weights_bytes(directory)
     chosen = choose_tiers(
         host,
         shape,
         workers=options.workers,
         models=options.models,
         is_cpu_engine=options.cpu,
-        weights_bytes=weights_bytes(directory),
-        requests=options.max_num_seqs,
-        extent=Extent.ALL if is_auto else Extent.MODEST,
+        weights_bytes=weights,
+        engine_pool_bytes=engine.pool_bytes,
+        requests=engine.max_num_seqs,
+        extent=Extent.ALL if _is_auto(options) or configuration.is_auto else Extent.MODEST,
     )
-    rates = {Tier.RAM: options.ram_rate or 0.0}
-    for probe in host.disks:
-        if chosen.disk is not None and probe.directory == chosen.disk.directory:
-            rates[Tier.DISK] = probe.read_gb_s or 0.0
-    print_plan(chosen)
-    print_advice(
-        advise(
+    if configuration.cache is not None:
+        chosen = with_named(chosen, configuration.cache)
+    pool = engine.pool_bytes or chosen.engine_pool_bytes or 0
+    if where is not None and not options.cpu and not pool:
+        pool = where.pool_bytes(weights, engine.tp, engine.utilization or GPU_MEMORY_UTILIZATION)
+    told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
+    chosen, pool, l2 = _as_measured(told, shape, chosen, pool, int(options.l2_size * (1 << 30)))
+    rates = _rates(options, host, chosen, where, engine.tp) | dict(told.gb_s) | _given_rates(options)
+    prefill = options.prefill_rate or told.prefill_tokens_per_s
+    if prefill is None and where is not None and not options.cpu:
+        prefill = where.prefill_tokens_per_s(weights, engine.tp)
+
+    def of(users: int) -> "Advice":
+        return advise(
             *(chosen, shape),
-            users=options.users,
+            users=users,
             tokens=options.tokens,
             gb_s=rates,
-            prefill_tokens_per_s=options.prefill_rate,
+            prefill_tokens_per_s=prefill,
+            pool_bytes=pool,
+            l2_bytes=l2,
+            latency_s={**LATENCY_S, **told.latency_s, Tier.GPU: 0.0},
         )
+
+    advice = of(options.users)
+    paid = price(options.machine, options.hourly_price, options.prices)
+    # Without a known machine the price is that of this engine's share.
+    share = engine.tp / where.gpus if where is not None else 1.0
+    costs = None
+    if paid is not None:
+        costs = cost(
+            *(advice, options.reuse, paid.usd_per_hour * share),
+            requests_per_hour=options.requests_per_hour,
+            extra_usd=options.extra_price,
+        )
+    chosen = replace(chosen, reasons=(*chosen.reasons, *_pool_reason(pool, shape, engine, where, told)))
+    by_users = tuple(of(number) for number in numbers_of_users(options.users))
+    return Report(model, chosen, advice, by_users, judge(advice, options.reuse), paid, costs, dict(told.hits))
+
+
+def _measured(url: str) -> "Measured":
+    """What the server at `url` measured. Raises: ConfigError if it can't be read."""
+    from hotspan.plan.measured import measured
+
+    address = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"--from-metrics {url}: give an address such as http://localhost:8080")
+    try:
+        with urllib.request.urlopen(address, timeout=_METRICS_TIMEOUT_S) as answer:
+            page: str = answer.read().decode(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{address} can't be read ({error}): is the server up, and its address right?") from error
+    return measured(page)
+
+
+def _as_measured(
+    told: "Measured", shape: "ModelShape", chosen: "TierPlan", pool: int, l2: int
+) -> "tuple[TierPlan, int, int]":
+    """Tiers, pool and L2 of the sizes that the server has."""
+    from hotspan.core.types import Tier
+    from hotspan.plan.tiers import DiskChoice
+
+    held = {tier: tokens * shape.tier_bytes_per_token for tier, tokens in told.capacity_tokens.items()}
+    if not held:
+        return chosen, pool, l2
+    disk = held.get(Tier.DISK)
+    directory = Path("disk") if chosen.disk is None else chosen.disk.directory
+    chosen = replace(
+        chosen, ram_bytes=held.get(Tier.RAM, 0), disk=None if disk is None else DiskChoice(directory, disk)
     )
+    return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
+
+
+def _rates(
+    options: PlanOptions, host: "Host", chosen: "TierPlan", where: "Machine | None", ranks: int
+) -> "dict[Tier, float]":
+    """GB/s of RAM and of the disk, from the machine's data sheet and the disk's measurement."""
+    from hotspan.core.types import Tier
+
+    rates = {} if where is None or options.cpu else {Tier.RAM: where.gpu.host_gb_s * ranks}
+    for probe in host.disks:
+        if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
+            rates[Tier.DISK] = probe.read_gb_s
+    return rates
+
+
+def _given_rates(options: PlanOptions) -> "dict[Tier, float]":
+    from hotspan.core.types import Tier
+
+    given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
+    return {tier: rate for tier, rate in given.items() if rate}
+
+
+def _pool_reason(
+    pool: int, shape: "ModelShape", engine: _Engine, where: "Machine | None", told: "Measured"
+) -> "tuple[Reason, ...]":
+    """The engine's pool, unless the tiers' own reasons have it."""
+    from hotspan.core.types import GIB, Tier
+    from hotspan.plan.tiers import Reason
+
+    if Tier.GPU in told.capacity_tokens:
+        why = "measured by the server"
+    elif where is not None and pool:
+        why = f"estimate for {engine.tp} of {where.gpus} GPUs with {where.gpu.memory_gib:g} GiB each"
+    elif not pool:
+        return (Reason("engine's pool", "unknown", "name the machine with --machine, or give --from-metrics"),)
+    else:
+        return ()
+    tokens = pool // (shape.tier_bytes_per_token or 1)
+    return (Reason("engine's pool", f"{pool / GIB:.1f} GiB, {tokens:,} tokens", why),)

@@ -1,23 +1,29 @@
-"""What the tiers hold, how often a working set would be found in them, and both as tables on the terminal."""
+"""What the tiers hold, how often a working set would be found in them, and from how much text on each of them pays."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from hotspan.core.types import GIB, Tier
+from hotspan.core.types import Tier
 from hotspan.plan.shape import CHUNK_TOKENS, ModelShape
 from hotspan.plan.tiers import TierPlan
+
+LATENCY_S: Final = {Tier.DISK: 0.001, Tier.L2: 0.005}
+"""Before the first byte of a load, where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What one tier holds.
 
-    texts:    of the size asked for. hit_rate: of the working set, what this tier adds to the ones above it.
-    load_s:   to bring one text to RAM, or from RAM to the engine; None where the rate is not known.
+    texts:     of the size asked for. hit_rate: of the working set, what this tier adds to the ones above it.
+    load_s:    to bring one text to RAM, or from RAM to the engine, without latency; None where the rate is not known.
+    pays_from: tokens of repeated text from which this tier adds hits: what the tiers above it hold; None if unknown.
+    text_from: tokens of the shortest text that loads faster than it is computed; None if none does, or if unknown.
     """
 
     tier: Tier
@@ -26,6 +32,8 @@ class Holding:
     texts: int
     hit_rate: float
     load_s: float | None
+    pays_from: int | None = None
+    text_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +67,37 @@ def advise(
     tokens: int,
     gb_s: Mapping[Tier, float] | None = None,
     prefill_tokens_per_s: float | None = None,
+    pool_bytes: int = 0,
+    l2_bytes: int = 0,
+    latency_s: Mapping[Tier, float] = LATENCY_S,
 ) -> Advice:
     """What one worker's tiers do for `users` that come back with a text of `tokens` tokens.
 
-    gb_s: rates of the tiers, as far as they are known.
+    gb_s:       rates of the tiers, as far as they are known. latency_s: before the first byte.
+    pool_bytes: the engine's own pool; 0 if it is not known. l2_bytes: this worker's part of a shared store.
 
-    The disk has a copy of what is in RAM, so what it adds is what it is larger. Users that come round in a fixed order
-    fare worse: then what is older than the tier is large is never found.
+    A tier has a copy of what is in those above it, so what it adds is what it is larger. Users that come round in a
+    fixed order fare worse: then what is older than the tier is large is never found.
     """
     text_bytes = shape.text_bytes(tokens, CHUNK_TOKENS)
-    sizes = {Tier.RAM: plan.ram_bytes, Tier.DISK: plan.disk.bytes if plan.disk is not None else 0}
+    disk_bytes = plan.disk.bytes if plan.disk is not None else 0
+    sizes = {Tier.GPU: pool_bytes, Tier.RAM: plan.ram_bytes, Tier.DISK: disk_bytes, Tier.L2: l2_bytes}
     holdings, held, chunk = [], 0.0, shape.chunk_bytes(CHUNK_TOKENS)
+    above = 0 if pool_bytes else None
+    compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
     for tier, size in sizes.items():
         if not size:
             continue
         found = max(held, min(1.0, size / (users * text_bytes)) if text_bytes else 0.0)
-        rate = (gb_s or {}).get(tier)
+        rate, latency = (gb_s or {}).get(tier), latency_s.get(tier, 0.0)
         load_s = shape.load_bytes(tokens) / rate / 1e9 if rate else None
         texts = size // text_bytes if text_bytes else 0
-        holdings.append(Holding(tier, size, size // chunk * CHUNK_TOKENS, texts, found - held, load_s))
+        holds = size // chunk * CHUNK_TOKENS
+        saved_s = (compute_s - load_s) / tokens if compute_s is not None and load_s is not None else 0.0
+        text_from = max(CHUNK_TOKENS, math.ceil(latency / saved_s)) if saved_s > 0 else None
+        holdings.append(Holding(tier, size, holds, texts, found - held, load_s, above, text_from))
         held = found
-    compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
+        above = max(above or 0, holds) if above is not None or tier is not Tier.GPU else None
     return Advice(users, tokens, text_bytes, tuple(holdings), compute_s)
 
 
@@ -91,21 +109,3 @@ def print_plan(plan: TierPlan) -> None:
     for reason in plan.reasons:
         table.add_row(reason.what, reason.value, reason.why)
     Console().print(table)
-
-
-def print_advice(advice: Advice) -> None:
-    """What each tier holds of the working set, and what loading costs beside computing."""
-    size = f"{advice.working_set_bytes / GIB:.1f} GiB of KV"
-    table = Table(title=f"{advice.users:,} texts of {advice.tokens:,} tokens: {size}")
-    for column in ("tier", "tokens", "texts", "hits", "to load one"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
-    for held in advice.holdings:
-        load = "-" if held.load_s is None else _time(held.load_s)
-        table.add_row(held.tier.value, f"{held.tokens:,}", f"{held.texts:,}", f"{held.hit_rate:.0%}", load)
-    compute = "" if advice.compute_s is None else _time(advice.compute_s)
-    table.add_row("computed", "", "", f"{1 - advice.hit_rate:.0%}", compute)
-    Console().print(table)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{math.ceil(seconds * 1000)} ms"

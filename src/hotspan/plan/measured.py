@@ -1,0 +1,73 @@
+"""What a running server measured of itself, out of its metrics page."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from hotspan.core.errors import ConfigError
+from hotspan.core.types import Tier
+
+_RATE: Final = "hotspan_cost_prefill_tokens_per_second"
+_BANDWIDTH: Final = "hotspan_cost_bytes_per_second"
+_LATENCY: Final = "hotspan_cost_latency_seconds"
+_CAPACITY: Final = "hotspan_cache_capacity_bytes"
+_TOKEN: Final = "hotspan_cache_token_bytes"
+_LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
+_HITS: Final = "hotspan_cache_hit_tokens_total"
+_POOL_HITS: Final = "vllm:prefix_cache_hits_total"
+_POOL: Final = "vllm:cache_config_info"
+_WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, _CAPACITY, _TOKEN, _LOOKUPS, _HITS, _POOL_HITS, _POOL)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One server. A figure that it does not have yet is None, or not in its mapping.
+
+    gb_s, latency_s: of loads, by tier. capacity_tokens: by tier, the engine's pool (gpu) included.
+    hits:            by tier, share of all prompt tokens so far that were found there.
+    """
+
+    prefill_tokens_per_s: float | None = None
+    gb_s: Mapping[Tier, float] = field(default_factory=dict)
+    latency_s: Mapping[Tier, float] = field(default_factory=dict)
+    capacity_tokens: Mapping[Tier, int] = field(default_factory=dict)
+    hits: Mapping[Tier, float] = field(default_factory=dict)
+
+
+def measured(page: str) -> Measured:
+    """The figures of a metrics page, summed over engines. Raises: ConfigError if it is no page of `hotspan serve`."""
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    largest: dict[tuple[str, str], float] = {}
+    lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            value = float(sample.labels.get("kv_cache_size_tokens") or 0) if sample.name == _POOL else sample.value
+            if math.isfinite(value) and value > 0:
+                at = (sample.name, sample.labels.get("tier", ""))
+                sums[at] += value
+                largest[at] = max(largest.get(at, 0.0), value)
+    if (_TOKEN, "") not in sums:
+        raise ConfigError(f"the metrics page has no {_TOKEN}: give the address of a `hotspan serve` with tiers")
+
+    def by_tier(name: str, divisor: float = 1.0, of: Mapping[tuple[str, str], float] = sums) -> dict[Tier, float]:
+        found = {tier: of.get((name, tier.value), 0.0) / divisor for tier in Tier}
+        return {tier: value for tier, value in found.items() if value}
+
+    capacity = by_tier(_CAPACITY, largest[_TOKEN, ""])
+    if pool := sums.get((_POOL, ""), 0.0):
+        capacity[Tier.GPU] = pool
+    asked = sums.get((_LOOKUPS, ""), 0.0)
+    hits = by_tier(_HITS, asked) if asked else {}
+    if asked and (of_pool := sums.get((_POOL_HITS, ""), 0.0)):
+        hits[Tier.GPU] = min(1.0, of_pool / asked)
+    return Measured(
+        sums.get((_RATE, "")) or None,
+        by_tier(_BANDWIDTH, 1e9),
+        by_tier(_LATENCY, of=largest),
+        {tier: int(tokens) for tier, tokens in capacity.items()},
+        hits,
+    )
