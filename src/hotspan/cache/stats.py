@@ -32,6 +32,10 @@ class CacheStats:
     blended_tokens: Counter[str] = field(default_factory=Counter)
     blend_seconds: float = 0.0
     windows_stored: int = 0
+    encoder_hits: Counter[Tier] = field(default_factory=Counter)
+    encoder_misses: int = 0
+    encoder_load_bytes: int = 0
+    encoder_store_bytes: int = 0
     is_blending: bool | None = None
 
     @property

@@ -119,6 +119,11 @@ class TieredCache:
         """The engine had no room for a request whose look-up had ended; what it was denied then it may be given now."""
         self._waits.reconsider(reader)
 
+    def give_up(self, reader: Reader) -> None:
+        """The reader waits no longer: what is not in RAM is a MISS for it."""
+        self._waits.release(reader)
+        reader.cut = True
+
     def is_waiting(self, reader: Reader) -> bool:
         """Whether asking again would only be told RETRY: what the reader waits for is on its way and not late."""
         return bool(reader.waiting) and not self._waits.is_late(reader)

@@ -3,6 +3,7 @@
     namespace digest = sha256( tagged, length-prefixed fields: model, dtypes, layout, parallelism, chunk size, ... )
     chunk key        = sha256( namespace digest | tenant's secret | adapter digest | group | engine's chained hash )
     window key       = sha256( namespace digest | tenant's secret | adapter digest | group | sha256( tokens ) )
+    output key       = sha256( namespace digest | tenant's secret | adapter digest | salt | sha256( medium's name ) )
 
 The engine's chained hash covers the tokens, all tokens before them, the salt, the adapter's name and the multimodal
 inputs; what it leaves out (docs/architecture.md, Identity) is in the namespace and the adapter digest.
@@ -84,8 +85,14 @@ class ChunkKeyer:
         digest.update(group.to_bytes(4, "little") + b"window-1" + hashlib.sha256(tokens).digest())
         return ChunkKey(digest.digest())
 
+    def output_key(self, identifier: str) -> ChunkKey:
+        """The key of the encoder output of a medium, whatever text it stands in; no chunk and no window has it."""
+        digest = self._prefix.copy()
+        digest.update(b"encoder-1" + hashlib.sha256(identifier.encode()).digest())
+        return ChunkKey(digest.digest())
+
     def salted(self, salt: str) -> "ChunkKeyer":
-        """Names of windows for requests with this salt of the engine's: others never find them.
+        """Names of windows and encoder outputs for requests with this salt of the engine's: others never find them.
 
         Keys of chunks need none: the salt is in the engine's hash.
         """

@@ -53,7 +53,8 @@ from hotspan.engine.compat import (
     watch_adapters,
     watch_runners,
 )
-from hotspan.engine.contract import BLENDS_WITH, ENGINE
+from hotspan.engine.contract import ENGINE, TRIED_WITH
+from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
@@ -121,15 +122,28 @@ class HotspanConnector(OffloadingConnector):
                 Path(settings.error_file).write_text(str(error))
             raise
         if role == KVConnectorRole.WORKER and settings.blend is not None:
-            if ENGINE == BLENDS_WITH and current_platform.is_cpu():
+            if ENGINE == TRIED_WITH and current_platform.is_cpu():
                 watch_runners(self._try_blending)
             else:
-                self._no_blends = Report(off=f"it works with vLLM {BLENDS_WITH[0]}.{BLENDS_WITH[1]} on CPU only")
+                self._no_blends = Report(off=f"it works with vLLM {TRIED_WITH[0]}.{TRIED_WITH[1]} on CPU only")
+        if keeps_outputs(settings, vllm_config):
+            self._keep_outputs(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
             watch_adapters(_load_adapter)
+
+    def _keep_outputs(self, vllm_config: VllmConfig) -> None:
+        """Let the engine ask for encoder outputs, too."""
+        from hotspan.engine.encoder.connector import offer_outputs, offer_slots  # of vLLM's it takes what others lack
+
+        if self.connector_worker is None:
+            if self.manager.outputs is not None:
+                offer_outputs(vllm_config, self.manager.outputs)
+        else:
+            worker = self.connector_worker
+            offer_slots(vllm_config, lambda index: worker.worker.slot(index))
 
     @classmethod
     def build_prom_metrics(
@@ -207,6 +221,7 @@ class HotspanConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self.administrator.run_waiting()
+        self._end_clear()
         self.manager.begin_step(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self.manager.forget_ended()
@@ -252,8 +267,8 @@ class HotspanConnector(OffloadingConnector):
         return bool(self._stale) or (blending is not None and blending.is_busy) or super().has_pending_push_work()
 
     def _end_clear(self) -> None:
-        blending = self.manager.blending
-        if not self._stale and not (blending is not None and blending.is_stale):
+        others = (self.manager.blending, self.manager.outputs)
+        if not self._stale and not any(each is not None and each.is_stale for each in others):
             self.manager.cache.end_clear()
 
     @property

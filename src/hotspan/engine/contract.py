@@ -54,8 +54,8 @@ def _installed() -> tuple[int, int]:
 ENGINE = _installed()
 """The installed vLLM's release. Importing it raises EngineError for one that hotspan does not know."""
 
-BLENDS_WITH = (0, 32)
-"""The release that blending was tested with."""
+TRIED_WITH = (0, 32)
+"""The release that blending, and keeping encoder outputs, were tested with."""
 
 _ALWAYS = (0, 0)
 _NEVER = (99, 0)
@@ -63,6 +63,7 @@ _NEVER = (99, 0)
 _BASE = "vllm.v1.kv_offload.base"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
 _OFFLOADING = f"{_CONNECTOR}.offloading"
+_ENCODER = "vllm.distributed.ec_transfer.ec_connector.base"
 _CUDA = "vllm.v1.kv_offload.cpu.gpu_worker"
 _ASYNC = "vllm.v1.engine.async_llm"
 _CLIENT = "vllm.v1.engine.core_client"
@@ -95,7 +96,21 @@ def _methods(module: str, owner: str, methods: Iterable[tuple[str, str]]) -> tup
 
 METHODS: tuple[Method, ...] = (
     Method(_BASE, "OffloadingManager.get_load_source", ("key", "req_context"), since=(0, 32)),
-    Method(f"{_CONNECTOR}.base", "KVConnectorBase_V1.get_transfer_results", ("finished_req_ids",), since=BLENDS_WITH),
+    Method(f"{_CONNECTOR}.base", "KVConnectorBase_V1.get_transfer_results", ("finished_req_ids",), since=TRIED_WITH),
+    *(
+        Method(_ENCODER, f"ECConnectorBase.{name}", tuple(parameters.split()), TRIED_WITH, (0, 33))
+        for name, parameters in (
+            ("__init__", "vllm_config role"),
+            ("ensure_cache_available", "request num_computed_tokens"),
+            ("has_cache_item", "identifier"),
+            ("update_state_after_alloc", "request index"),
+            ("build_connector_meta", "scheduler_output"),
+            ("update_connector_output", "connector_output"),
+            ("start_load_caches", "encoder_cache"),
+            ("save_caches", "encoder_cache mm_hash"),
+            ("build_connector_worker_meta", ""),
+        )
+    ),
     Method(_BASE, "ReqContext.set_state", ("val",), since=(0, 27)),
     Method(_BASE, "ReqContext.get_state", ("cls",), since=(0, 27)),
     Method(_BASE, "OffloadingSpec.__init__", ("config",)),

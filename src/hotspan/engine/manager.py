@@ -30,6 +30,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
+from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.prefixes import GpuPrefixes
@@ -57,7 +58,7 @@ class HotspanManager(OffloadingManager):
     """vLLM's offloading manager over a TieredCache.
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
-    blending: reuse of text that is no prefix, where it is asked for.
+    blending: reuse of text that is no prefix, where it is asked for. outputs: of encoders, where they are kept.
     follower (of the L2's log), keyring: for the metrics. closing: what `shutdown` closes.
     """
 
@@ -72,6 +73,7 @@ class HotspanManager(OffloadingManager):
         steps: StepWatch | None = None,
         events: ChunkEvents | None = None,
         blending: Blending | None = None,
+        outputs: EncoderOutputs | None = None,
         follower: LogFollower | None = None,
         keyring: Keyring | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class HotspanManager(OffloadingManager):
         self.steps = steps
         self.events = events
         self.blending = blending
+        self.outputs = outputs
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
         self._metrics = CacheMetrics(cache, follower, keyring)
@@ -103,6 +106,8 @@ class HotspanManager(OffloadingManager):
         self.prefixes.expire(self._clock.unix())
         record = self._records[request.request_id] = self._admission.admit(request)
         self.prefixes.arrive(record)
+        if self.outputs is not None:
+            self.outputs.admit(record)
 
     def load_adapter(self, lora: LoRARequest) -> None:
         """The engine is about to load an adapter. Blocks: for one pass over its files."""
@@ -240,6 +245,8 @@ class HotspanManager(OffloadingManager):
             self._ended.append(record)
         if self.steps is not None:
             self.steps.forget(req_context.req_id)
+        if self.outputs is not None:
+            self.outputs.forget(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         record = kept_state(req_context, RequestRecord)
@@ -302,6 +309,8 @@ class HotspanManager(OffloadingManager):
                 self.cache.release(record)
 
     def reset_cache(self) -> None:
+        if self.outputs is not None:
+            self.outputs.clear()
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
     def get_stats(self) -> OffloadingConnectorStats | None:

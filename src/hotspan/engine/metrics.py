@@ -95,6 +95,12 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_blend_windows_stored": OffloadingCounterMetadata("Windows that were stored to be reused."),
     "hotspan_blend_seconds": OffloadingCounterMetadata("What workers took to load, compute and store for blending."),
     "hotspan_blend_up": OffloadingGaugeMetadata("1 while blending is on, 0 while it is off though it was asked for."),
+    "hotspan_encoder_hits": OffloadingCounterMetadata(
+        "Encoder outputs of media loaded instead of computed, by tier.", _TIER
+    ),
+    "hotspan_encoder_misses": OffloadingCounterMetadata("Encoder outputs of media that were computed."),
+    "hotspan_encoder_load_bytes": OffloadingCounterMetadata("Bytes of encoder outputs loaded into the engine."),
+    "hotspan_encoder_store_bytes": OffloadingCounterMetadata("Bytes of encoder outputs stored in RAM."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
     "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
@@ -103,13 +109,13 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
 }
 
 
+_OWN = tuple({f"hotspan_{name.split('_')[1]}_" for name in DEFINITIONS})
+
+
 def unregister_metrics() -> None:
     """Drop the metrics of an engine that this process had before, as vLLM does with its own."""
     for collector, names in list(REGISTRY._collector_to_names.items()):
-        if any(
-            name.startswith(("hotspan_blend_", "hotspan_cache_", "hotspan_cost_", "hotspan_keys_", "hotspan_l2_"))
-            for name in names
-        ):
+        if any(name.startswith(_OWN) for name in names):
             REGISTRY.unregister(collector)
 
 
@@ -174,6 +180,10 @@ class CacheMetrics:
         self._add("hotspan_blend_seconds", counts.blend_seconds)
         if counts.is_blending is not None:
             self._set("hotspan_blend_up", float(counts.is_blending))
+        for tier, count in counts.encoder_hits.items():
+            self._add("hotspan_encoder_hits", count, tier.value)
+        for name in ("encoder_misses", "encoder_load_bytes", "encoder_store_bytes"):
+            self._add(f"hotspan_{name}", getattr(counts, name))
         for name in ("load_seconds", "store_seconds"):
             for tier, samples in getattr(counts, name).items():
                 for sample in samples:

@@ -22,6 +22,7 @@ from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import block_hasher, offloaded_groups
+from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
 from hotspan.engine.identity import namespace_of
@@ -88,6 +89,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             clock,
             steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
             blending=_blending(settings, cache, config, groups),
+            outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if keeps_outputs(settings, config) else None,
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             follower=follower,
             keyring=keyring,
@@ -131,7 +133,7 @@ class _Opening:
             *tiers,
             namespace=self.namespace,
             shares=_shares(settings),
-            patience_s=PATIENCE_S if settings.patience_s is None else settings.patience_s,
+            patience_s=_patience_s(settings),
             cost=cost,
             clock=self.clock,
         )
@@ -219,6 +221,10 @@ def _groups(spec: HotspanSpec, kv_cache: KVCacheConfig) -> list[ChunkGroup]:
 
 def _shares(settings: CacheSettings) -> Shares:
     return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
+
+
+def _patience_s(settings: CacheSettings) -> float:
+    return PATIENCE_S if settings.patience_s is None else settings.patience_s
 
 
 def _blending(

@@ -1,0 +1,280 @@
+"""The scheduler's half: finds the encoder outputs of a request's media in the tiers, and has new ones stored.
+
+vLLM asks in each step, for each request with media (engine/encoder/connector.py):
+
+    is_ready     whether to schedule it now: a promotion from disk or the L2 may be on its way
+    begin_load   for a medium that the step needs and vLLM's own encoder cache lacks: whether it is here
+    schedule     the step has room for it: the worker loads it, or encodes and stores it
+    orders       the step is complete
+    note         the worker has carried the orders out
+
+An output is one object: a chunk without ancestors, in a slot like any other (engine/encoder/slots.py). The tiers keep,
+verify, expire and forget it as they do KV. What is larger than a slot is not kept.
+"""
+
+from dataclasses import dataclass, field
+
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from hotspan.cache.entry import Reader
+from hotspan.cache.tiered import TieredCache
+from hotspan.config.settings import CacheSettings
+from hotspan.core.clock import Clock
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
+from hotspan.engine.contract import ENGINE, TRIED_WITH
+from hotspan.engine.encoder.slots import shape_of
+from hotspan.engine.requests import RequestRecord
+
+CONNECTOR = "OutputConnector"
+"""The class of engine/encoder/connector.py that vLLM calls."""
+
+_NO_ENCODER = "prompt_embeds"
+"""A modality whose inputs are embeddings already."""
+
+_NEWEST = 0.3
+"""How much the newest measurement of the encoder's speed counts."""
+
+
+def keeps_outputs(settings: CacheSettings, config: VllmConfig) -> bool:
+    """Whether an engine's encoder outputs are kept: with the release and the platform that it was tried with, in one
+    worker, unless another connector for them was configured."""
+    if not settings.encoder_outputs or ENGINE != TRIED_WITH or not current_platform.is_cpu():
+        return False
+    given = config.ec_transfer_config
+    is_free = given is None or given.ec_connector == CONNECTOR
+    return is_free and config.model_config.is_multimodal_model and config.parallel_config.world_size == 1
+
+
+@dataclass(slots=True, eq=False)
+class _Medium:
+    """One medium of a request.
+
+    rows: embeddings of its output. end: the prompt's tokens up to the end of its last place.
+    since_s: since when the request waits for it (monotonic); None if it does not.
+    """
+
+    chunk: Chunk
+    reader: Reader
+    rows: int
+    end: int
+    since_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request with media, by vLLM's identifiers. end: the prompt's tokens up to the end of the last one."""
+
+    record: RequestRecord
+    media: dict[str, _Medium]
+    end: int
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a worker is to do in one step, by vLLM's identifiers.
+
+    loads, stores: slot and rows. encoded_rows: of all that is encoded, stored or not.
+    """
+
+    number: int = 0
+    loads: dict[str, tuple[int, int]] = field(default_factory=dict)
+    stores: dict[str, tuple[int, int]] = field(default_factory=dict)
+    encoded_rows: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What a worker did.
+
+    stored: bytes by identifier; 0 if larger than a slot. encoder_s: None if nothing was to be stored.
+    """
+
+    number: int
+    stored: dict[str, int] = field(default_factory=dict)
+    encoder_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """The orders of a step that is on its way. is_stale: the cache was cleared meanwhile."""
+
+    orders: Orders
+    loads: list[ChunkKey] = field(default_factory=list)
+    stores: dict[str, Chunk] = field(default_factory=dict)
+    is_stale: bool = False
+
+
+class EncoderOutputs:
+    """Encoder outputs in a cache. One thread (the scheduler's) calls it.
+
+    patience_s: how long a request waits for one, or as long as encoding it takes if that is more. The cache's own
+                patience, while nothing at all lands in RAM, holds as well.
+    """
+
+    def __init__(self, cache: TieredCache, clock: Clock, patience_s: float) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._patience_s = patience_s
+        self._requests: dict[str, _Waiting] = {}
+        self._asked: _Waiting | None = None  # the request that vLLM is about to schedule
+        self._in_engine: set[str] = set()  # what vLLM's own cache should have: `reset_encoder_cache` is not told
+        self._begun: dict[ChunkKey, tuple[int, int, Tier]] = {}  # of this step: slot, bytes, where it was found
+        self._number = 0  # of the last orders
+        self._next = _Job(Orders())
+        self._jobs: dict[int, _Job] = {}
+        self._row_s = 0.0  # encoding time of a row; 0 until it is measured
+        self._max_rows: int | None = None  # what is known to fit into a slot
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether workers still copy from or into slots that were in use at the last `clear`."""
+        return any(job.is_stale for job in (*self._jobs.values(), self._next))
+
+    # -- a request -------------------------------------------------------------------------------------------------
+
+    def admit(self, record: RequestRecord) -> None:
+        """A request is about to come. Its media have no names if nothing of it may be cached."""
+        name, features = record.request.request_id, record.request.mm_features
+        self.forget(name)
+        if record.keyer is None or not features:
+            return
+        keyer = record.keyer.salted(record.request.cache_salt or "")
+        media: dict[str, _Medium] = {}
+        for feature in features:
+            if feature.modality == _NO_ENCODER:
+                continue
+            place, known = feature.mm_position, media.get(feature.identifier)
+            end = place.offset + place.length
+            if known is not None:
+                known.end = max(known.end, end)
+                continue
+            reader = Reader(terms=record.terms, bare_terms=record.terms, renews=record.renews)
+            chunk = Chunk(keyer.output_key(feature.identifier), None)
+            media[feature.identifier] = _Medium(chunk, reader, place.get_num_embeds(), end)
+        if media:
+            self._requests[name] = _Waiting(record, media, max(medium.end for medium in media.values()))
+            self._cache.ask([medium.chunk for medium in media.values()], record)
+
+    def is_ready(self, name: str, computed_tokens: int) -> bool:
+        """Whether a request need not wait for outputs. computed_tokens: of its text, whose KV is there."""
+        asked = self._asked = self._requests.get(name)
+        if asked is None or computed_tokens >= asked.end:
+            return True
+        awaited = [
+            self._is_awaited(medium)
+            for identifier, medium in asked.media.items()
+            if medium.end > computed_tokens and identifier not in self._in_engine
+        ]
+        if not any(awaited):
+            return True
+        asked.record.is_answered = False  # it is asked again for this, not because the engine had no room
+        return False
+
+    def begin_load(self, identifier: str) -> bool:
+        """Whether an output is in RAM for the request that was asked about last; it stays there until the step ends."""
+        self._in_engine.discard(identifier)
+        medium = self._asked.media.get(identifier) if self._asked is not None else None
+        if medium is None:
+            return False
+        key, reader = medium.chunk.key, medium.reader
+        if key in self._begun:
+            return True
+        self._cache.give_up(reader)
+        if self._cache.lookup(medium.chunk, reader) is not Lookup.HIT:
+            return False
+        (slot,) = self._cache.begin_load([key], reader)
+        shape = shape_of(self._cache.ram.slab.slot(slot), medium.rows)
+        if shape is None:
+            self._cache.end_load([key])
+            return False
+        self._begun[key] = (slot, shape.bytes, reader.promoted.get(key, Tier.RAM))
+        return True
+
+    def schedule(self, name: str, identifier: str) -> None:
+        """A step has room for an output of a request: it is loaded if that was begun, else encoded and stored."""
+        self._in_engine.add(identifier)
+        asked = self._requests.get(name)
+        medium = asked.media.get(identifier) if asked is not None else None
+        if asked is None or medium is None:
+            return
+        chunk, stats, job = medium.chunk, self._cache.stats, self._next
+        begun = self._begun.pop(chunk.key, None)
+        if begun is not None:
+            slot, size, tier = begun
+            job.orders.loads[identifier] = (slot, medium.rows)
+            job.loads.append(chunk.key)
+            self._cache.join([chunk], medium.reader)
+            stats.encoder_hits[tier] += 1
+            stats.encoder_load_bytes += size
+        else:
+            stats.encoder_misses += 1
+            job.orders.encoded_rows += medium.rows
+            if asked.record.may_store and (self._max_rows is None or medium.rows <= self._max_rows):
+                self._store(identifier, medium)
+        medium.since_s, medium.reader.cut = None, False  # a preempted request begins anew
+
+    def forget(self, name: str) -> None:
+        """A request ended."""
+        ended = self._requests.pop(name, None)
+        for medium in ended.media.values() if ended is not None else ():
+            self._cache.release(medium.reader)
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def orders(self, freed: list[str], *, computes: bool) -> Orders:
+        """What the worker is to do in a step that is complete.
+
+        freed: what vLLM's own cache drops. computes: whether the step computes anything; else orders wait for the next.
+        """
+        self._in_engine.difference_update(freed)
+        self._cache.end_load(self._begun)  # of requests that found no room after all
+        self._begun.clear()
+        job = self._next
+        if not computes or not (job.loads or job.orders.encoded_rows):
+            return Orders()
+        self._number += 1
+        job.orders.number = self._number
+        self._jobs[self._number] = job
+        self._next = _Job(Orders())
+        return job.orders
+
+    def note(self, report: Report) -> None:
+        """A step's orders were carried out."""
+        job = self._jobs.pop(report.number)
+        if report.encoder_s is not None and job.orders.encoded_rows:
+            measured = report.encoder_s / job.orders.encoded_rows
+            self._row_s += (measured - self._row_s) * (_NEWEST if self._row_s else 1.0)
+        for identifier, size in report.stored.items():
+            if not size:
+                rows = job.orders.stores[identifier][1] - 1
+                self._max_rows = rows if self._max_rows is None else min(rows, self._max_rows)
+            self._cache.stats.encoder_store_bytes += size
+        if job.is_stale:
+            return
+        self._cache.end_load(job.loads)
+        for identifier, chunk in job.stores.items():
+            self._cache.end_store([chunk], success=bool(report.stored.get(identifier)))
+
+    def clear(self) -> None:
+        """The cache was cleared: what workers copy now is of no use to it."""
+        for job in (*self._jobs.values(), self._next):
+            job.is_stale = bool(job.loads or job.stores)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _is_awaited(self, medium: _Medium) -> bool:
+        """Whether a request is to wait for an output: it is on its way to RAM, and not late."""
+        if self._cache.lookup(medium.chunk, medium.reader) is not Lookup.RETRY:
+            return False
+        now_s = self._clock.monotonic()
+        medium.since_s = now_s if medium.since_s is None else medium.since_s
+        if now_s - medium.since_s <= max(self._patience_s, medium.rows * self._row_s):
+            return True
+        self._cache.give_up(medium.reader)
+        return False
+
+    def _store(self, identifier: str, medium: _Medium) -> None:
+        for placement in self._cache.begin_store([medium.chunk], medium.reader):
+            self._next.orders.stores[identifier] = (placement.slot, medium.rows)
+            self._next.stores[identifier] = medium.chunk
