@@ -19,8 +19,8 @@ from rich.table import Table
 
 from benchmarks.policies import LeafBelady, LeafLru, LeafPaperArc, LeafS3Fifo, Policy, replay_one
 from hotspan.bench.machine import write_results
+from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, TraceFacts
 from hotspan.simulate.shapes import CONVERSATION, TOOLAGENT, Shape
-from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace, TraceFacts
 from hotspan.tiers.eviction import LeafArc, Shares
 
 SHAPES = (CONVERSATION, TOOLAGENT)

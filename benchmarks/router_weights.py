@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
+from hotspan.core.trace import BLOCK_TOKENS, Trace
 from hotspan.router.fleet import Fleet
 from hotspan.router.policy import Weights
 from hotspan.router.types import Medium, Strategy
@@ -24,7 +25,6 @@ from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import FleetRouter, told_speeds
 from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Setup, Simulation
-from hotspan.simulate.trace import BLOCK_TOKENS, Trace
 from proofs.proof import quantile
 
 TRACES = ("conversation", "synthetic")

@@ -24,9 +24,9 @@ from benchmarks.eviction import (
 )
 from benchmarks.eviction import main as eviction
 from benchmarks.policies import LeafBelady, LeafLru, LeafPaperArc, LeafS3Fifo, Policy, replay_one
+from hotspan.core.trace import BLOCK_TOKENS, Request, Trace
 from hotspan.core.types import ChunkKey
 from hotspan.simulate.shapes import CONVERSATION
-from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace
 from hotspan.tiers.eviction import LeafArc
 
 app = typer.Typer()

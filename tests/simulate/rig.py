@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from hotspan.core.trace import BLOCK_TOKENS, Request, Trace
 from hotspan.simulate.costs import Costs, Sizes
 from hotspan.simulate.simulation import Setup
-from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace
 
 RATE = 8000.0
 

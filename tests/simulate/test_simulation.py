@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotspan.core.trace import Trace
 from hotspan.core.types import GIB
 from hotspan.router.fleet import Fleet
 from hotspan.router.load import TOLD_EVERY_S, Speeds
@@ -27,7 +28,6 @@ from hotspan.simulate.routers import (
 )
 from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Outcome, Setup, Simulation
-from hotspan.simulate.trace import Trace
 from tests.simulate.rig import row, setup, workload
 
 ENDLESS = Sizes(gpu_tokens=10**9)

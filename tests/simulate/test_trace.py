@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import BLOCK_TOKENS, Trace, read, write
 from hotspan.simulate.shapes import SHAPES, sources
-from hotspan.simulate.trace import BLOCK_TOKENS, Trace, read, write
 from tests.simulate.rig import row, workload
 
 PUBLISHED = {  # requests, seconds, tokens in, tokens out, blocks asked for before

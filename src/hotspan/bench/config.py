@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName, Slo
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.bench.workloads.base import Scale, WorkloadOptions
+from hotspan.bench.workloads.base import ClosedLoop, OpenLoop, Round, Scale, WorkloadOptions
+from hotspan.bench.workloads.sessions import Arrivals, due_times
 from hotspan.config.kinds import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, TEXT, between
 from hotspan.config.options import build, check, option, options_of
 from hotspan.core.errors import ConfigError, did_you_mean
@@ -49,6 +51,13 @@ class BenchConfig:
         kind=NOT_NEGATIVE,
     )
     request_timeout: float = option(1800.0, "Maximum time without received data before a request fails, in seconds.")
+    request_rate: float = option(
+        0.0,
+        "Send the requests of the query round at this rate per second, whatever earlier answers take (open loop). "
+        "Default: as the workload does. multi-round-chat has --mrc-qps, trace-replay --trace-rate-scale.",
+        kind=NOT_NEGATIVE,
+    )
+    arrivals: Arrivals = option("poisson", "Distribution of arrivals for --request-rate: poisson, or even.")
     check: int = option(
         0,
         "Requests to send again and compare with answers computed without a cache. Default: 0 (no check).",
@@ -83,6 +92,18 @@ class BenchConfig:
     def scale(self) -> Scale:
         """How much KV the workload touches, once tokens per GiB is resolved if it needs that."""
         return Scale(self.kv_cache_volume, self.tokens_per_gb_kvcache or None)
+
+    def paced(self, round: Round) -> Round:
+        """The round at the rate of --request-rate, if it is the query round and there is one.
+
+        Raises: ConfigError for a workload with times of its own.
+        """
+        if not self.request_rate or round.name is not RoundName.QUERY:
+            return round
+        if not isinstance(round, ClosedLoop):
+            raise ConfigError(f"--request-rate: {self.options.NAME} has arrival times of its own; leave it out")
+        due = due_times(self.request_rate, self.arrivals, self.seed)
+        return OpenLoop(round.name, round.prompts, tuple(islice(due, len(round.prompts))))
 
     def to_flat(self, *, portable: bool = False) -> dict[str, Any]:
         """The configuration in flat keys; `portable` leaves out what belongs to one server or machine."""

@@ -59,7 +59,7 @@ async def play_rounds(config: BenchConfig, progress: Progress, command: str = ""
         )
         player = _Player(config, client, clock, cpu, progress)
         await player.start()
-        played = tuple([await player.play(each) for each in rounds if each.name in config.played])
+        played = tuple([await player.play(config.paced(each)) for each in rounds if each.name in config.played])
         check = await _checked(config, client, rounds, progress) if config.check else None
     return BenchResult(config.to_flat(), played, started_at, command, machine_facts(), check)
 

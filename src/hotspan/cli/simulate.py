@@ -65,13 +65,13 @@ def simulate(options: SimulateOptions) -> None:
     from rich.console import Console
 
     from hotspan.bench.machine import write_results
+    from hotspan.core.trace import write
     from hotspan.simulate.compare import Comparison
     from hotspan.simulate.report import write_report
     from hotspan.simulate.routers import POLICIES
     from hotspan.simulate.shapes import sources
     from hotspan.simulate.show import as_json, print_lines
     from hotspan.simulate.simulation import Setup
-    from hotspan.simulate.trace import write
 
     traces = sources(options.trace, options.requests, options.rate_scale)
     if options.write_trace is not None:

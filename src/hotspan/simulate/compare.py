@@ -8,11 +8,11 @@ from itertools import product
 from hotspan.bench.records import Quantiles
 from hotspan.bench.summary import quantiles
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import Trace, TraceFacts
 from hotspan.router.types import Medium
 from hotspan.simulate.costs import Sizes
 from hotspan.simulate.routers import POLICIES
 from hotspan.simulate.simulation import Load, Outcome, Setup, Simulation
-from hotspan.simulate.trace import Trace, TraceFacts
 
 _POINTS = 200
 """Of a distribution that is kept."""

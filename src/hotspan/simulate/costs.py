@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE
 from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import BLOCK_TOKENS
 from hotspan.core.types import GIB
 from hotspan.router.types import Medium
-from hotspan.simulate.trace import BLOCK_TOKENS
 
 GB = 10**9
 

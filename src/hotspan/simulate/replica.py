@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 
+from hotspan.core.trace import BLOCK_TOKENS, Request
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change
 from hotspan.simulate.costs import Costs
-from hotspan.simulate.trace import BLOCK_TOKENS, Request
 
 _TINY = 1e-9
 

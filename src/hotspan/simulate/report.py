@@ -12,11 +12,11 @@ import plotly.graph_objects as go
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.page import Card, card_section, facts, folded, plot_section, styled, table_section, write_page
 from hotspan.bench.tables import COLOURS
+from hotspan.core.trace import TraceFacts
 from hotspan.simulate.compare import Comparison, Line
 from hotspan.simulate.costs import Sizes
 from hotspan.simulate.routers import POLICIES
 from hotspan.simulate.show import describe, tables
-from hotspan.simulate.trace import TraceFacts
 
 _NOT_DRAWN = 100.0
 """Times the least mean: a strategy so far off would press all others together."""

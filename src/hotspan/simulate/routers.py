@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import BLOCK_TOKENS
 from hotspan.router.fleet import Fleet, Ticket
 from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import GB, Costs, Sizes
 from hotspan.simulate.replica import Job
-from hotspan.simulate.trace import BLOCK_TOKENS
 
 LEAST_LOAD: Final = "least-load"
 PREFIX_TREE: Final = "prefix-tree"

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
-from hotspan.simulate.trace import BLOCK_TOKENS, Request, Trace, TraceFacts, read
+from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, TraceFacts, read
 
 _HOUR_S = 3537.0
 _BEFORE_S = 3600.0

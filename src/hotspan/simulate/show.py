@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from hotspan.bench.tables import Cell, Group, Table
+from hotspan.core.trace import TraceFacts
 from hotspan.simulate.compare import Comparison, Line
 from hotspan.simulate.shapes import SHAPES
-from hotspan.simulate.trace import TraceFacts
 
 QUANTILES = ("mean", "p50", "p90", "p99")
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import Trace
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import EVICTIONS, BlockCache, Change, Lru, make_cache
 from hotspan.simulate.costs import Costs, Sizes
 from hotspan.simulate.replica import NEVER, Job, Replica
 from hotspan.simulate.routers import Router, make_router
-from hotspan.simulate.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,39 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Prompts at their due times, in seconds from the round's start, whatever the answers before them take.
+
+    A late request keeps its due time, so that the wait is in `ttft_from_due` (no coordinated omission).
+    """
+
+    name: RoundName
+    prompts: Sequence[Prompt] = field(repr=False)
+    due_s: Sequence[float] = field(repr=False)
+
+    @property
+    def expected(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def loop(self) -> Loop:
+        return Loop.OPEN
+
+    async def play(self, send: Send, clock: RunClock) -> None:
+        """Each prompt exists only from when it is due: a long trace does not fit memory at once."""
+        started = clock()
+        async with asyncio.TaskGroup() as tasks:
+            for number, due_s in enumerate(self.due_s):
+                prompt = self.prompts[number]
+                await asyncio.sleep(max(0.0, started + due_s - clock()))
+                tasks.create_task(self._send(prompt, started + due_s, send))
+
+    @staticmethod
+    async def _send(prompt: Prompt, due_time: float, send: Send) -> None:
+        await send(prompt, due_time)
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """How much KV the workload should touch: `kv_cache_volume` GiB at `tokens_per_gb` tokens each (None: unknown)."""
 

@@ -1,6 +1,7 @@
 """What requests are made of: prose of an exact length in the server's own tokens, and texts to get it warm."""
 
 import re
+from random import Random
 from typing import Final
 
 from hotspan.bench.prose import prose
@@ -11,6 +12,14 @@ _CLOSE_ENOUGH: Final = 2
 
 _PRE_WARM_UP_WORDS: Final = 256
 _PRE_WARM_UP_TOKENS: Final = 8
+
+_PLAIN: Final = re.findall(
+    r"\w+",
+    "the of and to in is that for it was on are as with at be this have from or one had by word but not what all were "
+    "we when your can said there use an each which she do how their if will up other about out many then them these so "
+    "some her would make like him into time has look two more go see way could people than first water been call who "
+    "now find long down day did get come made may part",
+)
 
 
 def pre_warm_up(count: int, text_tokens: int, max_tokens: int) -> tuple[Prompt, ...]:
@@ -51,6 +60,12 @@ async def fitted_prose(opening: str, seed: int, tokens: int, count_tokens: Count
             break
         count = await count_tokens(words.text(size)) or 0
     return best if fits else words.text(1)
+
+
+def plain_words(name: str, count: int) -> str:
+    """So many words, the same for the same name: most tokenizers have one token for each of them."""
+    draw = Random(name).random  # the only method that is promised to repeat across versions
+    return " ".join(_PLAIN[int(draw() * len(_PLAIN))] for _ in range(count))
 
 
 class _Words:

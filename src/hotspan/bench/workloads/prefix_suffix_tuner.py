@@ -1,0 +1,85 @@
+"""Prefixes that just do not fit a tier, twice in the same order: every second use misses that tier.
+
+The request stream is the one that users of `lmcache bench engine` know:
+
+    [prefix i] [breaker, new in each request] [suffix, the same in all]
+
+Only what reuses text that is no prefix finds the suffix again. Both passes are sent one request at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Final
+
+from hotspan.bench.records import RoundName
+from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, WorkloadOptions
+from hotspan.bench.workloads.texts import pre_warm_up
+from hotspan.config.kinds import COUNT, NATURAL, POSITIVE, between
+from hotspan.config.options import option
+from hotspan.core.errors import ConfigError
+
+_BREAKER_TOKENS: Final = 32
+_NAME_TOKENS: Final = 4
+_MIN_SUFFIX_TOKENS: Final = 100
+_OVERFLOW: Final = 1.05
+"""The prefixes are this much larger than the tier: in this order an LRU evicts each of them before its second use."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSuffixTunerOptions(WorkloadOptions):
+    """The flags `--psf-*`."""
+
+    NAME: ClassVar[str] = "prefix-suffix-tuner"
+    PREFIX: ClassVar[str] = "psf"
+    COUNTS: ClassVar[str] = "num_prefixes"
+
+    context_length: int = option(8000, "Tokens per request.", kind=COUNT)
+    prefix_ratio: float = option(0.8, "Share of a request that is its prefix.", kind=between(0, 1, float))
+    thrash: float = option(20.0, "Size of the tier to overflow, in GiB.", kind=POSITIVE)
+    num_prefixes: int = option(0, "Number of prefixes. Default: computed from --psf-thrash.", kind=NATURAL)
+
+    def __post_init__(self) -> None:
+        WorkloadOptions.__post_init__(self)
+        if self._suffix_tokens < _MIN_SUFFIX_TOKENS:
+            raise ConfigError(
+                f"--psf-prefix-ratio {self.prefix_ratio:g} leaves {self._suffix_tokens} tokens for the suffix, and "
+                f"{_MIN_SUFFIX_TOKENS} are needed: lower it, or raise --psf-context-length"
+            )
+
+    @property
+    def tokens_each(self) -> int:
+        return max(round(self.context_length * self.prefix_ratio), 1)
+
+    @property
+    def _suffix_tokens(self) -> int:
+        return self.context_length - self.tokens_each - _BREAKER_TOKENS
+
+    def count(self, scale: Scale) -> int:
+        """As asked, or as many as overflow the tier."""
+        return WorkloadOptions.count(self, Scale(self.thrash * _OVERFLOW, scale.tokens_per_gb))
+
+    async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
+        """Pre-warm-up on a text of its own, the first pass, the second, and that again."""
+        draw = Random(seed + 2)
+        suffix = f"SUFFIX {_filler(self._suffix_tokens - 1)}"
+        prefixes = [f"PREFIX_{i:08x} {_filler(self.tokens_each - _NAME_TOKENS)}" for i in range(self.count(scale))]
+
+        def once(number: int) -> tuple[Prompt, ...]:
+            asked = []
+            for i, prefix in enumerate(prefixes):
+                breaker = f"BR_{draw.randrange(2**32):08x} {_filler(_BREAKER_TOKENS - _NAME_TOKENS)}"
+                asked.append(Prompt(f"pass{number}_p{i}", f"{prefix} {breaker} {suffix}", 1))
+            return tuple(asked)
+
+        warm_up, query = once(1), once(2)
+        return (
+            ClosedLoop(RoundName.PRE_WARM_UP, pre_warm_up(1, self.context_length, 1)),
+            ClosedLoop(RoundName.WARM_UP, warm_up),
+            ClosedLoop(RoundName.QUERY, query),
+            ClosedLoop(RoundName.CHECK, query),
+        )
+
+
+def _filler(words: int) -> str:
+    return " ".join(["hi"] * max(words, 1))

@@ -1,0 +1,165 @@
+"""The request streams of the workloads that are a list of prompts, and the times at which an open loop sends them."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
+from simulated import run_simulated
+
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.records import Loop, RequestRecord, RoundName
+from hotspan.bench.workloads import WORKLOADS
+from hotspan.bench.workloads.base import OpenLoop, Prompt, Round, Scale
+from hotspan.core.errors import ConfigError
+
+
+def config(workload: str, **flat: object) -> BenchConfig:
+    return BenchConfig.from_flat({"workload": workload, **flat})
+
+
+def rounds(config: BenchConfig) -> dict[RoundName, Round]:
+    async def no_tokenizer(text: str) -> int | None:
+        return None
+
+    made = asyncio.run(config.options.rounds(Scale(1, 3000), config.seed, no_tokenizer))
+    return {each.name: each for each in map(config.paced, made)}
+
+
+def prompts(config: BenchConfig, name: RoundName = RoundName.QUERY) -> list[Prompt]:
+    found = rounds(config)[name].prompts  # type: ignore[attr-defined]
+    return list(found)
+
+
+def digest(found: dict[RoundName, Round]) -> str:
+    """Of every id, text and length of answer in their order, and of the times of arrival."""
+    digested = sha256()
+    for name, each in found.items():
+        due_ms = [round(due_s * 1000) for due_s in getattr(each, "due_s", ())]
+        digested.update(f"{name.value} {each.loop.value} {due_ms}".encode())
+        for prompt in each.prompts:  # type: ignore[attr-defined]
+            digested.update(f"{prompt.request_id} {prompt.max_tokens} {prompt.content}".encode())
+    return digested.hexdigest()[:16]
+
+
+def a_trace(directory: Path) -> str:
+    """Three requests, of which the second shares two blocks with the first; the third's last part has no key."""
+    rows = (
+        {"timestamp": 2000, "input_length": 1100, "output_length": 7, "hash_ids": [1, 2, 3]},
+        {"timestamp": 2500, "input_length": 1100, "output_length": 9, "hash_ids": [1, 2, 4]},
+        {"timestamp": 4000, "input_length": 600, "output_length": 1, "hash_ids": [5]},
+    )
+    path = directory / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("workload", "flat", "golden"),
+    [
+        ("random-prefill", {"rp_request_length": 50, "rp_num_requests": 5}, "725daee44d6b3843"),
+        ("prefix-suffix-tuner", {"psf_context_length": 700, "psf_thrash": 1.0}, "b62e6e32d63fc116"),
+        ("prefix_repetition", {"prefix_repetition_num_prompts": 30}, "95560abb73a42e37"),
+        ("trace-replay", {}, "020ee42d4f0b97ac"),
+        ("random-prefill", {"rp_request_length": 50, "request_rate": 2.0}, "f877c024baa14b2d"),
+    ],
+)
+def test_the_stream_is_the_one_of_earlier_versions(
+    workload: str, flat: dict[str, object], golden: str, tmp_path: Path
+) -> None:
+    """The same seed and flags send the same requests as ever, so that figures compare; other seeds differ."""
+    more = {"trace_file": a_trace(tmp_path)} if workload == "trace-replay" else {}
+    assert digest(rounds(config(workload, **flat, **more))) == golden
+    if workload != "random-prefill":
+        assert digest(rounds(config(workload, **flat, **more, seed=43))) != golden
+
+
+def test_random_prefill_is_what_users_know() -> None:
+    """Request i is its number and "hi" length-10 times, one token, all at once, without a warm-up."""
+    found = rounds(config("random-prefill", rp_request_length=13, rp_num_requests=2))
+    assert RoundName.WARM_UP not in found and found[RoundName.QUERY].in_flight == 2  # type: ignore[attr-defined]
+    asked = prompts(config("random-prefill", rp_request_length=13, rp_num_requests=2))
+    assert [(p.request_id, p.content, p.max_tokens) for p in asked] == [
+        (f"prefill_{i}", f"Request {i}: hi hi hi", 1) for i in range(2)
+    ]
+
+
+def test_the_tuners_prefixes_just_overflow_the_tier() -> None:
+    """1.05 times the tier in prefixes, the same in both passes, with a breaker that never repeats."""
+    tuner = config("prefix-suffix-tuner", psf_context_length=700, psf_thrash=2.0)
+    first, second = prompts(tuner, RoundName.WARM_UP), prompts(tuner)
+    assert len(first) == len(second) == int(2.0 * 1.05 * 3000 / 560)
+    split = [[p.content.partition(" BR_") for p in each] for each in (first, second)]
+    assert [head for head, _, _ in split[0]] == [head for head, _, _ in split[1]]
+    assert split[0][0][0] == "PREFIX_00000000 " + " ".join(["hi"] * 556)
+    breakers = [tail.partition(" SUFFIX ")[0] for each in split for _, _, tail in each]
+    assert len(set(breakers)) == len(breakers)
+    assert breakers[0] == f"{Random(44).randrange(2**32):08x} " + " ".join(["hi"] * 28)
+    assert {tail.partition(" SUFFIX ")[2] for each in split for _, _, tail in each} == {" ".join(["hi"] * 107)}
+    with pytest.raises(ConfigError, match="for the suffix"):
+        config("prefix-suffix-tuner", psf_prefix_ratio=0.99)
+
+
+def test_prefix_repetition_has_many_suffixes_for_each_prefix() -> None:
+    """Ten requests begin with each of three prefixes, and no two are equal."""
+    asked = prompts(config("prefix_repetition", prefix_repetition_num_prefixes=3, prefix_repetition_num_prompts=31))
+    begins = [" ".join(p.content.split()[:256]) for p in asked]
+    assert sorted(map(begins.count, set(begins))) == [10, 10, 10] and len({p.content for p in asked}) == 30
+    assert {len(p.content.split()) for p in asked} == {512}
+    with pytest.raises(ConfigError, match="number of prefixes"):
+        config("prefix_repetition", prefix_repetition_num_prompts=5)
+
+
+def test_a_trace_shares_text_where_it_shares_blocks(tmp_path: Path) -> None:
+    """The words of equal blocks are equal; lengths, answers and times are scaled, and times begin with the first."""
+    replay = config("trace-replay", trace_file=a_trace(tmp_path), trace_length_scale=0.5, trace_rate_scale=2.0)
+    first, second, third = prompts(replay)
+    words = [p.content.split() for p in (first, second, third)]
+    assert [len(each) for each in words] == [550, 550, 300] and [p.max_tokens for p in (first, second, third)] == [
+        4,
+        4,
+        1,
+    ]
+    assert words[0][:512] == words[1][:512] and words[0][512:] != words[1][512:] and words[2][:256] != words[0][:256]
+    assert list(rounds(replay)[RoundName.QUERY].due_s) == [0.0, 0.25, 1.0]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="--trace-file"):
+        prompts(config("trace-replay"))
+
+
+def test_an_open_loop_sends_when_it_is_due_however_slow_the_server_is() -> None:
+    """Answers that take 100 s delay nothing: every request is sent at its time, and its wait is counted from then."""
+    paced = config("random-prefill", rp_num_requests=500, rp_request_length=11, request_rate=50.0)
+    round = rounds(paced)[RoundName.QUERY]
+    assert isinstance(round, OpenLoop) and round.loop is Loop.OPEN
+    sent: list[tuple[float, float]] = []
+
+    async def main(clock: Callable[[], float]) -> None:
+        async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
+            assert due_time is not None
+            sent.append((due_time, clock()))
+            await asyncio.sleep(100)
+            return RequestRecord(prompt.request_id, 0, True, clock(), clock(), clock(), due_time=due_time)
+
+        await round.play(send, clock)
+
+    ended = run_simulated(main)
+    assert len(sent) == 500 and max(now - due for due, now in sent) < 0.005
+    assert [due for due, _ in sent] == sorted(round.due_s) and ended == pytest.approx(round.due_s[-1] + 100)
+    gaps = [b - a for a, b in zip(round.due_s, round.due_s[1:], strict=False)]
+    assert 0.8 / 50 < sum(gaps) / len(gaps) < 1.2 / 50 and min(gaps) < 0.2 / 50  # poisson, not even
+
+
+def test_a_workload_with_times_of_its_own_takes_no_rate() -> None:
+    """multi-round-chat has --mrc-qps: two rates for one round are refused."""
+    with pytest.raises(ConfigError, match="arrival times of its own"):
+        rounds(config("multi-round-chat", mrc_num_sessions=1, request_rate=1.0))
+
+
+def test_every_workload_has_a_check_round_or_says_why() -> None:
+    """`--check` finds questions to ask again in every workload that needs no file."""
+    for name in WORKLOADS:
+        if name not in ("trace-replay", "multi-round-chat", "rag-qa-quality"):
+            assert RoundName.CHECK in rounds(config(name)), name
