@@ -1,6 +1,6 @@
-"""Trains a small model and two draft heads; the model and `eagle` are kept in benchmarks/assets/speculative.
+"""Trains a small model and two draft heads, all kept in benchmarks/assets/speculative.
 
-usage: python -m benchmarks.speculators [target] [eagle] [eagle3]   (in this order; about 3 minutes each on one core)
+usage: python -m benchmarks.speculators [target] [eagle] [eagle3]   (in this order; about a minute each on one core)
 
 `target` is a language model of 0.3 million parameters, of the Llama shape, trained on rotas: texts of fixed form whose
 names, goods and places are drawn for each text and then repeated by a rule. `eagle` and `eagle3` are draft heads for

@@ -102,7 +102,10 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes("vllm.lora.request", "LoRARequest", first=("lora_name", "lora_int_id", "lora_path")),
     Attributes("vllm.v1.engine", "EngineCoreRequest", ("cache_salt", "sampling_params")),
     Attributes("vllm.sampling_params", "SamplingParams", ("extra_args",)),
-    Attributes("vllm.outputs", "RequestOutput", ("num_cached_tokens",)),
+    Attributes("vllm.outputs", "RequestOutput", ("num_cached_tokens", "outputs", "request_id")),
+    Attributes("vllm.outputs", "CompletionOutput", ("index",)),
+    Attributes("vllm.outputs", "CompletionOutput", ("spec_decode_metrics",), since=(0, 32)),
+    Attributes("vllm.v1.metrics.stats", "RequestSpecDecodeMetrics", ("histogram", "num_draft_tokens"), since=(0, 32)),
     Attributes(
         "vllm.config",
         "VllmConfig",

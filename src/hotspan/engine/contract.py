@@ -205,6 +205,7 @@ METHODS: tuple[Method, ...] = (
             ("openai.completion.serving", "OpenAIServingCompletion.create_completion"),
             ("openai.chat_completion.serving", "OpenAIServingChat.create_chat_completion"),
             ("openai.responses.serving", "OpenAIServingResponses.create_responses"),
+            ("openai.responses.serving", "OpenAIServingResponses.responses_full_generator"),
             ("anthropic.serving", "AnthropicServingMessages.create_messages"),
             ("scale_out.token_in_token_out.serving", "ServingTokens.serve_tokens"),
         )

@@ -30,7 +30,7 @@ from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
 
 _PARAMS = "kv_transfer_params"
-_CREATES = {
+CREATES = {
     "openai_serving_completion": "create_completion",
     "openai_serving_chat": "create_chat_completion",
     "openai_serving_responses": "create_responses",
@@ -131,7 +131,7 @@ class RequestGuard:
 
         Mutates: the app's handlers.
         """
-        for handler, method in _CREATES.items():
+        for handler, method in CREATES.items():
             serving = getattr(app.state, handler, None)
             if serving is not None:
                 setattr(serving, method, self._checked(getattr(serving, method)))

@@ -136,7 +136,7 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
         refuse_bodies(app)
         guard.protect_routes(app)
         if client.vllm_config.speculative_config is not None:
-            report_drafts(app)
+            report_drafts(app, client)
         await client.reset_mm_cache()
         yield Engine(app, client, guard)
     finally:

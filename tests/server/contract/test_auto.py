@@ -115,6 +115,51 @@ def reported(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_CHAT = [{"role": "user", "content": "Count"}]
+_TWICE = {"n": 2, "temperature": 0.1, "max_tokens": 60, "ignore_eos": True}
+_BODIES: dict[str, Any] = {
+    "/v1/completions": _TWICE | {"prompt": ["Count", "Say"]},
+    "/v1/chat/completions": _TWICE | {"messages": _CHAT},
+    "/v1/responses": {"input": "Count", "max_output_tokens": 60, "temperature": 0},
+    "/v1/messages": {"messages": _CHAT, "max_tokens": 60, "temperature": 0},
+    "/invocations": {"inputs": "Count", "parameters": {"max_new_tokens": 60, "do_sample": False, "details": True}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", _BODIES)
+def test_every_schema_has_the_counts(sized: Container, path: str, stream: bool) -> None:
+    """The counts in an answer, streamed or not, are those by which vLLM's counters in /metrics grow."""
+    names = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+    before = [sized.gauge(name) for name in names]
+    body = _BODIES[path] | {"stream": stream}
+    if path == "/v1/responses" or path == "/v1/messages":
+        body |= {"model": sized.http.get("/v1/models").json()["data"][0]["id"]}
+    if stream and "completions" in path:
+        body |= {"stream_options": {"include_usage": True}}
+    reply = sized.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    found = told(reply.text, path) if stream else reply.json()
+    if path == "/v1/responses" and stream:
+        found = found["response"]
+    details = found["details"] if path == "/invocations" else found["usage"]
+    details = details.get("completion_tokens_details") or details.get("output_tokens_details") or details
+    accepted, rejected = (details[f"{what}_prediction_tokens"] for what in ("accepted", "rejected"))
+    assert (accepted if "n" not in body else accepted + rejected) > 0
+    wanted = [before[0] + accepted + rejected, before[1] + accepted]
+    deadline = time.monotonic() + 60
+    while [sized.gauge(name) for name in names] != wanted:  # they are counted after the answer is sent
+        assert time.monotonic() < deadline, (wanted, [sized.gauge(name) for name in names])
+        time.sleep(0.05)
+
+
+def told(stream: str, path: str) -> Any:
+    """The last row or event of a stream that has counts."""
+    lines = stream.splitlines() if path == "/invocations" else re.findall(r"^data: (\{.*)", stream, re.MULTILINE)
+    return json.loads([line for line in lines if "accepted_prediction_tokens" in line][-1])
+
+
 def test_several_tokens_in_a_chunk(sized: Container) -> None:
     """Speculation gives several tokens at a time: a stream in LMI's schema has a row for each all the same."""
     asked = {"prompt": "Say", "max_tokens": 200, "temperature": 0, "stream": True, "return_token_ids": True}

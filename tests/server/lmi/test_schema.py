@@ -219,6 +219,21 @@ def test_rows_of_several_sequences() -> None:
     ]
 
 
+def test_counts_of_drafts() -> None:
+    """Details have the counts of drafted tokens that the engine's usage has, in a stream those of the row's chunk; a
+    stream without details asks for none."""
+    counts = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
+    usage = {"completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 0, **counts}}
+    said = choice(text="a", token_ids=[1]) | {"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}}
+    for is_stream in (False, True):
+        asked = Generation.parse({"inputs": "Say", "stream": is_stream, "parameters": {"details": True}})
+        answered = {"choices": [said], "usage": usage}
+        details = Rows(asked).of(answered)[-1]["details"] if is_stream else asked.answer(answered)["details"]
+        assert details.items() >= counts.items() and "reasoning_tokens" not in details
+    assert body(stream=True, details=True)["stream_options"]["continuous_usage_stats"] is True
+    assert "stream_options" not in body(stream=True)
+
+
 @pytest.mark.parametrize("inputs", [None, "", [], ["a", ""], [1], {"a": 1}])
 def test_embeddings_refuse(inputs: Any) -> None:
     """What is no text and no list of texts has no embedding."""

@@ -64,6 +64,8 @@ class Generation:
             body["echo"] = True
         if is_stream:
             body["stream"] = True
+        if is_stream and has_details:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         stops = given.get("stop_token_ids", ())
         stop_token_ids = frozenset(stops) if isinstance(stops, list) and _are_numbers(stops) else frozenset()
         return cls(
@@ -82,7 +84,7 @@ class Generation:
         first, *others = completion["choices"]
         answer: Json = {"generated_text": self.text(first["text"])}
         if self.has_details:
-            answer["details"] = self._details(first)
+            answer["details"] = self._details(first) | _drafts(completion)
             if others:
                 answer["details"]["best_of_sequences"] = [
                     {"generated_text": self.text(choice["text"]), **self._details(choice)} for choice in others
@@ -133,9 +135,9 @@ class Rows:
 
     def of(self, chunk: Json) -> list[Json]:
         """The rows of one chunk of the engine's. Their texts add up to the generated text."""
-        return [row for choice in chunk["choices"] for row in self._of_choice(choice)]
+        return [row for choice in chunk["choices"] for row in self._of_choice(choice, chunk)]
 
-    def _of_choice(self, choice: Json) -> list[Json]:
+    def _of_choice(self, choice: Json, chunk: Json) -> list[Json]:
         told = self._told.setdefault(choice["index"], _Told())
         self._input_length = self._input_length or len(choice.get("prompt_token_ids") or ())
         ids, text = choice.get("token_ids") or [], choice.get("text", "")
@@ -150,7 +152,7 @@ class Rows:
         if choice.get("finish_reason") is not None:
             rows[-1]["generated_text"] = self._generation.text("".join(told.texts))
             if self._generation.has_details:
-                rows[-1]["details"] = self._details(choice, told)
+                rows[-1]["details"] = self._details(choice, told) | _drafts(chunk)
         return rows
 
     def _details(self, choice: Json, told: _Told) -> Json:
@@ -196,6 +198,12 @@ def embeddings_answer(inputs: object, answered: Json) -> list[Any]:
     """One vector for a text, a list of vectors for a list."""
     vectors = [row["embedding"] for row in sorted(answered["data"], key=lambda row: int(row["index"]))]
     return vectors if isinstance(inputs, list) else list(vectors[0])
+
+
+def _drafts(answered: Json) -> Json:
+    """Counts of drafted tokens of all sequences that have ended; nothing without speculation."""
+    details = (answered.get("usage") or {}).get("completion_tokens_details") or {}
+    return {name: count for name, count in details.items() if name.endswith("_prediction_tokens")}
 
 
 def _wants_prefill(given: Json) -> bool:
