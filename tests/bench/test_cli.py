@@ -228,3 +228,53 @@ def test_the_key_is_in_no_file(serve: StartServer, tmp_path: Path) -> None:
     engine(serve().url, tmp_path, "--json", "--report", str(tmp_path / "r.html"), "--api-key", "sk-hidden")
     assert not any("sk-hidden" in path.read_text() for path in tmp_path.iterdir())
     assert "sk-hidden" not in command_line(["bench", "--api-key", "sk-hidden", "--api-key=sk-hidden"])
+
+
+def test_repetitions_find_nothing_of_each_other(serve: StartServer, tmp_path: Path) -> None:
+    """The second has a salt of its own for all its requests; both are written, with intervals in the summary."""
+    server = serve()
+    done = engine(server.url, tmp_path, "--repetitions", "2", "--json")
+    assert done.exit_code == 0, done.output
+    salts = [body.get("cache_salt") for body in server.served.bodies]
+    half = len(salts) // 2
+    assert set(salts[:half]) == {None} and len(set(salts[half:])) == 1 and None not in salts[half:]
+    summary = json.loads((tmp_path / "bench_summary.json").read_text())
+    assert summary["repetitions"]["count"] == 2 and "mean_ttft_ms" in summary["repetitions"]["intervals"]
+    assert "mean of 2 repetitions" in done.output
+    same = invoke("compare", str(tmp_path), str(tmp_path), "--fail-if", "total_input_tokens > 1x")
+    assert same.exit_code == 0 and "none" in same.output, same.output
+
+
+def test_a_condition_sets_the_exit_status(serve: StartServer, tmp_path: Path) -> None:
+    """1 if it holds, with the figure; a condition that means nothing is refused before a request is sent."""
+    server = serve()
+    done = engine(server.url, tmp_path, "--fail-if", "successful_requests > 0")
+    assert done.exit_code == 1 and "failed: successful_requests is 4, which is > 0" in done.output
+    asked = len(server.served.bodies)
+    assert engine(server.url, tmp_path, "--fail-if", "speed > 0").exit_code == 2
+    assert len(server.served.bodies) == asked
+
+
+def test_two_servers_take_turns(serve: StartServer, tmp_path: Path) -> None:
+    """A, B, A, B on the same requests; the figures of both and their ratios are written."""
+    a, b = serve(), serve(answer=("Two", " words"))
+    small = ("--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--ldqa-num-documents", "2")
+    words = ("--workload", "long-doc-qa", *small, "--repetitions", "2", "--json", str(tmp_path / "both.json"))
+    done = invoke("compare", a.url, b.url, *words, "--fail-if", "total_output_tokens < 0.9x")
+    assert done.exit_code == 1, done.output
+    assert "total_output_tokens is 0.6667x" in done.output and "repetition 2 of 2" in done.output
+    assert a.served.contents == b.served.contents
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert both["ratios"]["total_output_tokens"]["mean"] == pytest.approx(2 / 3)
+    mixed = invoke("compare", a.url, str(tmp_path))
+    assert mixed.exit_code == 2 and "two servers or two results" in mixed.output
+
+
+def test_a_run_begins_with_what_the_server_is(serve: StartServer, tmp_path: Path) -> None:
+    """That it answers, which caches it has, and whether they are cold."""
+    small = ("--ldqa-document-length", "40", "--ldqa-num-documents", "1", "--output-dir", str(tmp_path))
+    server = serve()
+    for state in ("cold", "warm"):
+        done = invoke("engine", "--engine-url", server.url, "--workload", "long-doc-qa", *small)
+        assert f"{server.url} answers" in done.output and f"; {state}: " in done.output, done.output
+    assert "hotspan's tiers" in done.output

@@ -21,7 +21,7 @@ from hotspan.core.types import MIB, PAGE_BYTES, round_up
 class BenchConfig:
     """One run of one workload against one server.
 
-    `options` are the workload's own, with its prefix.
+    `options` are the workload's own, with its prefix. `salt` is the `cache_salt` of all requests, if not empty.
     """
 
     options: WorkloadOptions
@@ -65,6 +65,7 @@ class BenchConfig:
     )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
+    salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         check(self)

@@ -76,10 +76,14 @@ def _own_and_reaped_s(process: psutil.Process) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """The cache counters of one scrape, in tokens, summed over engines and workers."""
+    """The cache counters of one scrape, in tokens, summed over engines and workers.
+
+    pool_tokens: prompt tokens that were looked up in the engine's own prefix cache.
+    """
 
     hit_tokens: dict[str, float]
     lookup_tokens: float | None
+    pool_tokens: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -89,13 +93,14 @@ class CacheCounters:
         outside the engine: that is the tier "external".
         """
         hits: defaultdict[str, float] = defaultdict(float)
-        external = lookup = 0.0
+        external = lookup = pool = 0.0
         has_external = has_hotspan = False
         for name, labels, value in _samples(text):
             if name == GPU_HITS:
                 hits["gpu"] += value
             elif name == GPU_QUERIES:
                 hits["gpu"] += 0.0
+                pool += value
             elif name == HOTSPAN_HITS:
                 hits[labels.get("tier", "hotspan")] += value
                 has_hotspan = True
@@ -109,7 +114,18 @@ class CacheCounters:
             hits["external"] = external
         if not hits and not has_hotspan:
             return None
-        return cls(dict(hits), lookup if has_hotspan else None)
+        return cls(dict(hits), lookup if has_hotspan else None, pool)
+
+    def describe(self) -> str:
+        """What a benchmark finds before it begins: which caches there are, and whether they may hold something."""
+        caches = ["the engine's prefix cache"] if "gpu" in self.hit_tokens else []
+        caches += ["hotspan's tiers"] if self.lookup_tokens is not None else []
+        caches += ["another cache outside the engine"] if "external" in self.hit_tokens else []
+        served = max(self.pool_tokens or 0.0, self.lookup_tokens or 0.0)
+        state = (
+            f"warm: it was asked for {served:,.0f} prompt tokens before" if served else "cold: nothing was asked yet"
+        )
+        return f"caches: {', '.join(caches) or 'none is on'}; {state}"
 
     def since(self, before: "CacheCounters | None") -> CacheUse:
         """What was counted after `before`; a counter that was absent then (or reset since) counts from zero."""

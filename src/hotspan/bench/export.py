@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hotspan.bench.records import BenchResult, Quantiles, RequestRecord, RoundResult
 from hotspan.bench.summary import quantiles
+from hotspan.core.errors import ConfigError
 
 CSV_NAME: Final = "bench_results.csv"
 SUMMARY_NAME: Final = "bench_summary.json"
@@ -50,11 +51,27 @@ def _line(record: RequestRecord) -> list[Any]:
     return known + [getattr(itl, p) if itl else None for p in _PERCENTILES]
 
 
-def write_summary(path: Path, result: BenchResult) -> None:
-    """`{"config": ..., "results": ...}` of the query round."""
+def write_summary(path: Path, result: BenchResult, **more: Any) -> None:
+    """`{"config": ..., "results": ...}` of the query round, and what is given besides."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    summary = {"config": dict(result.config), "results": results_of(result.query)}
+    summary = {"config": dict(result.config), "results": results_of(result.query), **more}
     path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def result_path(directory: Path, repetition: int) -> Path:
+    """Where the full result of one repetition, counted from 0, is written."""
+    return directory / (RESULT_NAME if not repetition else RESULT_NAME.replace(".json", f".{repetition + 1}.json"))
+
+
+def results_at(path: Path) -> tuple[BenchResult, ...]:
+    """The result in a file, or all repetitions in a directory. Raises: ConfigError if there is none."""
+    if not path.is_dir():
+        return (BenchResult.load(path),)
+    paths = [result_path(path, number) for number in range(len(list(path.iterdir())))]
+    found = tuple(BenchResult.load(each) for each in paths if each.is_file())
+    if not found:
+        raise ConfigError(f"{path} has no {RESULT_NAME}: write it with hotspan bench engine --json")
+    return found
 
 
 def results_of(query: RoundResult) -> dict[str, Any]:

@@ -30,6 +30,9 @@ class Progress:
 
     def preparing(self, what: str) -> None: ...
 
+    def found(self, what: str) -> None:
+        """What the server is like, before the first round."""
+
     def round_started(self, name: RoundName, expected: int) -> None: ...
 
     def request_finished(self, name: RoundName, record: RequestRecord) -> None: ...
@@ -52,6 +55,7 @@ async def play_rounds(config: BenchConfig, progress: Progress, command: str = ""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     clock = _run_clock()
     async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock) as client:
+        progress.found(await look_first(config, client))
         config = await resolve(config, client)
         progress.preparing("making the texts")
         rounds = await config.options.rounds(
@@ -72,7 +76,7 @@ async def _checked(
     (questions,) = (r for r in rounds if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
 
     async def ask(prompt: Prompt, salt: str = "") -> RequestRecord:
-        return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt)
+        return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt or config.salt)
 
     count = min(config.check, len(questions.prompts))  # spread evenly over them
     return await _compared([questions.prompts[index * len(questions.prompts) // count] for index in range(count)], ask)
@@ -107,6 +111,27 @@ async def _compared(prompts: Sequence[Prompt], ask: Callable[..., Awaitable[Requ
     return AnswerCheck(
         same + len(different), same, hits if knows_hits else None, tuple(different), tuple(failed), tuple(not_anew)
     )
+
+
+async def look_first(config: BenchConfig, client: OpenAIClient) -> str:
+    """Whether the server answers, serves the model, and has caches that are cold or warm, in words.
+
+    Raises: ConfigError if it does not answer.
+    """
+    names = [card.name for card in await client.models()]
+    unlisted = f"it does not list {config.model}" if config.model and config.model not in names else ""
+    page = await client.metrics()
+    counters = CacheCounters.parse(page) if page else None
+    caches = "hit rates are unknown: no cache counters at /metrics" if counters is None else counters.describe()
+    return "; ".join(filter(None, (f"{config.base_url} answers", unlisted, caches)))
+
+
+def repetition(config: BenchConfig, number: int) -> BenchConfig:
+    """The configuration of one repetition, counted from 0: the same requests, which find nothing of earlier ones.
+
+    The server must support `cache_salt`, as vLLM and hotspan do.
+    """
+    return replace(config, salt=f"hotspan-bench-{secrets.token_hex(16)}") if number else config
 
 
 async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
@@ -192,7 +217,10 @@ class _Player:
         async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
             nonlocal sent
             order, sent = sent, sent + 1
-            record = await self._client.chat(prompt, order, self._config.model, ignore_eos=self._config.ignore_eos)
+            config = self._config
+            record = await self._client.chat(
+                prompt, order, config.model, ignore_eos=config.ignore_eos, salt=config.salt
+            )
             record = replace(record, due_time=due_time)
             records.append(record)
             self._progress.request_finished(round.name, record)

@@ -16,6 +16,7 @@ class TerminalProgress(Progress):
     def __init__(self, console: Console, title: str = "") -> None:
         self._title = f"{title}: " if title else ""
         self._shown = progress.Progress(f"{self._title}connecting", unit="requests", console=console)
+        self._console = console
         self._ttfts: list[float] = []
         self._failed = 0
 
@@ -30,6 +31,9 @@ class TerminalProgress(Progress):
 
     def preparing(self, what: str) -> None:
         self._shown.begin(self._title + what)
+
+    def found(self, what: str) -> None:
+        self._console.print(f"{self._title}{what}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def round_started(self, name: RoundName, expected: int) -> None:
         self._ttfts, self._failed = [], 0

@@ -1,9 +1,11 @@
 """`hotspan bench`: measure a server."""
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +15,12 @@ from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.options import givens_of, runs, takes
 from hotspan.cli.output import command_line, explained, print_written, stdout_console
 from hotspan.config.environment import environment
+from hotspan.config.kinds import COUNT
 from hotspan.config.options import build, option, options_of
 from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers, storage and memory.")
 
@@ -30,6 +36,17 @@ class Output:
     no_csv: bool = option(False, "Do not write a CSV file.")
     json: bool = option(False, "Write the summary and the full result as JSON files.")
     report: Path | None = option(None, "Write a report to this HTML file.")
+    repetitions: int = option(
+        1,
+        "Number of runs, for means with 95 % intervals. From the second on, each has a cache_salt of its own, and "
+        "thus finds nothing of the earlier ones.",
+        kind=COUNT,
+    )
+    fail_if: tuple[str, ...] = option(
+        (),
+        "Exit with status 1 if this holds, such as 'p99_ttft_ms > 800'. Names as in bench_summary.json. "
+        "May be repeated.",
+    )
     quiet: bool = option(False, "Do not show progress.", also="-q")
     no_interactive: bool = option(False, "Accepted for compatibility with LMCache; the command never prompts.")
     api_key: str = option("", "API key to send as a bearer token. Default: OPENAI_API_KEY.")
@@ -43,6 +60,23 @@ class ReportOptions:
     ab: Path | None = option(None, "Result of `hotspan ab --json`, for a section of the report.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CompareOptions:
+    """How two runs are compared, and how two servers are measured for it."""
+
+    workload: str = option("", f"For servers: workload to run, one of {', '.join(WORKLOADS)}.")
+    config: Path | None = option(None, "For servers: JSON file with settings. Flags override it.")
+    repetitions: int = option(3, "For servers: number of runs of each, in turn: A, B, A, B.", kind=COUNT)
+    fail_if: tuple[str, ...] = option(
+        (),
+        "Exit with status 1 if this holds for B, such as 'p99_ttft_ms > 800', or for B / A: 'p99_ttft_ms > 1.1x'. "
+        "May be repeated.",
+    )
+    json: Path | None = option(None, "Write the figures of both, and their ratios, to this JSON file.")
+    report: Path | None = option(None, "Write a report to this HTML file.")
+    api_key: str = option("", "For servers: API key to send as a bearer token. Default: OPENAI_API_KEY.")
+
+
 @app.command()
 @takes((*options_of(Output), *OPTIONS))
 def engine(context: typer.Context, **_flags: Any) -> None:
@@ -52,20 +86,95 @@ def engine(context: typer.Context, **_flags: Any) -> None:
     server computes without a cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
     that a request or the check failed.
     """
+    from hotspan.bench.figures import Condition, broken
+
     with explained():
         given = {each.key: each.value for each in givens_of(context, (*options_of(Output), *OPTIONS))}
         output = build(Output, given)
-        flat = (read_config_file(output.config) if output.config else {}) | given
-        api_key = output.api_key or environment().get("OPENAI_API_KEY", "")
-        bench = replace(BenchConfig.from_flat(flat), api_key=api_key)
+        bench = _bench(given, output.config, output.api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")
+        conditions = [Condition.parse(text) for text in output.fail_if]
         if output.export_config:
             _export(bench, output.export_config)
             return
-        result = _run(bench, output)
-    if result.failed or not (result.check is None or result.check.is_passed):
+        results = _run(bench, output)
+    _end(results, broken(conditions, results))
+
+
+@app.command()
+@takes((*options_of(CompareOptions), *OPTIONS))
+def compare(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(help="Result file, directory of repetitions, or URL of a server. The baseline.")],
+    b: Annotated[str, typer.Argument(help="The same of what is compared with it.")],
+    **_flags: Any,
+) -> None:
+    """Compare two runs, or run a workload against two servers in turn, and say what differs.
+
+    A difference is a ratio B / A whose 95 % interval leaves out 1. Exit status 1 means that a request, a check or a
+    condition of --fail-if failed.
+    """
+    from hotspan.bench.compare import NamedRun
+    from hotspan.bench.export import results_at
+    from hotspan.bench.figures import Condition, broken, comparison_table, over, ratios
+    from hotspan.bench.report import ReportContext, write_report
+
+    with explained():
+        flags = (*options_of(CompareOptions), *OPTIONS)
+        given = {each.key: each.value for each in givens_of(context, flags)}
+        options = build(CompareOptions, given)
+        conditions = [Condition.parse(text, has_reference=True) for text in options.fail_if]
+        are_servers = {each.startswith(("http://", "https://")) for each in (a, b)}
+        if len(are_servers) == 2:
+            raise ConfigError("give two servers or two results: a run of before can't take turns with a server")
+        if are_servers == {True}:
+            bench = _bench(given, options.config, options.api_key)
+            ours, theirs = _interleaved(replace(bench, engine_url=a), replace(bench, engine_url=b), options.repetitions)
+        else:
+            ours, theirs = results_at(Path(a)), results_at(Path(b))
+        stdout_console().print(comparison_table(ours, theirs).terminal())
+        if options.json is not None:
+            sides = {"a": over(ours), "b": over(theirs), "ratios": ratios(ours, theirs)}
+            named = {side: {name: each._asdict() for name, each in found.items()} for side, found in sides.items()}
+            options.json.write_text(json.dumps({"a_is": a, "b_is": b, **named}, indent=2) + "\n")
+            print_written(options.json)
+        if options.report is not None:
+            runs = [NamedRun(n, n, found, found[0].command) for n, found in (("A", ours), ("B", theirs))]
+            write_report(options.report, f"{b} beside {a}", runs, ReportContext(answer_reference="A"))
+            print_written(options.report)
+    _end((*ours, *theirs), broken(conditions, theirs, ours))
+
+
+def _bench(given: Mapping[str, Any], file: Path | None, api_key: str) -> BenchConfig:
+    """The benchmark of the flags, over those of a file."""
+    flat = {**(read_config_file(file) if file else {}), **given}
+    return replace(BenchConfig.from_flat(flat), api_key=api_key or environment().get("OPENAI_API_KEY", ""))
+
+
+def _end(results: Sequence[BenchResult], failures: Sequence[str]) -> None:
+    """Exit status 1 if a request, a check or a condition failed."""
+    for line in failures:
+        typer.secho(line, fg=typer.colors.RED)
+    if failures or any(each.failed or not (each.check is None or each.check.is_passed) for each in results):
         raise typer.Exit(1)
+
+
+def _interleaved(
+    a: BenchConfig, b: BenchConfig, repetitions: int
+) -> tuple[tuple[BenchResult, ...], tuple[BenchResult, ...]]:
+    """The workload on both servers in turn; within a repetition both get the same requests."""
+    from hotspan.bench.runner import repetition, run_rounds
+    from hotspan.bench.terminal import TerminalProgress
+
+    console, command = stdout_console(), command_line(sys.argv[1:])
+    found: tuple[list[BenchResult], list[BenchResult]] = ([], [])
+    for number in range(repetitions):
+        salt = repetition(a, number).salt
+        for name, bench, results in (("A", a, found[0]), ("B", b, found[1])):
+            with TerminalProgress(console, f"{name}, repetition {number + 1} of {repetitions}") as progress:
+                results.append(run_rounds(replace(bench, salt=salt), progress, command))
+    return tuple(found[0]), tuple(found[1])
 
 
 def _export(config: BenchConfig, path: Path) -> None:
@@ -75,19 +184,34 @@ def _export(config: BenchConfig, path: Path) -> None:
     typer.echo(f"settings written to {path}")
 
 
-def _run(config: BenchConfig, output: Output) -> BenchResult:
+def _run(config: BenchConfig, output: Output) -> tuple[BenchResult, ...]:
+    from hotspan.bench.figures import repetitions_table
     from hotspan.bench.report import rounds_table
-    from hotspan.bench.runner import run_rounds
+    from hotspan.bench.runner import repetition, run_rounds
     from hotspan.bench.terminal import TerminalProgress
 
     console = stdout_console()
     command = command_line(sys.argv[1:])
-    if output.quiet:
-        result = run_rounds(config, command=command)
-    else:
-        with TerminalProgress(console) as progress:
-            result = run_rounds(config, progress, command)
-    console.print(rounds_table(result.rounds).terminal())
+    results = []
+    for number in range(output.repetitions):
+        bench = repetition(config, number)
+        if output.quiet:
+            results.append(run_rounds(bench, command=command))
+        else:
+            title = f"repetition {number + 1} of {output.repetitions}" if output.repetitions > 1 else ""
+            with TerminalProgress(console, title) as progress:
+                results.append(run_rounds(bench, progress, command))
+        _show(results[-1], console)
+    console.print(rounds_table(results[0].rounds).terminal())
+    if len(results) > 1:
+        console.print(repetitions_table(results).terminal())
+    for path in _write(tuple(results), output):
+        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
+    return tuple(results)
+
+
+def _show(result: BenchResult, console: "Console") -> None:
+    """What a reader of the figures has to know of one run."""
     if note := result.query.pacing:
         console.print(note, style="dim", highlight=False)
     if result.check is not None:
@@ -95,29 +219,30 @@ def _run(config: BenchConfig, output: Output) -> BenchResult:
         console.print(str(result.check), style=style, markup=False, highlight=False, soft_wrap=True)
     for line in failures(result.rounds):
         console.print(line, style="red", markup=False)
-    for path in _write(result, output):
-        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
-    return result
 
 
-def _write(result: BenchResult, output: Output) -> list[Path]:
+def _write(results: tuple[BenchResult, ...], output: Output) -> list[Path]:
     from hotspan.bench import export
     from hotspan.bench.compare import NamedRun
+    from hotspan.bench.figures import over
     from hotspan.bench.report import ReportContext, write_report
 
-    written = []
+    written, first = [], results[0]
     if not output.no_csv:
         written.append(output.output_dir / export.CSV_NAME)
-        export.write_csv(written[-1], result.query)
+        export.write_csv(written[-1], first.query)
     if output.json:
         written.append(output.output_dir / export.SUMMARY_NAME)
-        export.write_summary(written[-1], result)
-        written.append(output.output_dir / export.RESULT_NAME)
-        result.save(written[-1])
+        intervals = {name: each._asdict() for name, each in over(results).items()}
+        more = {"repetitions": {"count": len(results), "intervals": intervals}} if len(results) > 1 else {}
+        export.write_summary(written[-1], first, **more)
+        for number, result in enumerate(results):
+            written.append(export.result_path(output.output_dir, number))
+            result.save(written[-1])
     if output.report:
         written.append(output.report)
-        run = NamedRun("run", str(result.config["model"]), (result,), result.command)
-        write_report(output.report, f"{result.config['workload']} on {result.config['model']}", [run], ReportContext())
+        run = NamedRun("run", str(first.config["model"]), results, first.command)
+        write_report(output.report, f"{first.config['workload']} on {first.config['model']}", [run], ReportContext())
     return written
 
 
