@@ -18,7 +18,7 @@ FIT_SHIFTS = (1, 16, 256, 4096, 65536)
 out that the model's length does not allow.
 """
 
-_LIMITS = {torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+LIMITS = {torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Largest relative residual of rotated keys, by their type: rounding of a key takes 2^-24, 2^-11 and 2^-8 at most."""
 
 _VALUE_LIMITS = {torch.float32: 1e-2, torch.float16: 4e-2, torch.bfloat16: 1e-1}
@@ -81,7 +81,7 @@ class Fit:
     @property
     def is_good(self) -> bool:
         """Whether keys may be moved by it: both residuals are what rounding explains."""
-        limit = _LIMITS.get(self.dtype)
+        limit = LIMITS.get(self.dtype)
         if limit is None:
             return False
         noise = _NOISE * self.value_residual
@@ -109,11 +109,11 @@ def fit_rotation(sample: Sample, like: Rotation | None = None) -> Fit:
     """
     if not {0, 1, sample.check} <= sample.keys.keys() or not {0, sample.check} <= sample.values.keys():
         raise ValueError(f"a rotation is fitted to the shifts 0 and 1 at least, and tested at {sample.check}")
-    value_residual = _residual(sample.values[0], sample.values[sample.check])
+    value_residual = residual(sample.values[0], sample.values[sample.check])
     best: Fit | None = None
     for pairing, size in _candidates(sample.keys[0].shape[-1], like):
         rotation = Rotation(pairing, size, _angles(sample, pairing, size))
-        key_residual = _residual(rotation.moved(sample.keys[0], sample.check), sample.keys[sample.check])
+        key_residual = residual(rotation.moved(sample.keys[0], sample.check), sample.keys[sample.check])
         fit = Fit(rotation, key_residual, value_residual, sample.keys[0].dtype)
         if best is None or key_residual < best.key_residual:
             best = fit
@@ -165,7 +165,7 @@ def _merge(first: torch.Tensor, second: torch.Tensor, pairing: Pairing) -> torch
     return torch.stack((first, second), -1).flatten(-2)
 
 
-def _residual(found: torch.Tensor, expected: torch.Tensor) -> float:
+def residual(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over the norm; infinite where there is no finite one."""
     difference = (found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
     return float(torch.nan_to_num(difference, nan=torch.inf))
