@@ -100,6 +100,10 @@ encoder: develop  ## What a repeated image costs: the vision encoder's share of 
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
 
+.PHONY: blend-overhead
+blend-overhead: install  ## What blending costs where nothing matches, in CPU-seconds (about 3 minutes)
+	@$(BIN)/python -m benchmarks.blend_overhead --output benchmarks/results/blend-overhead.json
+
 .PHONY: chart
 chart: develop  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.demo_chart

@@ -70,6 +70,8 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "blend_first_k": {"blend": "allowed"},
     "blend_min_tokens": {"blend": "allowed"},
     "blend_separator": {"blend": "allowed"},
+    "blend_check_every": {"blend": "allowed"},
+    "blend_min_agreement": {"blend": "allowed"},
 }
 """What a key needs beside it to be sound."""
 

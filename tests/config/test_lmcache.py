@@ -125,7 +125,7 @@ def test_what_hotspan_does_otherwise() -> None:
     assert done.cache is not None and done.cache.disk is None and not done.cache.prompts_only
     assert done.cache.blend is None
     blended = configured(lmcache={"enable_blending": True, "blend_special_str": " # # ", "blend_min_tokens": 300})
-    assert blended.cache is not None and warnings(blended) == ""
+    assert blended.cache is not None and "approximate" in warnings(blended)
     assert blended.cache.blend == BlendSettings("first_k", min_tokens=300, separators=(" # # ",))
     assert "no share of it" in warnings(configured(lmcache={"blend_recompute_ratios": [0.15]}))
     assert "prefill" in warnings(configured(lmcache={"enable_xpyd": True}))

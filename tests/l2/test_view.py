@@ -19,7 +19,7 @@ def known_in(view: LogView) -> int:
     count = 0
     for one in view._of.values():
         named = [*one._by_key.values(), *one._by_label.values()]
-        count += sum(map(len, named)) + len(one._broad) + len(one._any_label)
+        count += sum(map(len, [*named, *one._latest()]))
     return count
 
 

@@ -227,6 +227,19 @@ class CostModel:
         """To compute the tokens [from_token, to_token) of a text; 0 while unknown."""
         return float(self._prefill.seconds(from_token, to_token))
 
+    @property
+    def prefill_rates(self) -> tuple[float, float, float] | None:
+        """Seconds per step, per token computed, and per token that one of these attends to; None while unknown."""
+        if not self._prefill.is_known:
+            return None
+        per_step_s, per_token_s, per_attended_s = self._prefill.fit.rates
+        return per_step_s, per_token_s, per_attended_s
+
+    def load_s(self, tier: Tier, chunks: int, chunk_bytes: int) -> float:
+        """Until so many chunks of a lower tier are in RAM, if it is as slow as it sometimes is."""
+        speed = self._tiers[tier]
+        return float(speed.load_s(chunks, chunks * chunk_bytes, self._clock.monotonic())) * speed.factor
+
     def asking_s(self, text: Text) -> float:
         """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)

@@ -10,7 +10,7 @@ from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import IN_RAM_ONLY, Chunk, ChunkKey, Tier
+from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import AllDurable, Durable, TierUsage, Transfer
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
@@ -117,8 +117,6 @@ class LowerTiers:
         if not self._queues:
             return
         for key in keys:
-            if (entry := self._entries.get(key)) is not None and entry.chunk.index == IN_RAM_ONLY:
-                continue
             for queue in self._queues:
                 queue.offer(key)
 

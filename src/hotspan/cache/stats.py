@@ -12,7 +12,8 @@ class CacheStats:
     """Counts since the last `take`.
 
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
-    (tier, fault). Blends by what became of them, their tokens by kind; `is_blending` where that changed.
+    (tier, fault). Blends by what became of them, their tokens by kind, their checks by result; `is_blending` and what
+    the last checks found where that changed.
     """
 
     lookup_tokens: int = 0
@@ -37,6 +38,9 @@ class CacheStats:
     encoder_load_bytes: int = 0
     encoder_store_bytes: int = 0
     is_blending: bool | None = None
+    blend_checks: Counter[str] = field(default_factory=Counter)
+    blend_agreement: float | None = None
+    blend_kl: float | None = None
 
     @property
     def is_empty(self) -> bool:

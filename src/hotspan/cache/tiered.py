@@ -9,7 +9,7 @@ and the request's prefix is cut there. So is what a tier that must ask elsewhere
 Here and in `Waits` a tier's fault becomes a miss.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hotspan.cache.cost import CostModel, Text
@@ -22,7 +22,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import IN_RAM_ONLY, Chunk, ChunkKey, Lookup, Tier
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Durable, TierUsage
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.shares import Shares
@@ -80,6 +80,10 @@ class TieredCache:
         """
         if any(chunk.key not in self.ram.entries and self._lower.find(chunk.key) is None for chunk in chunks):
             self._lower.ask(chunks, reader.terms.tenant)
+
+    def is_asking(self, key: ChunkKey) -> bool:
+        """Whether a tier has yet to say if it has a chunk that no other tier has."""
+        return not self.where(key) and bool(self._lower.asked(key))
 
     def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> bool:
         """Decide, once and before its look-up, how much of a text is loaded; False while that has to wait for answers.
@@ -252,18 +256,6 @@ class TieredCache:
         removed[Tier.RAM] += self._forget_orphans()
         self.stats.invalidated.update(removed)
         return removed
-
-    def forget_in_ram_only(self, tenants: Collection[int | None]) -> int:
-        """Forget these tenants' pieces that are in RAM only (None: of all tenants); returns how many."""
-        gone = [
-            entry
-            for entry in self.ram.entries.values()
-            if entry.chunk.index == IN_RAM_ONLY and (None in tenants or entry.terms.tenant in tenants)
-        ]
-        for entry in gone:
-            self._forget_one(entry)
-        self.stats.invalidated[Tier.RAM] += len(gone)
-        return len(gone)
 
     def clear(self) -> int:
         """Forget every chunk on every tier, when the engine forgets its copies in flight; returns how many.

@@ -120,6 +120,9 @@ class LmcacheReader:
             parsed = kind.parse(given.value, given.where)
             if name in _PER_WORKER:
                 parsed *= self._workers
+            if name == "enable_blending" and parsed != "off":
+                text = "answers with reused text are approximate (docs/blending.md); set false for exact ones only"
+                self.notes.append(Note(given.where, text, is_warning=True, event="blending_asked_for"))
             if name != "max_local_disk_size" or parsed:  # 0 is what LMCache has without a disk
                 self._give(given, key, parsed)
 

@@ -100,12 +100,14 @@ class Setting:
 class Note:
     """What happens instead of what a value asks for.
 
-    is_warning: that is not what was asked, and is shown at the start.
+    is_warning: that is not what was asked, or needs to be known, and is shown at the start.
+    event:      what a log calls it.
     """
 
     where: str
     text: str
     is_warning: bool = False
+    event: str = "option_without_effect"
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}"

@@ -77,12 +77,16 @@ class BlendSettings:
     first_k:    tokens at the beginning of each reused run that are computed again.
     min_tokens: fewer reused tokens are not worth it.
     separators: texts that windows never cross.
+    check_every, min_agreement: one in so many blends is checked against a full prefill (0: none); with a lower share of
+                that agree in the first token, nothing is blended any more.
     """
 
     mode: Literal["allowed", "first_k"] = "first_k"
     first_k: int = 16
     min_tokens: int = 512
     separators: tuple[str, ...] = ()
+    check_every: int = 100
+    min_agreement: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +234,15 @@ class CacheOptions:
         kind=kinds.VERBATIM,
         lmcache=Spelling("blend_special_str"),
     )
+    blend_check_every: int = option(
+        100,
+        "One in so many blended prompts is also computed in full, after its answer, and the first token compared; "
+        "0: none (--blend).",
+    )
+    blend_min_agreement: float = option(
+        0.9,
+        "If certainly fewer of the last 500 of these agree, as a share, blending turns itself off (--blend).",
+    )
     auto: bool = option(
         False,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
@@ -282,10 +295,20 @@ class CacheOptions:
         for name, value in (("--blend-first-k", self.blend_first_k), ("--blend-min-tokens", self.blend_min_tokens)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}: give a positive number of tokens")
+        if self.blend_check_every < 0:
+            raise ConfigError(f"--blend-check-every is {self.blend_check_every}: give a whole number, 0 for no checks")
+        if not 0 <= self.blend_min_agreement <= 1:
+            raise ConfigError(f"--blend-min-agreement is {self.blend_min_agreement:g}: give a share from 0 to 1")
         if self.blend == "off":
             return None
-        separators = tuple(self.blend_separator or ())
-        return BlendSettings(self.blend, self.blend_first_k, self.blend_min_tokens, separators)
+        return BlendSettings(
+            self.blend,
+            self.blend_first_k,
+            self.blend_min_tokens,
+            tuple(self.blend_separator or ()),
+            self.blend_check_every,
+            self.blend_min_agreement,
+        )
 
     def _check_sizes(self) -> None:
         if self.ram_gib is not None and not 0 < self.ram_gib <= _MAX_GIB:

@@ -74,6 +74,7 @@ class ScopeSet:
         for owner in _owners(terms):
             tried.append(self._broad.get(owner))
             tried.append(self._labelled.get(owner) if terms.is_wild else None)
+            tried.append(self._keyed.get(owner) if terms.is_window else None)
         newest = None
         for some in filter(None, tried):
             found = next((scope for scope in reversed(some) if scope.takes(key, namespace, terms)), None)

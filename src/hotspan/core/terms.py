@@ -32,6 +32,14 @@ def label(kind: str, name: str) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") or 1
 
 
+WINDOW = label("window", "")
+"""Of KV that is kept by its own tokens alone, whatever stood before it: an invalidation that names chunks of a text
+takes all of these of its tenant, since any may be of that text."""
+
+_KEPT = frozenset([WINDOW])
+"""The labels that wild terms have, too."""
+
+
 def tenant_label(name: str) -> int:
     """The label of a tenant."""
     return label("tenant", name)
@@ -73,7 +81,12 @@ class Terms(Struct, frozen=True, gc=False):
             return self
         labels = shared(self.labels | other.labels)
         is_wild = self.is_wild or other.is_wild or len(labels) > MOST_LABELS
-        return replace(self, labels=frozenset() if is_wild else labels, expires_s=expires, is_wild=is_wild)
+        return replace(self, labels=labels & _KEPT if is_wild else labels, expires_s=expires, is_wild=is_wild)
+
+    @property
+    def is_window(self) -> bool:
+        """Whether they are of a window: what an invalidation names of a text may be in it."""
+        return WINDOW in self.labels
 
     def at(self, generation: int) -> "Terms":
         """These terms as of a generation."""
@@ -95,7 +108,7 @@ class Scope:
     """Which chunks an invalidation takes: those that match every part that is given, and what stands on them.
 
     labels:    a chunk carries all of them.
-    keys:      chunks by name (of a text).
+    keys:      chunks by name (of a text), and all windows, which may have parts of that text.
     namespace: one model in one layout.
     With nothing given it is everything.
     """
@@ -117,7 +130,7 @@ class Scope:
             (self.tenant is None or terms.tenant == self.tenant)
             and (self.adapter is None or terms.adapter == self.adapter)
             and (self.labels <= terms.labels or terms.is_wild)
-            and (self.keys is None or key in self.keys)
+            and (self.keys is None or key in self.keys or terms.is_window)
             and (self.namespace is None or namespace == self.namespace)
         )
 

@@ -33,15 +33,11 @@ class Lookup(IntEnum):
     """On its way to RAM: ask again."""
 
 
-IN_RAM_ONLY = -1
-"""The `index` of a piece of text that has no place in a text: no lower tier gets it."""
-
-
 class Chunk(Struct, frozen=True, gc=False):
     """One chunk as the cache knows it: its name and the name of what must stand before it.
 
     `parent` is None for the first chunk of a text. A chunk is useless without its ancestors.
-    `index` is its place in the text, counted in chunks from 0, or IN_RAM_ONLY.
+    `index` is its place in the text, counted in chunks from 0.
 
     What there is for each chunk of a cache is not tracked by Python's garbage collector (`gc=False`) and may therefore
     be part of no cycle: with a million chunks, one full collection would stop the engine for a second.

@@ -194,8 +194,11 @@ class HotspanConnector(OffloadingConnector):
             return None, False  # saves a scan of all its keys, once a millisecond
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
+            blended = self.manager.blended(request, num_computed_tokens, tokens)
+            if blended is None:
+                return None, False  # windows are on their way
             self.manager.note_answer(request.request_id)
-            if blended := self.manager.blended(request, num_computed_tokens, tokens):
+            if blended:
                 return blended, True
         return tokens, is_async
 
@@ -227,6 +230,8 @@ class HotspanConnector(OffloadingConnector):
         self.manager.forget_ended()
         blending, is_idle = self.manager.blending, not scheduler_output.total_num_scheduled_tokens
         orders = blending.orders(scheduler_output) if blending is not None else None
+        if orders is not None:
+            self.manager.note_blends()
         if is_idle and orders is None:
             self.manager.idle(_IDLE_S)
         return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle and orders is None, orders)
@@ -324,7 +329,7 @@ def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:
     log_as_vllm()
     for note in found.notes:  # once in each process: the next connector finds the settings in `extra`
         if note.is_warning:
-            logger.warning("option_without_effect %s", note)
+            logger.warning("%s %s", note.event, note)
     if "hotspan" not in extra:
         extra |= extra_config(found.cache)
         # The engine reads both after it has made its connectors (v1/core/sched/scheduler.py, v1/engine/core.py).

@@ -23,6 +23,7 @@ from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.compat import ask_cores
+from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.guard import RequestGuard, refuse_bodies
@@ -130,6 +131,10 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
     client = _start(arguments, aftermath)
     try:
         guard.protect(client)
+        if _blends(client):
+            from hotspan.engine.usage import report_blends  # of vLLM's it takes what other releases lack
+
+            report_blends(client)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
@@ -141,6 +146,13 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
         yield Engine(app, client, guard)
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
+
+
+def _blends(client: AsyncLLM) -> bool:
+    """Whether the engine reuses text that is no prefix."""
+    transfer = client.vllm_config.kv_transfer_config
+    tiers = transfer.kv_connector_extra_config.get("hotspan") if transfer is not None else None
+    return bool(tiers and tiers.get("blend")) and ENGINE == TRIED_WITH
 
 
 def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:

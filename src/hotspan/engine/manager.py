@@ -98,6 +98,8 @@ class HotspanManager(OffloadingManager):
     def bind(self, pool: BlockPool) -> None:
         """The engine's pool of blocks, once it is made."""
         self.prefixes.bind(pool)
+        if self.blending is not None:
+            self.blending.checks.bind(pool)
         if self.events is not None:
             self.events.watch(pool)
 
@@ -135,8 +137,6 @@ class HotspanManager(OffloadingManager):
         blocks, stale = self.prefixes.invalidate(scopes, self.namespace, hit)
         for name in stale & self._records.keys():
             self._records[name].may_store = False
-        if self.blending is not None:
-            self.blending.invalidate(scopes)
         tiers = self.cache.invalidate(scopes, durable, is_foreign=is_foreign)
         return Removed({"gpu_blocks": blocks} | {f"{tier.value}_chunks": n for tier, n in tiers.items()}, len(stale))
 
@@ -159,7 +159,7 @@ class HotspanManager(OffloadingManager):
             return not self.cache.choose(record.by_group(), record, text)
         return self.cache.is_waiting(record)
 
-    def blended(self, request: Request, kept_tokens: int, loaded_tokens: int) -> int:
+    def blended(self, request: Request, kept_tokens: int, loaded_tokens: int) -> int | None:
         """Tokens behind the exact prefix that blending claims; as `Blending.match`."""
         record = self._records.get(request.request_id)
         if self.blending is None or record is None:
@@ -207,6 +207,11 @@ class HotspanManager(OffloadingManager):
         if self.steps is not None:
             self.steps.begin(scheduled)
 
+    def note_blends(self) -> None:
+        """The step that was scheduled last computes tokens of blends, too: its time says nothing of others."""
+        if self.steps is not None:
+            self.steps.disregard()
+
     def end_step(self) -> None:
         """The output of the oldest step was processed."""
         if self.steps is not None:
@@ -236,6 +241,8 @@ class HotspanManager(OffloadingManager):
         if record is not None and record not in self._ended:  # vLLM may announce one again that it no longer knows
             keep_state(req_context, record)
             self.cache.ask(record.all_chunks(), record)
+            if self.blending is not None:
+                self.blending.ask(record.request, record)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:

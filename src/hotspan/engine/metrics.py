@@ -95,6 +95,17 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_blend_windows_stored": OffloadingCounterMetadata("Windows that were stored to be reused."),
     "hotspan_blend_seconds": OffloadingCounterMetadata("What workers took to load, compute and store for blending."),
     "hotspan_blend_up": OffloadingGaugeMetadata("1 while blending is on, 0 while it is off though it was asked for."),
+    "hotspan_blend_checks": OffloadingCounterMetadata(
+        "Blended prompts that were to be computed in full, too, by what came of it: agreed, differed, left_out (no "
+        "room or no time).",
+        _WHAT,
+    ),
+    "hotspan_blend_agreement_ratio": OffloadingGaugeMetadata(
+        "Share of the last checks in which the same first token was the most likely one."
+    ),
+    "hotspan_blend_kl": OffloadingGaugeMetadata(
+        "Mean loss of the first token's distribution in the last checks, in nats."
+    ),
     "hotspan_encoder_hits": OffloadingCounterMetadata(
         "Encoder outputs of media loaded instead of computed, by tier.", _TIER
     ),
@@ -178,6 +189,11 @@ class CacheMetrics:
             self._add("hotspan_blend_tokens", count, kind)
         self._add("hotspan_blend_windows_stored", counts.windows_stored)
         self._add("hotspan_blend_seconds", counts.blend_seconds)
+        for result, count in counts.blend_checks.items():
+            self._add("hotspan_blend_checks", count, result)
+        if counts.blend_agreement is not None and counts.blend_kl is not None:
+            self._set("hotspan_blend_agreement_ratio", counts.blend_agreement)
+            self._set("hotspan_blend_kl", counts.blend_kl)
         if counts.is_blending is not None:
             self._set("hotspan_blend_up", float(counts.is_blending))
         for tier, count in counts.encoder_hits.items():

@@ -78,6 +78,10 @@ class StepWatch:
                 context += (start + stop - 1) * (stop - start) // 2
         self._steps.append(Step(self._clock.monotonic(), scheduled.total_num_scheduled_tokens, tokens, context))
 
+    def disregard(self) -> None:
+        """The step that was scheduled last does also what is not known here: nothing is learnt from its time."""
+        self._steps[-1] = self._steps[-1]._replace(scheduled=0)
+
     def end(self) -> None:
         """The output of the oldest step is there."""
         if not self._steps:

@@ -93,6 +93,7 @@ class _TenantView:
         self._by_label: dict[int, _Entries] = {}
         self._broad: dict[_Fields, int] = {}  # by neither: the latest of each adapter and model
         self._any_label: dict[_Fields, int] = {}  # by label, likewise: what may have any label goes by these
+        self._any_key: dict[_Fields, int] = {}  # by key, likewise: windows go by these
         self._count = 0
 
     def __len__(self) -> int:
@@ -101,18 +102,16 @@ class _TenantView:
     def add(self, generation: int, scope: Scope) -> int:
         """How many more invalidations there are to remember."""
         before, narrow = self._count, without_keys(scope)
-        if scope.keys is not None:
-            for key in scope.keys:
-                self._put(self._by_key, key, generation, narrow, Scope(tenant=scope.tenant))
-        else:
-            latest = self._any_label if scope.labels else self._broad
-            fields = (scope.adapter, scope.namespace)
-            self._count += fields not in latest
-            latest[fields] = max(generation, latest.get(fields, 0))
-            if scope.labels:
-                rarest = min(scope.labels, key=lambda label: len(self._by_label.get(label, ())))
-                wider = Scope(tenant=scope.tenant, labels=frozenset([rarest]))
-                self._put(self._by_label, rarest, generation, scope, wider)
+        latest = self._any_key if scope.keys is not None else self._any_label if scope.labels else self._broad
+        fields = (scope.adapter, scope.namespace)
+        self._count += fields not in latest
+        latest[fields] = max(generation, latest.get(fields, 0))
+        for key in scope.keys or ():
+            self._put(self._by_key, key, generation, narrow, Scope(tenant=scope.tenant))
+        if scope.labels and scope.keys is None:
+            rarest = min(scope.labels, key=lambda label: len(self._by_label.get(label, ())))
+            wider = Scope(tenant=scope.tenant, labels=frozenset([rarest]))
+            self._put(self._by_label, rarest, generation, scope, wider)
         self.latest = max(self.latest, generation)
         return self._count - before
 
@@ -123,13 +122,14 @@ class _TenantView:
         for fields in itertools.product((None, terms.adapter), (None, namespace)):
             found.append(self._broad.get(fields, 0))
             found.append(self._any_label.get(fields, 0) if terms.is_wild else 0)
+            found.append(self._any_key.get(fields, 0) if terms.is_window else 0)
         return max(*found, self.floor)  # read last: what was forgotten meanwhile lies below it
 
     def forget_half(self) -> None:
         """Know nothing any more of the older half."""
         named = [*self._by_key.values(), *self._by_label.values()]
         generations = [generation for entries in named for generation, _ in entries]
-        generations += [*self._broad.values(), *self._any_label.values()]
+        generations += [at for latest in self._latest() for at in latest.values()]
         self.raise_floor(sorted(generations)[len(generations) // 2])
 
     def raise_floor(self, floor: int) -> None:
@@ -139,8 +139,12 @@ class _TenantView:
         self._by_key, self._by_label = _above(self._by_key, floor), _above(self._by_label, floor)
         self._broad = {fields: at for fields, at in self._broad.items() if at > floor}
         self._any_label = {fields: at for fields, at in self._any_label.items() if at > floor}
+        self._any_key = {fields: at for fields, at in self._any_key.items() if at > floor}
         named = [*self._by_key.values(), *self._by_label.values()]
-        self._count = sum(map(len, named)) + len(self._broad) + len(self._any_label)
+        self._count = sum(map(len, [*named, *self._latest()]))
+
+    def _latest(self) -> tuple[dict[_Fields, int], ...]:
+        return self._broad, self._any_label, self._any_key
 
     def _put(self, named: dict[_Name, _Entries], name: _Name, generation: int, scope: Scope, wider: Scope) -> None:
         old: _Entries = named.get(name, ())

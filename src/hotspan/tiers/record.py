@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from hotspan.core.terms import Terms, shared
+from hotspan.core.terms import WINDOW, Terms, shared
 from hotspan.core.types import ChunkKey
 
 RECORD_BYTES = 256
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 def pack(record: Record) -> bytes:
     """The 256 bytes of a record. Labels beyond those that fit make it wild."""
     terms = record.terms
-    labels = sorted(terms.labels)
+    labels = sorted(terms.labels, key=lambda label: (label != WINDOW, label))
     is_wild = terms.is_wild or len(labels) > RECORD_LABELS
     labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
     flags = (HAS_PARENT if record.parent is not None else 0) | (IS_WILD if is_wild else 0)

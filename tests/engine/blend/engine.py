@@ -30,9 +30,11 @@ def settings(**given: Any) -> BlendSettings:
 
 
 @contextmanager
-def blending(model: Path, *, blend: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
-    """An engine whose self-test has passed."""
-    with rig(model, cache={"blend": settings(**(blend or {}))}, **options) as engine:
+def blending(
+    model: Path, *, blend: dict[str, Any] | None = None, cache: dict[str, Any] | None = None, **options: Any
+) -> Iterator[Rig]:
+    """An engine whose self-test has passed. cache: further fields of CacheSettings."""
+    with rig(model, cache={"blend": settings(**(blend or {}))} | (cache or {}), **options) as engine:
         engine.ask(engine.text(999, 40), 2)
         assert of(engine).off is None and of(engine).pace is not None
         of(engine).pace = PACE

@@ -8,82 +8,15 @@ from typing import Any
 import pytest
 
 from hotspan.cache.tiered import TieredCache
-from hotspan.config.settings import BlendSettings
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import IN_RAM_ONLY, PAGE_BYTES
-from hotspan.engine.blend.admission import Blending
-from hotspan.engine.blend.orders import Orders, Report, Speed
+from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
+from hotspan.engine.blend.agreement import LEAST
+from hotspan.engine.blend.orders import Checked, Report
 from hotspan.engine.requests import RequestRecord
 from hotspan.tiers.slab import SharedSlab
 
-WINDOW, BLOCK = 64, 16
-SPEED = Speed(token_s=1e-3, move_s=1e-6)
-KEYER = ChunkKeyer(bytes(32))
-
-
-def document(number: int, tokens: int = 2 * WINDOW) -> list[int]:
-    return [1000 * (number + 1) + place for place in range(tokens)]
-
-
-class Scheduler:
-    """Requests as vLLM's scheduler has them, computed in one step each, and a worker that does as it is told."""
-
-    def __init__(self, cache: TieredCache, mode: Any = "first_k") -> None:
-        self.cache = cache
-        settings = BlendSettings(mode, first_k=4, min_tokens=WINDOW)
-        self.blending = Blending(settings, cache, WINDOW, BLOCK, 1024, [[7, 7]])
-        self.blending.note(Report(speed=SPEED))
-        self._names = 0
-
-    def request(self, *documents: int, **fields: Any) -> Any:
-        """A prompt with these documents, in that order."""
-        self._names += 1
-        tokens = [900 + self._names] * 20
-        for number in documents:
-            tokens += [7, 7, *document(number)]
-        given: dict[str, Any] = {
-            "mm_features": [],
-            "lora_request": None,
-            "pooling_params": None,
-            "prompt_embeds": None,
-            "skip_reading_prefix_cache": False,
-            "num_preemptions": 0,
-            "num_output_tokens": 0,
-            "num_computed_tokens": 0,
-            "cache_salt": None,
-        }
-        hashes = [bytes([self._names, at]) for at in range(len(tokens) // BLOCK)]
-        names = {"request_id": f"r{self._names}", "prompt_token_ids": tokens, "block_hashes": hashes}
-        return SimpleNamespace(**given | names | fields)
-
-    def match(self, request: Any, record: RequestRecord | None = None, loaded: int = 0) -> int:
-        record = record or RequestRecord(request=request, keyer=KEYER, groups=())
-        return self.blending.match(request, record, 0, loaded)
-
-    def step(self, request: Any, tokens: int | None = None) -> Orders | None:
-        """Schedule so many tokens of a request."""
-        count = len(request.prompt_token_ids) if tokens is None else tokens
-        scheduled: Any = SimpleNamespace(
-            num_scheduled_tokens={request.request_id: count}, total_num_scheduled_tokens=count
-        )
-        return self.blending.orders(scheduled)
-
-    def run(self, request: Any, record: RequestRecord | None = None) -> dict[str, Any] | None:
-        """One request from its look-up to its end; what its answer says of blending."""
-        claimed = self.match(request, record)
-        if claimed:
-            assert self.blending.begin(request, list(range(99))) is not None
-        orders = self.step(request, 1 if claimed else None)
-        if orders is not None:
-            stored, ended = [store.key for store in orders.stores], [job.number for job in orders.blends]
-            self.blending.note(Report(stored=stored, ended=ended))
-        return self.blending.end(request.request_id)
-
-    @property
-    def windows(self) -> int:
-        """How many RAM has."""
-        return sum(entry.chunk.index == IN_RAM_ONLY for entry in self.cache.ram.entries.values())
+from .scheduler import BLOCK, KEYER, WINDOW, Scheduler, learnt
 
 
 @pytest.fixture
@@ -102,10 +35,10 @@ def scheduler(cache: TieredCache) -> Scheduler:
     return Scheduler(cache)
 
 
-def learnt(scheduler: Scheduler, **fields: Any) -> None:
-    """Both documents' windows are in RAM."""
-    assert scheduler.run(scheduler.request(0, 1, **fields)) is None and scheduler.windows == 0
-    assert scheduler.run(scheduler.request(1, 0, **fields)) is None and scheduler.windows == 4
+def forget_windows(cache: TieredCache) -> None:
+    """As if there had been no room for them."""
+    for entry in list(cache.ram.entries.values()):
+        cache._forget_one(entry)
 
 
 def test_the_second_sighting_is_stored_and_the_third_reused(scheduler: Scheduler) -> None:
@@ -173,17 +106,20 @@ def test_others_find_nothing(scheduler: Scheduler, record: dict[str, Any]) -> No
 
 
 def test_exact_loads_go_first(scheduler: Scheduler) -> None:
-    """A request that loads an exact prefix from the tiers is not blended."""
+    """A request that loads an exact prefix from the tiers is blended only if that saves more of the rest."""
     learnt(scheduler)
     request = scheduler.request(0, 1)
-    assert scheduler.match(request, loaded=BLOCK) == 0
+    assert scheduler.match(request, loaded=16 * BLOCK) == 0
+    scheduler.blending.end(request.request_id)
+    request = scheduler.request(0, 1)
+    assert scheduler.match(request, loaded=BLOCK) == len(request.prompt_token_ids) - 1
     scheduler.blending.end(request.request_id)
 
 
 def test_a_window_that_left_ram_is_stored_again(scheduler: Scheduler) -> None:
     """Its sighting counts as the second one."""
     learnt(scheduler)
-    scheduler.cache.forget_in_ram_only({None})
+    forget_windows(scheduler.cache)
     assert scheduler.run(scheduler.request(0, 1)) is None and scheduler.windows == 4
     assert scheduler.run(scheduler.request(1, 0)) is not None
 
@@ -191,9 +127,10 @@ def test_a_window_that_left_ram_is_stored_again(scheduler: Scheduler) -> None:
 def test_an_invalidated_text_takes_all_windows_of_its_tenant(scheduler: Scheduler) -> None:
     """A text's windows are not known by its chunks' names."""
     learnt(scheduler)
-    scheduler.blending.invalidate([Scope(tenant=Terms().tenant + 1, keys=frozenset()), Scope(labels=frozenset([1]))])
-    assert scheduler.windows == 4
-    scheduler.blending.invalidate([Scope(tenant=Terms().tenant, keys=frozenset())])
+    key = frozenset([ChunkKey(bytes(32))])
+    others = [Scope(tenant=Terms().tenant + 1, keys=key), Scope(labels=frozenset([1]))]
+    assert scheduler.cache.invalidate(others, lambda done: None)[Tier.RAM] == 0 and scheduler.windows == 4
+    assert scheduler.cache.invalidate([Scope(Terms().tenant, keys=key)], lambda done: None)[Tier.RAM] == 4
     assert scheduler.windows == 0
 
 
@@ -219,7 +156,7 @@ def test_what_a_step_has_computed_is_stored_in_it(scheduler: Scheduler) -> None:
         request.num_computed_tokens = computed
         starts.append([store.start for store in orders.stores] if orders is not None else [])
     assert starts == [[], [22], [86, 152, 216, 282]]
-    scheduler.blending.note(Report(unstored=list(scheduler.blending._storing)))
+    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing)))
     assert scheduler.windows == 0
     scheduler.blending.end(request.request_id)
 
@@ -277,3 +214,41 @@ def test_a_worker_that_can_not_turns_it_off(cache: TieredCache) -> None:
     other = Scheduler(cache)
     other.blending.note(Report(off="KV events"))
     assert other.blending.off == "KV events" and other.match(other.request(0, 1)) == 0
+
+
+class Pool:
+    """An engine's blocks, as far as checks know them."""
+
+    num_gpu_blocks = free = 200
+
+    def get_num_free_blocks(self) -> int:
+        return self.free
+
+    def get_new_blocks(self, count: int) -> list[Any]:
+        self.free -= count
+        return [SimpleNamespace(block_id=number) for number in range(count)]
+
+    def free_blocks(self, blocks: list[Any]) -> None:
+        self.free += len(blocks)
+
+
+def test_a_planted_drift_turns_blending_off(scheduler: Scheduler) -> None:
+    """Every second blend is checked when its request has ended, in blocks that come back, and is reported."""
+    learnt(scheduler)
+    pool: Any = Pool()
+    scheduler.blending.checks.bind(pool)
+    for number in range(2 * LEAST):
+        request = scheduler.request(number % 2, 1 - number % 2)
+        assert scheduler.run(request) is not None
+        orders = scheduler.step(request, 0)
+        assert (orders is None) == (number % 2 == 0)
+        if orders is not None:
+            (check,) = orders.checks
+            assert check.tokens.tolist() == request.prompt_token_ids and orders.check_budget == 512
+            assert scheduler.blending.is_busy and pool.free < 200
+            scheduler.blending.note(Report(checked={check.number: Checked(False, 1.0)}))
+    assert scheduler.blending.off is not None and "only 0 of 10" in scheduler.blending.off
+    assert pool.free == 200 and not scheduler.blending.is_busy
+    assert scheduler.match(scheduler.request(0, 1)) == 0
+    stats = scheduler.cache.take_stats()
+    assert stats.is_blending is False and stats.blend_checks == {"differed": LEAST} and stats.blend_agreement == 0.0

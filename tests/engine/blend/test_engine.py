@@ -11,7 +11,6 @@ import torch
 
 from hotspan.core.directives import Directives
 from hotspan.core.terms import Scope, tag_labels, tenant_label
-from hotspan.core.types import IN_RAM_ONLY
 from hotspan.engine.blend import admission
 from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.runs import Run
@@ -170,7 +169,7 @@ def test_an_invalidated_documents_windows_are_gone(engine: Rig, how: str, monkey
     library.learn(tags=["doc"], **({"ttl": 3600} if how == "expiry" else {}))
     engine.settle()
     tenant = tenant_label(Directives().tenant)
-    assert any(entry.chunk.index == IN_RAM_ONLY for entry in engine.cache.ram.entries.values())
+    assert any(entry.terms.is_window for entry in engine.cache.ram.entries.values())
     if how == "clear":
         engine.llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache(reset_connector=True)
     elif how == "expiry":
@@ -184,7 +183,7 @@ def test_an_invalidated_documents_windows_are_gone(engine: Rig, how: str, monkey
             "text": Scope(tenant, keys=frozenset([bytes(32)])),
         }[how]
         engine.manager.invalidate([scope], lambda done: None)
-    assert not any(entry.chunk.index == IN_RAM_ONLY for entry in engine.cache.ram.entries.values())
+    assert not any(entry.terms.is_window for entry in engine.cache.ram.entries.values())
     monkeypatch.undo()
     assert ask(engine, library.prompt(2, 1, 0))[0].blend is None
     assert how in ("tenant", "clear") or ask(engine, library.prompt(0, 2, 1))[0].blend is not None  # stored again

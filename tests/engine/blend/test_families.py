@@ -15,7 +15,7 @@ from .engine import PACE, Library, ask, forward, of, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-BLENDED = {"Llama", "Qwen2", "Qwen3"}
+BLENDED = {"Llama", "Qwen2", "Qwen3", "Qwen3-MoE", "Mistral", "Ministral 3"}
 OPTIONS = {"max_model_len": 2304, "num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 26}
 
 

@@ -14,7 +14,7 @@ PACE = Pace(step_s=0.01, token_s=1e-4, attended_s=1e-9, move_s=1e-6, probe_share
 
 
 def found(*starts: int, position: int = 1000) -> list[Found]:
-    return [Found(Run(start, start + WIDTH), Window(ChunkKey(bytes(32)), position, True)) for start in starts]
+    return [Found(Run(start, start + WIDTH), Window(ChunkKey(bytes(32)), position)) for start in starts]
 
 
 def planned(prompt: int, exact: int, starts: list[int]) -> SpanPlan:
@@ -131,3 +131,11 @@ def test_what_is_no_prompt_is_refused(prompt: int, exact: int, share: float) -> 
     """More exact tokens than there are, or a share that is none."""
     with pytest.raises(ValueError, match="are no prompt"):
         plan_spans(prompt, exact, [], PACE, share)
+
+
+@pytest.mark.parametrize(("loaded", "wait_s", "pays"), [(0, 0.0, True), (700, 0.0, False), (0, 0.08, False)])
+def test_a_prefix_in_the_tiers_and_windows_far_away_count(loaded: int, wait_s: float, pays: bool) -> None:
+    """Blending competes with what loading the exact prefix leaves to compute, and pays for its own loads."""
+    windows = found(100, 356, 612)
+    plan = plan_spans(1000, 0, windows, Pace(0.0, 1e-4, 0.0, 1e-6), 0.1, loaded_tokens=loaded, wait_s=wait_s)
+    assert isinstance(plan, SpanPlan) == pays

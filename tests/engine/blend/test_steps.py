@@ -1,14 +1,15 @@
 """The worker's half of blending over a forward that only counts: slices, failures, and the bytes of a slot."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from hotspan.core.types import ChunkKey
-from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Speed, StoreJob
+from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Piece, Speed, StoreJob
 from hotspan.engine.blend.rotation import Pairing, Rotation
 from hotspan.engine.blend.runs import Run
 from hotspan.engine.blend.steps import BlendSteps
@@ -71,6 +72,45 @@ def test_a_window_is_loaded_as_it_was_stored(memory: Memory, steps: BlendSteps) 
     stored = memory.kv[:, 3 : 3 + WINDOW].clone()
     steps.run(Orders(9, [job(0, pieces=[Piece(Run(40, 46), 1, 2, 35)])]))
     assert torch.equal(memory.kv[:, 40:46], stored[:, 2:]) and steps.take_finished() == {"r0"}
+
+
+def test_a_slot_has_keys_of_position_0_and_no_others_bytes(memory: Memory) -> None:
+    """So its bytes are those of its tokens, wherever they stood; behind them are zeros."""
+    slots, forward = [bytearray(b"x" * 4096)], cast(Any, memory)
+    rotations = [Rotation(Pairing.HALVES, 4, torch.tensor([0.5, 0.01], dtype=torch.float64))] * LAYERS
+    steps = BlendSteps(forward, rotations, lambda slot: memoryview(slots[slot]), WINDOW, Speed(1.0, 0.1))
+    size, found = LAYERS * WINDOW * 8 * 4, []
+    for start in (0, 40):
+        memory.kv[:, start : start + WINDOW, 0] = rotations[0].moved(torch.ones(LAYERS, WINDOW, 1, 4), start)
+        memory.kv[:, start : start + WINDOW, 1] = 2.0
+        steps.run(Orders(9, stores=[StoreJob(ChunkKey(bytes(32)), "running", start, 0)]))
+        found.append(torch.frombuffer(slots[0], dtype=torch.float32, count=size // 4).clone())
+        assert not any(slots[0][size:])
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_a_check_compares_the_first_token(memory: Memory, steps: BlendSteps) -> None:
+    """Of the blend when it is complete, and of a full prefill in slices; a cancelled or failed one says nothing."""
+    said = iter([0, 0, 0, 1, 0, 0])
+
+    def first_token(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([4.0, 0.0] if next(said) == 0 else [0.0, 4.0]).log_softmax(-1)
+
+    memory.first_token = first_token  # type: ignore[attr-defined]
+    results = []
+    for number, fault in ((0, None), (1, None), (2, "cancelled"), (3, RuntimeError("as it may be"))):
+        steps.run(Orders(99, [replace(job(number, Run(0, 63)), is_checked=True)]))
+        steps.take_report()
+        check = CheckJob(number, np.zeros(64, np.uint32), [1])
+        steps.run(Orders(99, checks=[check], check_budget=40))
+        assert not steps.take_report().checked
+        memory.fault = fault if isinstance(fault, Exception) else None
+        steps.run(Orders(99, cancelled=[number] if fault == "cancelled" else [], check_budget=40))
+        memory.fault = None
+        results.append(steps.take_report().checked[number])
+    assert results[0] == Checked(True, 0.0) and results[2:] == [None, None]
+    assert results[1] is not None and not results[1].agrees and 3 < results[1].kl < 5
+    assert not steps._said and not steps._checks
 
 
 def test_steps_keep_to_the_budget(memory: Memory, steps: BlendSteps) -> None:

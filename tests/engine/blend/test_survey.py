@@ -1,4 +1,4 @@
-"""Surveys: the second sighting is stored, the third reused, exact prefixes and approximate KV never are."""
+"""Surveys: what is noted at the first sighting is known from the second on, at any offset; prefixes are neither."""
 
 from itertools import islice, permutations
 from random import Random
@@ -27,51 +27,27 @@ def looked_at(index: WindowIndex, text: list[int], exact: int = 0, owner: bytes 
     return survey(index, owner, tokens, exact, sections(tokens, [SEPARATOR]), named)
 
 
-def stored(found: Survey) -> None:
-    """As the cache does when the KV of this prompt's windows was copied."""
-    for each in found.worth_storing(None):
-        each.window.is_stored, each.window.position = True, each.run.start
-
-
-def test_a_window_is_noted_then_stored_then_reused() -> None:
+def test_a_window_is_noted_and_then_known() -> None:
     """Each sighting stands behind another text, at another offset."""
     index = WindowIndex(16, secret=b"seed")
     first = looked_at(index, [7, *SEPARATOR, *DOCUMENT])
-    assert (first.reusable, first.seen, first.noted) == ((), (), 3)
+    assert first.known == () and [each.run for each in first.noted] == [Run(4, 20), Run(20, 36), Run(28, 44)]
     second = looked_at(index, [8, 8, *SEPARATOR, *DOCUMENT])
-    assert [each.run for each in second.worth_storing(None)] == [Run(5, 21), Run(21, 37), Run(29, 45)]
-    assert (second.reusable, second.noted) == ((), 0)
-    stored(second)
+    assert [each.run for each in second.known] == [Run(5, 21), Run(21, 37), Run(29, 45)]
+    assert second.noted == ()
     third = looked_at(index, [9, *DOCUMENT])
-    assert [each.run for each in third.reusable] == [Run(1, 17), Run(17, 33), Run(25, 41)]
-    assert [each.window.position for each in third.reusable] == [5, 21, 29]
-    assert third.seen == () and third.noted == 0
+    assert [each.run for each in third.known] == [Run(1, 17), Run(17, 33), Run(25, 41)]
+    assert [each.window.position for each in third.known] == [4, 20, 28]
+    assert third.noted == ()
 
 
-def test_a_text_that_comes_with_its_prefix_is_never_stored() -> None:
-    """What the prefix caches have was not computed: it is no second sighting, however often it comes."""
+def test_what_a_prefix_has_is_not_noted() -> None:
+    """What the prefix caches have was not computed; what reaches out of it is known, and the plan takes its rest."""
     index, text = WindowIndex(16, secret=b"seed"), [*DOCUMENT, 5]
+    assert looked_at(index, text, exact=len(text)).noted == ()
     looked_at(index, text)
-    for _ in range(3):
-        assert looked_at(index, text, exact=len(DOCUMENT)).worth_storing(None) == []
-    assert [each.run.start for each in looked_at(index, text, exact=20).seen] == [25]
-
-
-def test_windows_that_reach_out_of_the_prefix_are_reusable() -> None:
-    """A stored window of which the prefix has a part is offered; the plan takes its rest."""
-    index = WindowIndex(16, secret=b"seed")
-    looked_at(index, DOCUMENT)
-    stored(looked_at(index, [3, *DOCUMENT]))
-    assert [each.run for each in looked_at(index, DOCUMENT, exact=20).reusable] == [Run(16, 32), Run(24, 40)]
-
-
-@pytest.mark.parametrize("first", [0, 20, 21, 37, 45])
-def test_approximate_windows_are_not_stored(first: int) -> None:
-    """From the first token that a blended request does not have exactly, nothing is kept."""
-    index = WindowIndex(16, secret=b"seed")
-    looked_at(index, [7, *SEPARATOR, *DOCUMENT])
-    seen = looked_at(index, [8, 8, *SEPARATOR, *DOCUMENT])
-    assert [each.run.stop for each in seen.worth_storing(first)] == [stop for stop in (21, 37, 45) if stop <= first]
+    assert looked_at(index, text, exact=len(text)).known == ()
+    assert [each.run.start for each in looked_at(index, text, exact=20).known] == [16, 25]
 
 
 def test_another_owner_learns_nothing() -> None:
@@ -79,7 +55,7 @@ def test_another_owner_learns_nothing() -> None:
     index = WindowIndex(16, secret=b"seed")
     looked_at(index, DOCUMENT)
     other = looked_at(index, DOCUMENT, owner=bytes(32))
-    assert (other.reusable, other.seen, other.noted) == ((), (), 3)
+    assert other.known == () and len(other.noted) == 3
 
 
 @pytest.mark.parametrize(("separator", "least"), [(SEPARATOR, 0.95), ([], 0.90)], ids=["separators", "no separators"])
@@ -91,15 +67,17 @@ def test_permuted_documents_are_reused(separator: list[int], least: float) -> No
     random, index = Random(0), WindowIndex(256, secret=b"seed")
     documents = [[random.randrange(10, 50_000) for _ in range(5000)] for _ in range(5)]
     claimed = reused = 0
+    stored = set[ChunkKey]()
     for number, order in enumerate(islice(permutations(documents), 0, 120, 12)):
         prompt = [9, number, *(token for document in order for token in (*separator, *document)), 9, number]
         found = looked_at(index, prompt)
-        plan = plan_spans(len(prompt), 0, found.reusable, Pace(0.01, 1e-4, 1e-9, 1e-6), 0.3)
+        there = [each for each in found.known if each.window.key in stored]
+        plan = plan_spans(len(prompt), 0, there, Pace(0.01, 1e-4, 1e-9, 1e-6), 0.3)
         if number >= 2:
             assert not isinstance(plan, Refusal)
             claimed, reused = claimed + plan.claimed.tokens, reused + plan.reused_tokens
         else:
             assert plan is Refusal.NO_WINDOWS
-        stored(found)
+        stored |= {each.window.key for each in found.known}
     assert reused / claimed >= least
     index.check()

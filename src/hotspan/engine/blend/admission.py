@@ -6,29 +6,31 @@ arrives --match--> ordinary                             what is seen a second ti
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from hotspan.cache.cost import BOUND_S, BOUND_SHARE, RESERVE
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.settings import BlendSettings
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.namespace import ChunkKeyer
-from hotspan.core.terms import Scope
-from hotspan.core.types import IN_RAM_ONLY, Chunk, ChunkKey, Lookup
-from hotspan.engine.blend.index import Found, Window, WindowIndex
+from hotspan.core.types import ChunkKey
+from hotspan.engine.blend.agreement import Checks
+from hotspan.engine.blend.index import Found, WindowIndex
 from hotspan.engine.blend.isolation import NONCE_BYTES, isolated
 from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Report, StoreJob
 from hotspan.engine.blend.plan import Pace, Refusal, SpanPlan, plan_spans
 from hotspan.engine.blend.runs import Run, token_count
 from hotspan.engine.blend.selectors import Selector
+from hotspan.engine.blend.store import WindowStore
 from hotspan.engine.blend.survey import survey
-from hotspan.engine.blend.windows import Tokens, as_tokens, sections
+from hotspan.engine.blend.windows import Tokens, as_tokens, sections, windows
 from hotspan.engine.requests import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ _STORES_PER_STEP = 4
 _MIN_BUDGET = 128
 """Tokens that a step computes of blends, however much else it computes."""
 
+_IDLE_CHECK, _BUSY_CHECK = 512, 64
+"""Tokens at most that a step computes of checks, in an engine that has nothing else to do, and in one that has."""
+
 _MAX_FAILURES = 3
 """Blends in a row that may fail before blending is off."""
 
@@ -47,17 +52,21 @@ _MAX_FAILURES = 3
 class _Request:
     """What is known of one request from its look-up to its end.
 
-    reusable, to_store: windows in its prompt.
-    reader: holds windows in RAM from the plan to the load.
-    job:    its number, once it is blended. report: what its answer says of that, once that is complete.
+    windows:  in its prompt, those noted for the first time among them. to_store: those that are seen again.
+    reader:   waits for windows, and holds them in RAM from the plan to the load.
+    since_s:  when it was first looked at (monotonic).
+    chosen:   what it would be with all that it waits for, once that is decided. plan: what it will be.
+    job:      its number, once it is blended. report: what its answer says of that, once that is complete.
     is_settled: it is not looked at again.
     """
 
     record: RequestRecord
     tokens: Tokens
-    reusable: tuple[Found, ...]
+    windows: list[Found]
     to_store: list[Found]
-    reader: Reader = field(default_factory=lambda: Reader(cut=True))
+    reader: Reader
+    since_s: float
+    chosen: SpanPlan | None = None
     plan: SpanPlan | None = None
     job: int | None = None
     report: dict[str, Any] | None = None
@@ -73,21 +82,12 @@ class _Loading(NamedTuple):
     is_stale: bool = False
 
 
-class _Storing(NamedTuple):
-    """A store in flight, by the key that the window has in RAM."""
-
-    window: Window
-    position: int
-    is_stale: bool = False
-
-
 class Blending:
     """Blending in one engine. The scheduler's thread calls it.
 
-    Windows are kept in RAM only, under keys that have their position as well: what is rotated is never in doubt.
-
-    pace: predicted speeds; None until the worker's self-test passed, and nothing is blended before.
-    off:  why nothing is blended; None while it is.
+    pace:   predicted speeds; None until the worker's self-test passed, and nothing is blended before.
+    off:    why nothing is blended; None while it is.
+    checks: of what was blended against full prefills.
     """
 
     def __init__(
@@ -98,10 +98,14 @@ class Blending:
         block_tokens: int,
         step_tokens: int,
         separators: Sequence[Sequence[int]] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.pace: Pace | None = None
         self.off: str | None = None
         self.index = WindowIndex(chunk_tokens)
+        self.checks = Checks(settings.check_every, settings.min_agreement, block_tokens, cache.stats)
+        self._store = WindowStore(cache)
+        self._clock = clock or SystemClock()
         self._settings = settings
         self._cache = cache
         self._block_tokens = block_tokens
@@ -109,7 +113,6 @@ class Blending:
         self._separators = separators
         self._requests: dict[str, _Request] = {}
         self._loading: dict[int, _Loading] = {}
-        self._storing: dict[ChunkKey, _Storing] = {}
         self._new_jobs: list[BlendJob] = []
         self._cancelled: list[int] = []
         self._jobs = 0
@@ -117,32 +120,40 @@ class Blending:
 
     # -- a request -----------------------------------------------------------------------------------------------------
 
-    def match(self, request: Request, record: RequestRecord, kept_tokens: int, loaded_tokens: int) -> int:
+    def ask(self, request: Request, record: RequestRecord) -> None:
+        """A request came: tiers that must ask elsewhere begin to find out which windows of its prompt they have."""
+        if self.off is None and self.pace is not None and self._is_asked_for(record) and _is_plain(request):
+            keyer, tokens = _keyer(request, record), as_tokens(request.prompt_token_ids or ())
+            if keyer is not None:
+                runs = [run for each in sections(tokens, self._separators) for run in windows(each, self.index.width)]
+                self._store.ask([_named(keyer, tokens[run.start : run.stop]) for run in runs], record.terms)
+
+    def match(self, request: Request, record: RequestRecord, kept_tokens: int, loaded_tokens: int) -> int | None:
         """Tokens behind the exact prefix that are claimed; 0 for a request that is not blended. May be asked again.
 
-        kept_tokens: in the engine's own prefix cache. loaded_tokens: behind these, exact, from the tiers: a request
-                     that loads some is not blended.
+        None: windows are on their way to RAM, or a tier has yet to say whether it has them; ask again later.
+
+        kept_tokens: in the engine's own prefix cache. loaded_tokens: behind these, exact, in the tiers.
         """
         if self.off is not None or self.pace is None:
             return 0
         known = self._requests.get(request.request_id)
         if known is None:
             known = self._arrive(request, record, kept_tokens + loaded_tokens)
-        if known is None or known.job is not None or known.is_settled:
+        if known is None or known.job is not None or known.is_settled or not self._is_asked_for(record):
             return 0
-        self._cache.release(known.reader)
-        known.plan = None
-        if loaded_tokens or not self._is_asked_for(record):
-            return 0
-        planned = self._plan(request, known, kept_tokens)
+        if known.plan is not None:  # the engine had no room for it: what it is now may be something else
+            self._cache.release(known.reader)
+            known.chosen = known.plan = None
+        planned = self._plan(request, known, kept_tokens, loaded_tokens)
         if isinstance(planned, Refusal):
             self._cache.release(known.reader)
             known.is_settled = True
-            if known.reusable:
+            if known.chosen is not None or any(map(self._store.is_there, known.windows)):
                 self._cache.stats.blends[planned.value] += 1
             return 0
         known.plan = planned
-        return planned.claimed.tokens
+        return planned.claimed.tokens if planned is not None else None
 
     def begin(self, request: Request, blocks: Sequence[int]) -> SpanPlan | None:
         """The engine has blocks for a request: it is blended in them if it was planned, under private names."""
@@ -151,10 +162,11 @@ class Blending:
         if known is None or plan is None:
             return None
         known.plan, known.is_settled = None, True
-        keys = [_stored_key(reuse.window) for reuse in plan.reused]
-        slots = self._cache.begin_load(keys, known.reader)
-        for reuse, key in zip(plan.reused, keys, strict=True):
-            self._cache.join([Chunk(key, None, IN_RAM_ONLY)], self._reader(known.record, reuse.run))
+        self._cache.release(known.record)  # a prefix that it might have loaded
+        keys = [reuse.window.key for reuse in plan.reused]
+        slots = self._store.begin_load(
+            keys, known.reader, [self._reader(known.record, each.run) for each in plan.reused]
+        )
         nonce = os.urandom(NONCE_BYTES)
         private = isolated(request.block_hashes, plan.first_approximate, self._block_tokens, nonce)
         request.block_hashes[:] = private
@@ -164,10 +176,10 @@ class Blending:
         known.job, self._jobs = self._jobs, self._jobs + 1
         counts = {"reused": plan.reused_tokens, "recomputed": token_count(computed) - token_count(plan.fresh)}
         self._loading[known.job] = _Loading(request.request_id, keys, counts | {"fresh": token_count(plan.fresh)})
-        pieces = [
-            Piece(reuse.run, slot, reuse.skip, reuse.shift) for reuse, slot in zip(plan.reused, slots, strict=True)
-        ]
-        self._new_jobs.append(BlendJob(known.job, request.request_id, known.tokens, list(blocks), pieces, computed))
+        pieces = [Piece(reuse.run, slot, reuse.skip, reuse.at) for reuse, slot in zip(plan.reused, slots, strict=True)]
+        is_checked = self.checks.is_due(known.job, known.tokens, len(blocks))
+        job = BlendJob(known.job, request.request_id, known.tokens, list(blocks), pieces, computed, is_checked)
+        self._new_jobs.append(job)
         return plan
 
     def end(self, request_id: str) -> dict[str, Any] | None:
@@ -178,6 +190,8 @@ class Blending:
         self._cache.release(known.reader)
         if known.job in self._loading:
             self._cancelled.append(known.job)
+        elif known.job is not None:
+            self.checks.allow(known.job)
         return known.report
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -185,11 +199,16 @@ class Blending:
     def orders(self, scheduled: SchedulerOutput) -> Orders | None:
         """What the worker does in this step; None if there is nothing."""
         stores = self._begin_stores(scheduled)
-        if not (stores or self._loading):
+        checks = self.checks.begin()
+        self._cancelled += self.checks.take_cancelled()
+        if not (stores or self._loading or self.checks.is_busy):
             self._cancelled.clear()
             return None
         budget = max(_MIN_BUDGET, self._step_tokens - scheduled.total_num_scheduled_tokens)
-        orders = Orders(budget, self._new_jobs, stores, self._cancelled)
+        is_idle = not (scheduled.total_num_scheduled_tokens or self._loading)
+        orders = Orders(
+            budget, self._new_jobs, stores, self._cancelled, checks, _IDLE_CHECK if is_idle else _BUSY_CHECK
+        )
         self._new_jobs, self._cancelled = [], []
         return orders
 
@@ -200,6 +219,7 @@ class Blending:
             self._turn_off(report.off)
         if report.speed is not None and self.off is None:
             self.pace, stats.is_blending = Pace(0.0, report.speed.token_s, 0.0, report.speed.move_s), True
+            logger.warning("blending_on mode=%s: answers of blended requests are approximate", self._settings.mode)
         stats.blend_seconds += report.seconds
         for number in report.ended:
             job = self._loading.pop(number)
@@ -210,35 +230,27 @@ class Blending:
             self._turn_off(f"{self._failures} blends in a row failed")
         for keys, success in ((report.stored, True), (report.unstored, False)):
             for key in keys:
-                self._end_store(key, success=success)
-
-    def invalidate(self, scopes: Iterable[Scope]) -> None:
-        """Forget what these scopes may name of windows by their text: all windows of the tenants concerned.
-
-        What scopes match by terms is gone by `TieredCache.invalidate`.
-        """
-        named = [scope for scope in scopes if scope.keys is not None]
-        if named:
-            self._cache.forget_in_ram_only({scope.tenant for scope in named})
+                self._store.end_store(key, success=success)
+        for number, checked in report.checked.items():
+            if (reason := self.checks.end(number, checked)) is not None:
+                self._turn_off(reason)
 
     def clear(self) -> None:
         """The cache was cleared: what is in flight has nothing to give back any more."""
         self._loading = {number: job._replace(is_stale=True) for number, job in self._loading.items()}
-        self._storing = {key: store._replace(is_stale=True) for key, store in self._storing.items()}
+        self._store.clear()
         for known in self._requests.values():
-            known.plan = None
+            known.chosen = known.plan = None
 
     @property
     def is_busy(self) -> bool:
         """Whether the worker loads, computes or stores."""
-        return bool(self._loading or self._storing)
+        return bool(self._loading) or self._store.is_busy or self.checks.is_busy
 
     @property
     def is_stale(self) -> bool:
         """Whether the worker still uses slots of before the cache was cleared."""
-        return any(job.is_stale for job in self._loading.values()) or any(
-            store.is_stale for store in self._storing.values()
-        )
+        return any(job.is_stale for job in self._loading.values()) or self._store.is_stale
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -251,21 +263,26 @@ class Blending:
         if known is not None and not is_cancelled and not is_failed:
             known.report = {"mode": Selector.FIRST_K.value, **job.tokens}
             self._cache.stats.blended_tokens.update(job.tokens)
+        else:
+            self.checks.drop(number)
 
     def _arrive(self, request: Request, record: RequestRecord, exact_tokens: int) -> _Request | None:
         """Look at a prompt for the first time; None if nothing of it may be found or learnt."""
         ids = request.prompt_token_ids
-        if record.keyer is None or not record.may_store or not _is_plain(request) or ids is None:
+        keyer = _keyer(request, record)
+        if keyer is None or not record.may_store or not _is_plain(request) or ids is None:
             return None
-        keyer = record.keyer.salted(request.cache_salt) if request.cache_salt else record.keyer
         tokens = as_tokens(ids)
         seen = survey(
             self.index, keyer.owner, tokens, exact_tokens, sections(tokens, self._separators), partial(_named, keyer)
         )
-        reusable = tuple(found for found in seen.reusable if self._is_in_ram(found.window))
-        lost = [found for found in seen.reusable if not found.window.is_stored and found.run.start >= exact_tokens]
-        to_store = sorted([*seen.seen, *lost], key=lambda found: found.run)
-        known = self._requests[request.request_id] = _Request(record, tokens, reusable, to_store)
+        found = sorted([*seen.known, *seen.noted], key=lambda each: each.run)
+        to_store = [each for each in seen.known if each.run.start >= exact_tokens and not self._store.is_there(each)]
+        reader = Reader(terms=record.terms, bare_terms=record.terms)
+        known = _Request(record, tokens, found, to_store, reader, self._clock.monotonic())
+        self._requests[request.request_id] = known
+        if self._is_asked_for(record):
+            self._store.ask([each.window.key for each in found], record.terms)
         return known
 
     def _is_asked_for(self, record: RequestRecord) -> bool:
@@ -273,14 +290,47 @@ class Blending:
             return record.blend
         return self._settings.mode != "allowed"
 
-    def _plan(self, request: Request, known: _Request, exact_tokens: int) -> SpanPlan | Refusal:
-        """Plan with the windows that are in RAM, which stay there from now on."""
-        if self.pace is None:
-            return Refusal.LITTLE_SAVED
-        there = [found for found in known.reusable if self._is_held(found.window, known.reader)]
-        share = min(1.0, self._settings.first_k / self.index.width)
+    def _plan(self, request: Request, known: _Request, kept: int, loaded: int) -> SpanPlan | Refusal | None:
+        """Plan with the windows that are in RAM, once those worth waiting for are there, or late; None until then."""
+        waited_s = self._clock.monotonic() - known.since_s
+        if known.chosen is None:
+            if waited_s <= self._patience_s(known, kept) / 2 and self._store.is_asking(known.windows):
+                return None
+            chosen = self._choice(request, known, kept, loaded)
+            if isinstance(chosen, Refusal):
+                return chosen
+            known.chosen = chosen
+        wanted = {reuse.window.key for reuse in known.chosen.reused}
+        windows = [found for found in known.windows if found.window.key in wanted]
+        there, are_others_coming = self._store.look_up(windows, known.reader)
+        earned_s = RESERVE * (known.chosen.full_s - known.chosen.blended_s) * len(there) / len(windows)
+        if are_others_coming and waited_s <= self._patience_s(known, kept) + max(0.0, earned_s):
+            return None
+        return self._planned(request, known, there, kept, loaded)
+
+    def _choice(self, request: Request, known: _Request, kept: int, loaded: int) -> SpanPlan | Refusal:
+        """What is predicted to be fastest: with all windows that the tiers have, or with those in RAM, or neither."""
+        there = [found for found in known.windows if self._store.is_there(found)]
+        in_ram = [found for found in there if self._store.is_in_ram(found)]
+        ways = [self._planned(request, known, in_ram, kept, loaded)]
+        if len(there) > len(in_ram):
+            ways.append(self._planned(request, known, there, kept, loaded, self._store.load_s(there)))
+        plans = [way for way in ways if isinstance(way, SpanPlan)]
+        return min(plans, key=lambda plan: plan.blended_s) if plans else ways[-1]
+
+    def _planned(
+        self, request: Request, known: _Request, found: list[Found], kept: int, loaded: int, wait_s: float = 0.0
+    ) -> SpanPlan | Refusal:
+        """How to blend a prompt with these windows, or why not to."""
         planned = plan_spans(
-            len(known.tokens), exact_tokens, there, self.pace, share, min_tokens=self._settings.min_tokens
+            len(known.tokens),
+            kept,
+            found,
+            self._measured(),
+            min(1.0, self._settings.first_k / self.index.width),
+            min_tokens=self._settings.min_tokens,
+            loaded_tokens=loaded,
+            wait_s=wait_s,
         )
         if isinstance(planned, SpanPlan) and planned.first_approximate // self._block_tokens >= len(
             request.block_hashes
@@ -288,14 +338,16 @@ class Blending:
             return Refusal.FEW_TOKENS  # the block of the first approximate token has no name yet
         return planned
 
-    def _is_in_ram(self, window: Window) -> bool:
-        """Whether RAM has a window that was stored; if it left RAM, it is to be stored again."""
-        window.is_stored = bool(self._cache.where(_stored_key(window)))
-        return window.is_stored
+    def _measured(self) -> Pace:
+        """The speeds: of computing as the cost model has learnt it, else as the self-test measured it."""
+        assert self.pace is not None  # nothing is planned before
+        rates = self._cache.cost.prefill_rates if self._cache.cost is not None else None
+        return self.pace if rates is None else Pace(*rates, self.pace.move_s, self.pace.probe_share)
 
-    def _is_held(self, window: Window, reader: Reader) -> bool:
-        """Whether RAM has a window, which is held for the reader from now on."""
-        return self._cache.lookup(Chunk(_stored_key(window), None, IN_RAM_ONLY), reader) is Lookup.HIT
+    def _patience_s(self, known: _Request, kept: int) -> float:
+        """How long a request may wait for windows while none is there: as for chunks (cache/cost.py)."""
+        full_s = self._measured().compute_s([Run(kept, len(known.tokens))])
+        return RESERVE * (BOUND_SHARE * full_s + BOUND_S)
 
     def _selected(self, plan: SpanPlan) -> list[int]:
         """The reused tokens that are computed again: the first of each run of windows that lay side by side before."""
@@ -329,25 +381,11 @@ class Blending:
         return stores
 
     def _begin_store(self, request_id: str, record: RequestRecord, found: Found) -> list[StoreJob]:
-        window = Window(found.window.key, found.run.start)
-        key = _stored_key(window)
-        is_known = found.window.is_stored or any(each.window is found.window for each in self._storing.values())
-        if is_known or key in self._storing:
+        slot = self._store.begin_store(found, self._reader(record, found.run))
+        if slot is None:
             return []
-        placements = self._cache.begin_store([Chunk(key, None, IN_RAM_ONLY)], self._reader(record, found.run))
-        if not placements:
-            return []
-        self._storing[key] = _Storing(found.window, found.run.start)
-        return [StoreJob(key, request_id, found.run.start, placements[0].slot)]
-
-    def _end_store(self, key: ChunkKey, *, success: bool) -> None:
-        store = self._storing.pop(key)
-        if store.is_stale:
-            return
-        self._cache.end_store([Chunk(key, None, IN_RAM_ONLY)], success=success)
-        if success:
-            store.window.position, store.window.is_stored = store.position, True
-            self._cache.stats.windows_stored += 1
+        found.window.position = found.run.start
+        return [StoreJob(found.window.key, request_id, found.run.start, slot)]
 
     def _turn_off(self, reason: str) -> None:
         if self.off is None:
@@ -368,10 +406,12 @@ def _is_plain(request: Request) -> bool:
     )
 
 
+def _keyer(request: Request, record: RequestRecord) -> ChunkKeyer | None:
+    """What names the windows of a request; None if nothing of it may be cached."""
+    if record.keyer is None or not request.cache_salt:
+        return record.keyer
+    return record.keyer.salted(request.cache_salt)
+
+
 def _named(keyer: ChunkKeyer, tokens: Tokens) -> ChunkKey:
     return keyer.window_key(tokens.astype("<u4").tobytes(), 0)
-
-
-def _stored_key(window: Window) -> ChunkKey:
-    """The key of a window's KV in RAM: of its content and the position that its keys have."""
-    return ChunkKey(sha256(b"hotspan-window-1" + window.key + window.position.to_bytes(8, "little")).digest())

@@ -111,6 +111,12 @@ class EngineForward:
         return hidden
 
     @inference
+    def first_token(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the token behind one with these hidden states. Shape: [1, hidden size]; float32[n]."""
+        logits: torch.Tensor = self._runner.model.compute_logits(hidden)
+        return logits[0].float().log_softmax(-1).cpu()
+
+    @inference
     def read(self, blocks: Sequence[int], run: Run, layer: int) -> torch.Tensor:
         """A copy of the K and V of a run in one layer. Shape: [tokens, 2, KV heads, head size]."""
         cache = self.layers[layer].kv_cache

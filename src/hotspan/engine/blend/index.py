@@ -41,14 +41,12 @@ _HALF = np.uint64(32)
 class Window(Struct, gc=False):
     """A window that was seen.
 
-    key:       of its KV, in the namespace of its owner; made of its tokens.
-    position:  of its first token in the prompt that it was stored from, or seen in.
-    is_stored: its KV was stored. The tiers may have lost it since.
+    key:      of its KV, in the namespace of its owner; made of its tokens.
+    position: of its first token in the prompt that it was stored from, or seen in.
     """
 
     key: ChunkKey
     position: int
-    is_stored: bool = False
 
 
 class Found(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ class Piece:
     run:   where it is in the prompt.
     slot:  of the RAM slab, that has the window.
     skip:  tokens of the window before the part.
-    shift: how many positions the keys are rotated by.
+    shift: how many positions the keys are rotated by: they are stored as at position 0.
     """
 
     run: Run
@@ -31,6 +31,7 @@ class BlendJob:
     blocks:   of the engine's KV cache, from the first token on.
     pieces:   what is loaded, from left to right.
     computed: what is computed then, from left to right.
+    is_checked: keep what it says of the first token, for a check.
     """
 
     number: int
@@ -39,6 +40,7 @@ class BlendJob:
     blocks: list[int]
     pieces: list[Piece]
     computed: list[Run]
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,40 @@ class StoreJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckJob:
+    """A prompt that was blended, to be computed in full in other blocks, and compared. number: of its blend."""
+
+    number: int
+    tokens: Tokens
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found, of the first token of the answer.
+
+    agrees: the same token is the most likely one.
+    kl:     what the blend's distribution lost of that of the full prefill, in nats.
+    """
+
+    agrees: bool
+    kl: float
+
+
+@dataclass(frozen=True, slots=True)
 class Orders:
     """What a worker does in one step.
 
-    budget:    tokens at most to compute in blends.
-    cancelled: jobs whose requests ended.
+    budget:    tokens at most to compute in blends. check_budget: in checks.
+    cancelled: jobs whose requests ended, and those whose checks are not wanted.
     """
 
     budget: int
     blends: list[BlendJob] = field(default_factory=list)
     stores: list[StoreJob] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
+    checks: list[CheckJob] = field(default_factory=list)
+    check_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +105,7 @@ class Report:
     speed:    once, of a worker that can blend. off: once, why a worker can't.
     ended:    blends that are complete, failed or cancelled. failed: those that failed.
     stored:   windows that are in their slots. unstored: those that failed.
+    checked:  by number, checks that ended; None for one that was cancelled or failed.
     """
 
     speed: Speed | None = None
@@ -88,6 +114,7 @@ class Report:
     failed: list[int] = field(default_factory=list)
     stored: list[ChunkKey] = field(default_factory=list)
     unstored: list[ChunkKey] = field(default_factory=list)
+    checked: dict[int, Checked | None] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __bool__(self) -> bool:

@@ -52,8 +52,13 @@ class Reuse(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """How many positions its keys are rotated by; the same for all its tokens."""
-        return self.run.start - self.skip - self.window.position
+        """How many positions later it is than where it was seen before; windows that lay side by side share it."""
+        return self.at - self.window.position
+
+    @property
+    def at(self) -> int:
+        """Where the window begins in the prompt: how many positions its keys, as they are stored, are rotated by."""
+        return self.run.start - self.skip
 
 
 class Refusal(Enum):
@@ -71,7 +76,7 @@ class SpanPlan:
     claimed: all tokens behind the exact prefix, but the last.
     reused:  from left to right, without overlap.
     fresh:   the rest of `claimed`.
-    full_s, blended_s: predicted, to compute `claimed` and to blend it.
+    full_s, blended_s: predicted, to compute `claimed` (but what the tiers have of it) and to blend it.
     """
 
     claimed: Run
@@ -122,13 +127,17 @@ def plan_spans(
     recompute_share: float,
     *,
     min_tokens: int = MIN_REUSED_TOKENS,
+    loaded_tokens: int = 0,
+    wait_s: float = 0.0,
 ) -> SpanPlan | Refusal:
     """How to blend a prompt, or why not to.
 
     exact_tokens:    from the front, those that the prefix caches have. Windows within them are not used.
-    found:           stored windows, as `WindowIndex.find` gives them.
+    found:           windows that the tiers have, as `WindowIndex.find` gives them.
     recompute_share: of the reused tokens that the selector will choose.
     min_tokens:      fewer reused tokens are not worth it.
+    loaded_tokens:   behind the exact tokens, that the tiers have and that are computed if the prompt is blended.
+    wait_s:          predicted, until those of the windows are in RAM that are not.
     Raises: ValueError for a share that is none, or for more exact tokens than there are.
     """
     if not 0.0 <= recompute_share <= 1.0 or not 0 <= exact_tokens <= prompt_tokens:
@@ -141,9 +150,10 @@ def plan_spans(
     if tokens < min_tokens:
         return Refusal.FEW_TOKENS
     fresh = without(claimed, [reuse.run for reuse in reused])
-    full_s = pace.compute_s([claimed])
+    full_s = pace.compute_s([Run(min(claimed.start + loaded_tokens, claimed.stop), claimed.stop)])
     blended_s = (
-        pace.compute_s(fresh)
+        wait_s
+        + pace.compute_s(fresh)
         + recompute_share * (pace.compute_s([reuse.run for reuse in reused]) - pace.step_s)
         + pace.probe_share * full_s
         + pace.move_s * tokens

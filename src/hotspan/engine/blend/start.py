@@ -16,4 +16,4 @@ def started(runner: Any, spec: Any, slot: Callable[[int], memoryview]) -> BlendS
     """
     tokens = spec.blocks_per_chunk * runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
     forward, rotations, speed = self_test(runner, spec.rank_bytes, tokens)
-    return BlendSteps(forward, rotations, slot, tokens, speed)
+    return BlendSteps(forward, rotations, lambda index: slot(index)[: spec.rank_bytes], tokens, speed)

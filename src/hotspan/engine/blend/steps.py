@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from hotspan.engine.blend.forward import EngineForward, inference
-from hotspan.engine.blend.orders import BlendJob, Orders, Report, Speed, StoreJob
+from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Report, Speed, StoreJob
 from hotspan.engine.blend.rotation import Rotation
 from hotspan.engine.blend.runs import Run, slices, token_count
+from hotspan.engine.blend.windows import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +24,23 @@ class _Blend:
     left: list[Run] | None = None
 
 
+@dataclass(slots=True)
+class _Check:
+    """A check, and what of it is left to compute."""
+
+    job: CheckJob
+    left: list[Run]
+
+
 class BlendSteps:
     """Carries out the scheduler's orders, between two forwards of the engine. The worker's main thread calls it.
 
-    slot:          the memory of a slot, for this worker's KV.
+    slot:          the memory of a slot that is this worker's.
     window_tokens: of a window.
 
-        slot: [ layer 0: token 0: K, V | token 1: K, V | ... ][ layer 1: ... ] ...
+        slot: [ layer 0: token 0: K, V | token 1: K, V | ... ][ layer 1: ... ] ... [ zeros ]
+
+    Keys are stored as they are at position 0, so that a window's name is that of its tokens, wherever it was computed.
     """
 
     def __init__(
@@ -45,6 +56,8 @@ class BlendSteps:
         self._slot = slot
         self._shape = (len(forward.layers), window_tokens, *forward.token_shape)
         self._blends: dict[int, _Blend] = {}  # in the order in which they came
+        self._said: dict[int, torch.Tensor] = {}  # log-probabilities of the first token, of blends to be checked
+        self._checks: dict[int, _Check] = {}
         self._report = Report(speed=speed)
         self._finished: set[str] = set()
         self._failed: set[str] = set()
@@ -57,6 +70,9 @@ class BlendSteps:
         for number in orders.cancelled:
             if number in self._blends:
                 self._end(self._blends[number])
+            elif number in self._checks:
+                self._end_check(number, None)
+            self._said.pop(number, None)
         for job in orders.blends:
             self._blends[job.number] = _Blend(job)
         budget = orders.budget
@@ -64,6 +80,10 @@ class BlendSteps:
             if budget <= 0:
                 break
             budget -= self._advance(blend, budget)
+        for asked in orders.checks:
+            self._checks[asked.number] = _Check(asked, [Run(0, len(asked.tokens))])
+        for check in list(self._checks.values()):
+            self._check(check, orders.check_budget)
         self._report.seconds += time.perf_counter() - began_s
 
     def take_report(self) -> Report:
@@ -96,6 +116,8 @@ class BlendSteps:
                 raise ValueError("a forward gave numbers that are not finite")
             done = batch[-1].stop
             blend.left = [Run(max(run.start, done), run.stop) for run in blend.left if run.stop > done]
+            if blend.job.is_checked and not blend.left:
+                self._said[blend.job.number] = self._first_token(blend.job.tokens, blend.job.blocks)
         except Exception:  # whatever it is, the request is computed as any other
             logger.exception("blend_failed request=%s: it is computed in full", blend.job.request_id)
             self._report.failed.append(blend.job.number)
@@ -105,6 +127,29 @@ class BlendSteps:
         if not blend.left:
             self._end(blend)
         return token_count(batch)
+
+    def _first_token(self, tokens: Tokens, blocks: list[int]) -> torch.Tensor:
+        """Log-probabilities of the token behind a prompt of which all but the last one is computed."""
+        last = self._forward.compute(tokens, blocks, [Run(len(tokens) - 1, len(tokens))])
+        return self._forward.first_token(last[-1:])
+
+    def _check(self, check: _Check, budget: int) -> None:
+        """Compute up to `budget` tokens of a check, and compare when it is complete."""
+        number = check.job.number
+        try:
+            batch = next(slices(check.left, budget))
+            hidden = self._forward.compute(check.job.tokens, check.job.blocks, batch)
+            check.left = [Run(batch[-1].stop, run.stop) for run in check.left if run.stop > batch[-1].stop]
+            if not check.left:
+                self._end_check(number, compared(self._forward.first_token(hidden[-1:]), self._said.pop(number)))
+        except Exception:  # nobody waits for it
+            logger.exception("blend_check_failed")
+            self._end_check(number, None)
+
+    def _end_check(self, number: int, checked: Checked | None) -> None:
+        self._checks.pop(number, None)
+        self._said.pop(number, None)
+        self._report.checked[number] = checked
 
     def _end(self, blend: _Blend) -> None:
         del self._blends[blend.job.number]
@@ -124,8 +169,11 @@ class BlendSteps:
         try:
             blocks, window = self._forward.blocks_of(store.request_id), self._window(store.slot)
             run = Run(store.start, store.start + self._shape[1])
-            for layer in range(self._shape[0]):
-                window[layer].copy_(self._forward.read(blocks, run, layer))
+            for layer, rotation in enumerate(self._rotations):
+                read = self._forward.read(blocks, run, layer)
+                window[layer, :, 0] = rotation.moved(read[:, 0], -store.start)
+                window[layer, :, 1] = read[:, 1]
+            self._slot(store.slot)[window.nbytes :] = bytes(len(self._slot(store.slot)) - window.nbytes)
         except Exception:  # the window is not stored; the request has what it needs
             logger.exception("window_not_stored request=%s", store.request_id)
             self._report.unstored.append(store.key)
@@ -138,3 +186,9 @@ class BlendSteps:
         for size in self._shape:
             count *= size
         return torch.frombuffer(self._slot(slot), dtype=self._forward.dtype, count=count).view(self._shape)
+
+
+def compared(exact: torch.Tensor, blended: torch.Tensor) -> Checked:
+    """What a blend made of a first token, by log-probabilities. Shape of each: float32[tokens of the vocabulary]."""
+    kl = (exact.exp() * (exact - blended)).nan_to_num(0.0).sum()
+    return Checked(bool(exact.argmax() == blended.argmax()), max(0.0, float(kl)))

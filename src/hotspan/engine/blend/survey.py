@@ -2,7 +2,7 @@
 
     first sighting     a window of a section, not known: noted
     second sighting    known but not stored, at whatever offset: worth storing from this prompt
-    stored             may be reused, if a tier still has it
+    a tier has it      may be reused. After a restart, or from another replica: found where a section's windows begin
 
 What the prefix caches have is no sighting: a text that always comes with the same text before it needs no window.
 """
@@ -19,22 +19,13 @@ from hotspan.engine.blend.windows import Tokens, windows
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The known windows of a prompt, from left to right, and how many were noted for the first time.
+    """The windows of a prompt, from left to right: those known before, and those noted for the first time.
 
-    reusable: stored ones, also such as begin within the exact prefix.
-    seen:     not stored, and behind the exact prefix.
+    known: also such as begin within the exact prefix.
     """
 
-    reusable: tuple[Found, ...]
-    seen: tuple[Found, ...]
-    noted: int
-
-    def worth_storing(self, first_approximate: int | None) -> list[Found]:
-        """The windows to store when their tokens are computed. Approximate KV is never stored.
-
-        first_approximate: the first token whose KV is, if the prompt is blended.
-        """
-        return [found for found in self.seen if first_approximate is None or found.run.stop <= first_approximate]
+    known: tuple[Found, ...]
+    noted: tuple[Found, ...]
 
 
 def survey(
@@ -50,15 +41,10 @@ def survey(
     is_known = np.zeros(len(tokens), bool)
     for covered in (Run(0, exact_tokens), *(each.run for each in found)):
         is_known[covered.start : covered.stop] = True
-    noted = 0
+    noted = []
     for section in sections:
         for run in windows(section, index.width):
             if not is_known[run.start : run.stop].any():
                 window = tokens[run.start : run.stop]
-                index.note(owner, window, named(window), run.start)
-                noted += 1
-    return Survey(
-        reusable=tuple(each for each in found if each.window.is_stored),
-        seen=tuple(each for each in found if not each.window.is_stored and each.run.start >= exact_tokens),
-        noted=noted,
-    )
+                noted.append(Found(run, index.note(owner, window, named(window), run.start)))
+    return Survey(tuple(found), tuple(noted))
