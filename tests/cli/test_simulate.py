@@ -85,3 +85,15 @@ def test_what_can_not_be_is_said(arguments: list[str], message: str) -> None:
     """A wrong name ends with status 2 and a sentence that says what there is."""
     status, text = run("--requests", "10", *arguments)
     assert status == 2 and message in " ".join(text.split())
+
+
+def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
+    """A second replica is a row of its own, and a point in the plots over sizes."""
+    output, page = tmp_path / "routing.json", tmp_path / "routing.html"
+    words = ("--requests", "60", "--trace", "synthetic", "--strategy", "auto", "--replicas", "1", "--replicas", "2")
+    status, text = run(*words, "--json", str(output), "--report", str(page))
+    assert status == 0, text
+    one, two = json.loads(output.read_text())["results"]
+    assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)
+    assert one["ttft_s"]["mean"] > two["ttft_s"]["mean"]
+    assert "Sizes of the tiers: hit rate" in page.read_text()

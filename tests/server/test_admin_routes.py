@@ -23,6 +23,7 @@ ROUTES = (
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
+    ("POST", "/hotspan/trace", {"recording": "mine"}),
 )
 
 
@@ -54,6 +55,9 @@ class FakeEngine:
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
+
+    def trace(self, recording: str) -> dict[str, Any] | None:
+        return {"rows": [], "running": 0, "dropped": 0} if recording == "mine" else None
 
     max_tokens = 4096
 
@@ -258,7 +262,7 @@ def test_what_is_not_durable_is_no_success() -> None:
     assert reply.status == 503 and "did not: x" in reply.json["error"]["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES[:-1])
 def test_without_tiers_or_keys(method: str, path: str, body: Any) -> None:
     """With --no-cache, and for keys without encryption: 409 and what to do; the engine is not asked."""
     engine = FakeEngine()
@@ -267,6 +271,14 @@ def test_without_tiers_or_keys(method: str, path: str, body: Any) -> None:
     if "keys" in path:
         reply = ask(engine, method, path, body, encrypted=False)
         assert reply.status == 409 and "--kek" in reply.json["error"]["message"] and not engine.asked
+
+
+def test_requests_are_recorded_without_tiers_too() -> None:
+    """The engine's own pool is worth a simulation as well; a second recording is refused while one goes on."""
+    engine = FakeEngine()
+    assert ask(engine, *ROUTES[-1], cached=False).json == {"rows": [], "running": 0, "dropped": 0}
+    reply = ask(engine, "POST", "/hotspan/trace", {"recording": "theirs"})
+    assert reply.status == 409 and "else is recording" in reply.json["error"]["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)

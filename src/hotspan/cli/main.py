@@ -20,6 +20,7 @@ from hotspan.cli.plan import plan
 from hotspan.cli.route import route
 from hotspan.cli.serve import serve
 from hotspan.cli.simulate import simulate
+from hotspan.cli.trace import trace
 from hotspan.core.aftermath import stopping_in_order
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.command("ab")(ab)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
 app.command("plan", context_settings=ENGINE_OPTIONS)(plan)
 app.command("simulate")(simulate)
+app.add_typer(trace, name="trace")
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")
 app.add_typer(config, name="config")

@@ -23,7 +23,11 @@ class SimulateOptions:
         "Default: conversation, synthetic.",
     )
     strategy: tuple[str, ...] = option((), "Routing strategy. May be repeated. Default: all.")
-    replicas: int = option(8, "Number of simulated replicas.", kind=between(1, 4096))
+    replicas: tuple[int, ...] = option(
+        (8,),
+        "Number of simulated replicas. May be repeated to compare numbers. Default: 8.",
+        kind=several(between(1, 4096)),
+    )
     gpu_tokens: tuple[int, ...] = option(
         (Sizes().gpu_tokens,),
         f"Capacity of the GPU's KV cache, in tokens. {_SIZE} Default: {Sizes().gpu_tokens}.",
@@ -56,7 +60,13 @@ class SimulateOptions:
     def sizes(self) -> list[Sizes]:
         """Each combination of sizes; without tiers there is nothing for several policies to evict from."""
         tiers = product(self.gpu_tokens, self.ram_gib, self.disk_gib, self.l2_gib)
-        return [Sizes(*each, name) for each in tiers for name in self.eviction[: None if any(each[1:]) else 1]]
+        numbers = self.replicas if len(self.replicas) > 1 else (None,)
+        return [
+            Sizes(*each, name, replicas)
+            for each in tiers
+            for name in self.eviction[: None if any(each[1:]) else 1]
+            for replicas in numbers
+        ]
 
 
 @runs(SimulateOptions)
@@ -80,7 +90,7 @@ def simulate(options: SimulateOptions) -> None:
         return
     sizes = options.sizes()
     delay_s = options.event_delay_ms / 1000 if options.event_delay_ms >= 0 else None
-    setup = Setup(options.replicas, options.costs, sizes[0], delay_s)
+    setup = Setup(options.replicas[0], options.costs, sizes[0], delay_s)
     comparison = Comparison(traces, setup, options.strategy or POLICIES, sizes, options.seed, options.seeds)
     console = Console()
     with console.status("") as status:

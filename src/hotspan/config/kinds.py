@@ -54,6 +54,7 @@ class Kind:
         except ValueError as error:
             name = where.rpartition(" ")[2]
             wants = str(error) if isinstance(error, _Wanted) else self.wants
+            raw = raw[0] if self.is_repeated and isinstance(raw, Sequence) and len(raw) == 1 else raw
             raise ConfigError(f"{where} is {shown(name, repr(raw))}: give {wants}") from None
 
 

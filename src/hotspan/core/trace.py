@@ -29,6 +29,7 @@ class Request(NamedTuple):
     keys:    of its whole blocks, root first.
     partial: key of the tokens after them; None if there are none.
     session: the name of its conversation, as a router would derive it.
+    ttft_s, cached_tokens: as recorded from a server; None if they were not.
     """
 
     at_s: float
@@ -37,6 +38,8 @@ class Request(NamedTuple):
     keys: tuple[int, ...]
     partial: int | None = None
     session: bytes = b""
+    ttft_s: float | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class TraceFacts:
 
     asked_before:     share of the blocks, partial ones included, that an unbounded cache finds.
     footprint_blocks: different whole blocks. `reused`: the share of them that is asked for more than once.
+    recorded_hit_rate, recorded_ttft_s: of the server that the trace was recorded from; the latter is a mean.
     """
 
     requests: int
@@ -55,6 +59,8 @@ class TraceFacts:
     mean_answer_tokens: float
     footprint_blocks: int | None = None
     reused: float | None = None
+    recorded_hit_rate: float | None = None
+    recorded_ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Trace:
             partial += each.partial is not None
             asked.update(each.keys)
         blocks = asked.total() + partial
+        cached = [each for each in self.requests if each.cached_tokens is not None]
+        timed = [each.ttft_s for each in self.requests if each.ttft_s is not None]
         return TraceFacts(
             requests=len(self.requests),
             mean_tokens=statistics.fmean(each.tokens for each in self.requests),
@@ -95,8 +103,16 @@ class Trace:
             span_s=self.requests[-1].at_s - self.requests[0].at_s,
             mean_answer_tokens=statistics.fmean(each.answer_tokens for each in self.requests),
             footprint_blocks=len(asked),
+            recorded_hit_rate=sum(r.cached_tokens or 0 for r in cached) / sum(r.tokens for r in cached)
+            if cached
+            else None,
+            recorded_ttft_s=statistics.fmean(timed) if timed else None,
             reused=sum(times > 1 for times in asked.values()) / len(asked) if asked else 0.0,
         )
+
+
+def _hit_rate(requests: Sequence[Request]) -> float:
+    return sum(each.cached_tokens or 0 for each in requests) / sum(each.tokens for each in requests)
 
 
 def read(path: Path, requests: int | None = None) -> Trace:
@@ -154,7 +170,12 @@ def _request(line: bytes, where: str) -> Request:
     at_ms = fields.get("timestamp")
     if not isinstance(at_ms, int | float) or isinstance(at_ms, bool) or not 0 <= at_ms < 1e15:
         raise ConfigError(f"{where}: timestamp is no number of milliseconds: {at_ms!r}")
-    return Request(at_ms / 1000, tokens, answer_tokens, tuple(ids[:blocks]), ids[blocks] if len(ids) > blocks else None)
+    ttft_ms, cached = fields.get("ttft_ms"), fields.get("cached_length")
+    return Request(
+        *(at_ms / 1000, tokens, answer_tokens, tuple(ids[:blocks]), ids[blocks] if len(ids) > blocks else None),
+        ttft_s=ttft_ms / 1000 if isinstance(ttft_ms, int | float) else None,
+        cached_tokens=cached if type(cached) is int else None,
+    )
 
 
 def _count(fields: dict[str, Any], name: str, where: str, least: int = 0) -> int:

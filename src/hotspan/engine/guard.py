@@ -28,6 +28,7 @@ from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
 from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
+from hotspan.engine.traces import Traces
 
 _PARAMS = "kv_transfer_params"
 CREATES = {
@@ -60,12 +61,15 @@ class RequestGuard:
     tenant:      whose request the current task works for.
     is_isolated: tenants never hit each other's prefixes.
     is_cached:   the engine has hotspan's tiers and understands directives.
+
+    `traces` records requests while somebody fetches them.
     """
 
     def __init__(self, tenant: Callable[[], str], *, is_isolated: bool = True, is_cached: bool = True) -> None:
         self._tenant = tenant
         self._is_isolated = is_isolated
         self._is_cached = is_cached
+        self.traces = Traces()
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
@@ -115,13 +119,15 @@ class RequestGuard:
 
         async def admitted(request: EngineCoreRequest) -> None:
             self.admit(request)
+            self.traces.admitted(request)
             await add_request(request)
 
         @wraps(generate)
         def checked(prompt: Any, sampling_params: Any, *rest: Any, **options: Any) -> Any:
             # Not a generator itself: it raises here and now, and not when a stream is first read.
             self.directives((sampling_params.extra_args or {}).get(_PARAMS))
-            return generate(prompt, sampling_params, *rest, **options)
+            outputs = generate(prompt, sampling_params, *rest, **options)
+            return self.traces.followed(outputs, sampling_params.output_kind)
 
         core.add_request_async = admitted
         client.generate = checked

@@ -82,6 +82,10 @@ class Engine:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
         return self.guard.salt(tenant, salt)
 
+    def trace(self, recording: str) -> dict[str, Any] | None:
+        """The requests since the last call, without their text (engine/traces.py); None if somebody else records."""
+        return self.guard.traces.fetch(recording)
+
     @property
     def max_tokens(self) -> int:
         """How many tokens a request may have in all, prompt and answer."""

@@ -104,6 +104,14 @@ class WhichTenant(BaseModel):
     tenant: Name
 
 
+class Recording(BaseModel):
+    """A recording of requests, by a name of the caller's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    recording: Name
+
+
 class CacheAdmin:
     """The handlers. cache: settings of the tiers; None if the server has only the engine's own prefix cache."""
 
@@ -168,6 +176,13 @@ class CacheAdmin:
         self._need_keys()
         answers = await self._ask({"do": "rotate", "tenant": asked.tenant}, _SHRED_S)
         return {"tenant": asked.tenant, "roots": [answer["root"] for answer in answers]}
+
+    async def trace(self, asked: Recording) -> Json:
+        """The requests since the last call, without their text. The first call begins a recording, silence ends it."""
+        found = self._engine.trace(asked.recording)
+        if found is None:
+            raise HttpError(409, "somebody else is recording: try again 30 s after they have stopped")
+        return found
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -290,6 +305,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post("/hotspan/cache/clear")(admin.clear)
     router.post("/hotspan/cache/check")(admin.check)
+    router.post("/hotspan/trace")(admin.trace)
     router.post("/hotspan/keys/shred")(admin.shred)
     router.post("/hotspan/keys/rotate")(admin.rotate)
     return router

@@ -52,6 +52,7 @@ CLIENT = (
 
 ADMIN = (
     *("/hotspan/cache", "/hotspan/cache/clear", "/hotspan/cache/check", "/hotspan/keys/shred", "/hotspan/keys/rotate"),
+    "/hotspan/trace",
     # Adapters: loading one runs its files.
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", *ADAPTER_WRITES),
     PRIVILEGED,

@@ -114,7 +114,8 @@ class Comparison:
             facts.setdefault(name, []).append(made.facts())
             for sizes, policy in product(self.sizes, self.policies):
                 tell(f"{name}, seed {seed}: {policy}, {sizes.label()}")
-                outcome = Simulation(replace(self.setup, sizes=sizes), policy, seed).run(made)
+                setup = replace(self.setup, sizes=sizes, replicas=sizes.replicas or self.setup.replicas)
+                outcome = Simulation(setup, policy, seed).run(made)
                 line = found.setdefault((policy, sizes), Line(name, policy, sizes, [], _curve(outcome)))
                 line.runs.append(_figures(seed, outcome))
         return list(found.values())

@@ -69,6 +69,7 @@ class Sizes:
     """What a replica holds; L2 is one for all.
 
     eviction: of the tiers below the GPU, "arc" as hotspan's or "lru"; the engine's own pool is always LRU.
+    replicas: number of them; None is as the setup says.
     """
 
     gpu_tokens: int = 750_000
@@ -76,6 +77,7 @@ class Sizes:
     disk_gib: float = 0.0
     l2_gib: float = 0.0
     eviction: str = "arc"
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         if self.gpu_tokens < BLOCK_TOKENS:
@@ -96,4 +98,6 @@ class Sizes:
         for name, gib in (("RAM", self.ram_gib), ("disk", self.disk_gib), ("L2", self.l2_gib)):
             if gib:
                 parts.append(f"{name} {gib:g} GiB")
-        return ", ".join(parts) + (f", {self.eviction}" if len(parts) > 1 else "")
+        evicted = [self.eviction] if len(parts) > 1 else []
+        counted = [] if self.replicas is None else [f"{self.replicas} replica{'s' * (self.replicas > 1)}"]
+        return ", ".join((*parts, *evicted, *counted))

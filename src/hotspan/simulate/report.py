@@ -31,7 +31,7 @@ def write_report(
     """Write the page."""
     costs = comparison.setup.costs
     lead = (
-        f"{comparison.setup.replicas} simulated replicas that prefill {costs.prefill_tokens_per_s:,.0f} tokens/s each. "
+        f"{_replicas(comparison)} simulated replicas that prefill {costs.prefill_tokens_per_s:,.0f} tokens/s each. "
         "The strategies of the router run the router's own code, and see only what they send, its first bytes and "
         "ends, and the replicas' events."
     )
@@ -67,7 +67,8 @@ def _trace(name: str, lines: Sequence[Line], found: Sequence[TraceFacts]) -> str
                 f"{here} Requests there that have not ended. Click a name to hide it.{note}",
                 _load_over_time(drawn),
             ),
-            plot_section("Sizes of the tiers", f"{name}. Means over the seeds.{note}", _sweep(seen)),
+            plot_section("Sizes of the tiers: TTFT", f"{name}. Means over the seeds.{note}", _sweep(seen, "ttft")),
+            plot_section("Sizes of the tiers: hit rate", f"{name}. Means over the seeds.{note}", _sweep(seen, "hits")),
         )
     )
 
@@ -138,26 +139,28 @@ def _load_over_time(lines: Sequence[Line]) -> go.Figure:
     return _plot(lines, curve, "seconds into the trace", title).update_yaxes(type="log")
 
 
-def _sweep(lines: Sequence[Line]) -> go.Figure | None:
-    """Mean TTFT over the tiers' sizes; None if there is one size."""
+def _sweep(lines: Sequence[Line], figure: str) -> go.Figure | None:
+    """Mean TTFT, or the hit rate, over the sizes; None if there is one size."""
     sizes = list(dict.fromkeys(line.sizes for line in lines))
     if len(sizes) < 2:
         return None
+    is_time = figure == "ttft"
 
     def curve(first: Line) -> dict[str, Any]:
         own = {line.sizes: line for line in lines if line.policy == first.policy}
         return {
             "x": [_short(each, sizes) for each in sizes],
-            "y": [own[each].ttft_s("mean") for each in sizes],
+            "y": [own[each].ttft_s("mean") if is_time else own[each].hit_rate for each in sizes],
             "mode": "lines+markers",
             "line": {"width": 1.5},
-            "customdata": [[own[each].hit_rate] for each in sizes],
-            "hovertemplate": "%{x}: %{y:.2f} s, hit rate %{customdata[0]:.3f}",
+            "customdata": [[own[each].hit_rate, own[each].ttft_s("mean")] for each in sizes],
+            "hovertemplate": "%{x}: %{customdata[1]:.2f} s, hit rate %{customdata[0]:.3f}",
         }
 
     firsts = {line.policy: line for line in reversed(lines)}
-    figure = _plot(list(firsts.values()), curve, "", "mean time to first token (s), log scale")
-    return figure.update_yaxes(type="log")
+    title = "mean time to first token (s), log scale" if is_time else "hit rate"
+    drawn = _plot(list(firsts.values()), curve, "", title)
+    return drawn.update_yaxes(type="log") if is_time else drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
 
 
 def _plot(lines: Sequence[Line], curve: Callable[[Line], dict[str, Any]], x: str, y: str) -> go.Figure:
@@ -173,6 +176,11 @@ def _plot(lines: Sequence[Line], curve: Callable[[Line], dict[str, Any]], x: str
         figure.add_scatter(name=line.policy, **given)
     figure.update_xaxes(title={"text": x}).update_yaxes(title={"text": y})
     return styled(figure, height=440).update_layout(margin={"t": 64})
+
+
+def _replicas(comparison: Comparison) -> str:
+    numbers = dict.fromkeys(sizes.replicas or comparison.setup.replicas for sizes in comparison.sizes)
+    return ", ".join(map(str, numbers))
 
 
 def _short(sizes: Sizes, every: Sequence[Sizes]) -> str:

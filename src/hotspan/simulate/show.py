@@ -64,8 +64,15 @@ def describe(facts: Sequence[TraceFacts]) -> str:
     seeds = f"; means of {len(facts)} traces" if len(facts) > 1 else ""
     return (
         f"{facts[0].requests:,} requests over {facts[0].span_s:,.0f} s, {tokens:,.0f} tokens in and "
-        f"{answers:,.0f} out, {before:.1%} of the blocks asked for before{seeds}"
+        f"{answers:,.0f} out, {before:.1%} of the blocks asked for before{seeds}{_recorded(facts[0])}"
     )
+
+
+def _recorded(facts: TraceFacts) -> str:
+    """What the server found and took that the trace was recorded from, to judge the simulation by."""
+    if facts.recorded_hit_rate is None or facts.recorded_ttft_s is None:
+        return ""
+    return f"; recorded: hit rate {facts.recorded_hit_rate:.3f}, mean TTFT {facts.recorded_ttft_s:.2f} s"
 
 
 def as_json(comparison: Comparison, lines: Sequence[Line], facts: Mapping[str, Sequence[TraceFacts]]) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""`hotspan trace`: record which requests of a running server share text, to simulate other sizes on them."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotspan.cli.admin_client import Admin
+from hotspan.cli.options import runs
+from hotspan.cli.output import check_writable, print_written
+from hotspan.config.kinds import POSITIVE
+from hotspan.config.options import option
+from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+trace = typer.Typer(help="Record traces of requests.", no_args_is_help=True)
+
+_FETCH_S = 1.0
+
+
+@trace.callback()
+def _group() -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """Of which server, and for how long."""
+
+    seconds: float = option(600.0, "Duration of the recording, in seconds. Ctrl-C ends it earlier.", kind=POSITIVE)
+    admin: Admin = field(default_factory=Admin)
+
+
+@trace.command("record")
+@runs(RecordOptions)
+def record(
+    options: RecordOptions,
+    output: Annotated[Path, typer.Argument(help="File to write, in Mooncake's format (JSON lines).")],
+) -> None:
+    """Record the requests of a running `hotspan serve`: times, lengths and hashes of blocks, and no text.
+
+    The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. The trace is for
+    `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`.
+    """
+    from hotspan.core.progress import Progress
+
+    check_writable(output)
+    with Progress(f"recording {options.admin.server}", unit="requests") as progress:
+        rows, lost = collect(options.admin.post, options.seconds, progress.advance)
+    if not rows:
+        raise ConfigError(f"no request was answered within {options.seconds:g} s: nothing was written")
+    write_rows(output, rows)
+    print_written(output)
+    asked = sum(row["input_length"] for row in rows)
+    found = sum(row["cached_length"] for row in rows)
+    ttft_ms = sum(row["ttft_ms"] for row in rows) / len(rows)
+    typer.echo(f"{len(rows)} requests, hit rate {found / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
+    if lost:
+        typer.secho(f"{lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
+
+
+def collect(
+    post: "Callable[[str, dict[str, Any]], Any]",
+    seconds: float,
+    advance: "Callable[[int], None]" = lambda count: None,
+    *,
+    clock: "Callable[[], float]" = time.monotonic,
+    sleep: "Callable[[float], None]" = time.sleep,
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a recording, by their time, and how many requests are not among them. Ctrl-C ends it.
+
+    Raises: ConfigError if the server can't be asked, or somebody else records.
+    """
+    name = secrets.token_hex(8)
+    rows: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {"running": 0, "dropped": 0}
+    ends_s = clock() + seconds
+    try:
+        while True:
+            answer = post("/hotspan/trace", {"recording": name})
+            rows += answer["rows"]
+            advance(len(answer["rows"]))
+            left_s = ends_s - clock()
+            if left_s <= 0:
+                break
+            sleep(min(_FETCH_S, left_s))
+    except KeyboardInterrupt:
+        pass
+    rows.sort(key=lambda row: row["timestamp"])
+    return rows, answer["running"] + answer["dropped"]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write them, times from the first on."""
+    import orjson
+
+    begins = rows[0]["timestamp"]
+    lines = (orjson.dumps({**row, "timestamp": row["timestamp"] - begins}) for row in rows)
+    path.write_bytes(b"\n".join(lines) + b"\n")

@@ -1,0 +1,152 @@
+"""Records which requests ask for the same text, without the text: rows in Mooncake's format (core/trace.py).
+
+    generate ---- a row begins ---- admitted: its tokens become keys ---- outputs are counted ---- the row is fetched
+
+A key is a keyed hash of a block and all before it, salt, adapter and media included. Its secret lives as long as the
+recording, so that nobody finds out later whether a guessed text is in it. Nothing is kept while nobody fetches.
+"""
+
+import secrets
+import time
+from array import array
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreRequest
+
+from hotspan.core.trace import BLOCK_TOKENS
+
+_KEPT_S: Final = 30.0
+"""A recording ends if nobody fetches for so long."""
+
+_MAX_KEYS: Final = 2_000_000
+"""Kept between two fetches, about 70 MiB. Rows beyond are dropped and counted."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request on its way. Times in seconds; `keys` is None until it comes to the engine."""
+
+    began_s: float
+    tokens: int = 0
+    keys: list[int] | None = None
+    first_s: float | None = None
+    answer_tokens: int = 0
+    cached_tokens: int = 0
+
+
+_current: ContextVar[_Row | None] = ContextVar("hotspan-trace-row", default=None)
+
+
+@dataclass(slots=True)
+class _Recording:
+    name: str
+    began_s: float
+    fetched_s: float
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    kept_keys: int = 0
+    running: int = 0
+    dropped: int = 0
+
+
+class Traces:
+    """The recording of one server, if there is one. On its event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._recording: _Recording | None = None
+
+    def fetch(self, name: str) -> dict[str, Any] | None:
+        """The rows since the last fetch of the recording of that name, which begins with the first one.
+
+        None while another recording goes on.
+        """
+        now = self._clock()
+        found = self._active(now)
+        if found is not None and found.name != name:
+            return None
+        if found is None:
+            found = self._recording = _Recording(name, now, now)
+        found.fetched_s = now
+        rows, found.rows, found.kept_keys = found.rows, [], 0
+        return {"rows": rows, "running": found.running, "dropped": found.dropped}
+
+    def followed(self, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind) -> AsyncGenerator[Any, None]:
+        """The outputs of one request, noted on their way if there is a recording."""
+        found = self._active(self._clock())
+        return outputs if found is None else self._follow(found, outputs, is_delta=kind is RequestOutputKind.DELTA)
+
+    def admitted(self, request: EngineCoreRequest) -> None:
+        """Note the prompt of the request that the current task makes, as the engine gets it."""
+        row, found = _current.get(), self._recording
+        if row is None or found is None or row.keys is not None or request.prompt_token_ids is None:
+            return
+        adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+        media = [(each.mm_position.offset, each.identifier) for each in request.mm_features or ()]
+        row.tokens = len(request.prompt_token_ids)
+        row.keys = block_keys(request.prompt_token_ids, f"{request.cache_salt}|{adapter}", media, found.secret)
+
+    def _active(self, now: float) -> _Recording | None:
+        if self._recording is not None and now - self._recording.fetched_s > _KEPT_S:
+            self._recording = None
+        return self._recording
+
+    async def _follow(
+        self, found: _Recording, outputs: AsyncGenerator[Any, None], *, is_delta: bool
+    ) -> AsyncGenerator[Any, None]:
+        row = _Row(self._clock())
+        found.running += 1
+        _current.set(row)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    counted = sum(len(each.token_ids) for each in output.outputs)
+                    row.answer_tokens = row.answer_tokens + counted if is_delta else max(row.answer_tokens, counted)
+                    row.cached_tokens = output.num_cached_tokens or row.cached_tokens
+                    if row.first_s is None and counted:
+                        row.first_s = self._clock()
+                    yield output
+        finally:
+            found.running -= 1
+            self._end(found, row)
+
+    def _end(self, found: _Recording, row: _Row) -> None:
+        """Keep the row of a request that was answered, at least in part."""
+        if row.keys is None or row.first_s is None or found is not self._recording:
+            return
+        if found.kept_keys + len(row.keys) > _MAX_KEYS:
+            found.dropped += 1
+            return
+        found.kept_keys += len(row.keys)
+        found.rows.append(
+            {
+                "timestamp": round((row.began_s - found.began_s) * 1000),
+                "input_length": row.tokens,
+                "output_length": row.answer_tokens,
+                "hash_ids": row.keys,
+                "ttft_ms": round((row.first_s - row.began_s) * 1000, 3),
+                "cached_length": row.cached_tokens,
+            }
+        )
+
+
+def block_keys(tokens: Sequence[int], root: str, media: Iterable[tuple[int, str]], secret: bytes) -> list[int]:
+    """A key for each block of the prompt, also for the last, partial one.
+
+    media: where each image or sound begins, and what it is: all of them have the same tokens.
+    """
+    key = root.encode()
+    placed = sorted(media)
+    found = []
+    for at in range(0, len(tokens), BLOCK_TOKENS):
+        block = array("q", tokens[at : at + BLOCK_TOKENS]).tobytes()
+        seen = "|".join(name for offset, name in placed if at <= offset < at + BLOCK_TOKENS).encode()
+        key = blake2b(len(key).to_bytes(4, "big") + key + block + seen, key=secret, digest_size=8).digest()
+        found.append(int.from_bytes(key, "big"))
+    return found

@@ -1,0 +1,157 @@
+"""Recorded requests: rows without text, keys that are equal where the text is, and no cost while nobody fetches."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import RequestOutputKind
+
+from hotspan.cli.trace import collect, write_rows
+from hotspan.core.trace import read
+from hotspan.engine.traces import Traces, block_keys
+
+DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+TEXT = list(range(1300))
+
+
+class Server:
+    """vLLM's client around one recorder, on a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.traces = Traces(lambda: self.now)
+
+    def asked(self, tokens: list[int], *, salt: str = "", media: Any = None, kind: RequestOutputKind = DELTA) -> None:
+        """A request of three tokens in two outputs, the first after a second."""
+
+        async def generate() -> AsyncGenerator[Any, None]:
+            asked = SimpleNamespace(prompt_token_ids=tokens, cache_salt=salt, lora_request=None, mm_features=media)
+            self.traces.admitted(asked)  # type: ignore[arg-type]
+            counts = (1, 2) if kind is DELTA else (3,)
+            for count in counts:
+                self.now += 1
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * count)], num_cached_tokens=512)
+
+        async def drain() -> None:
+            async for _ in self.traces.followed(generate(), kind):
+                pass
+
+        asyncio.run(drain())
+
+
+def test_a_row_has_times_lengths_and_keys() -> None:
+    """In Mooncake's format, whether outputs are deltas or come once, with what the server found and took."""
+    server = Server()
+    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
+    server.now += 5
+    server.asked(TEXT)
+    server.asked(TEXT, kind=FINAL)
+    found = server.traces.fetch("a")
+    assert found is not None
+    first, second = found["rows"]
+    assert (first["timestamp"], first["input_length"], first["output_length"]) == (5000, 1300, 3)
+    assert (first["ttft_ms"], first["cached_length"], second["output_length"]) == (1000.0, 512, 3)
+    assert first["hash_ids"] == second["hash_ids"] and len(first["hash_ids"]) == 3
+    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
+
+
+def test_keys_are_equal_where_everything_before_is() -> None:
+    """Not behind a change, not with another salt or image, and not in another recording."""
+    keys = block_keys(TEXT, "salt", (), b"s" * 32)
+    changed = block_keys([*TEXT[:600], 0, *TEXT[601:]], "salt", (), b"s" * 32)
+    assert changed[0] == keys[0] and not {*changed[1:]} & {*keys}
+    assert not {*block_keys(TEXT, "other", (), b"s" * 32)} & {*keys}
+    assert not {*block_keys(TEXT, "salt", (), b"t" * 32)} & {*keys}
+    pictured = block_keys(TEXT, "salt", [(600, "cat")], b"s" * 32)
+    assert pictured[0] == keys[0] and not {*pictured[1:]} & {*keys}
+    assert block_keys(TEXT, "salt", [(600, "dog")], b"s" * 32)[1] != pictured[1]
+
+
+def test_nothing_is_kept_while_nobody_fetches() -> None:
+    """Without a recording outputs are passed on as they are; one that nobody fetches ends, and another may begin."""
+    server = Server()
+    outputs = object()
+    assert server.traces.followed(outputs, DELTA) is outputs  # type: ignore[arg-type]
+    assert server.traces.fetch("a") is not None and server.traces.fetch("b") is None
+    server.now += 31
+    assert server.traces.followed(outputs, DELTA) is outputs  # type: ignore[arg-type]
+    assert server.traces.fetch("b") is not None
+
+
+def test_what_does_not_fit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows between two fetches are bounded by their keys."""
+    monkeypatch.setattr("hotspan.engine.traces._MAX_KEYS", 5)
+    server = Server()
+    server.traces.fetch("a")
+    for _ in range(3):
+        server.asked(TEXT)
+    found = server.traces.fetch("a")
+    assert found is not None and len(found["rows"]) == 1 and found["dropped"] == 2
+
+
+def test_a_client_that_goes_leaves_its_row() -> None:
+    """A stream that is closed after its first output is a request with what was answered; one before it is none."""
+    server = Server()
+    server.traces.fetch("a")
+    closed = []
+
+    async def generate() -> AsyncGenerator[Any, None]:
+        try:
+            asked = SimpleNamespace(prompt_token_ids=TEXT, cache_salt="", lora_request=None, mm_features=None)
+            server.traces.admitted(asked)  # type: ignore[arg-type]
+            while True:
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0])], num_cached_tokens=None)
+        finally:
+            closed.append(True)
+
+    async def leave() -> None:
+        followed = server.traces.followed(generate(), DELTA)
+        await anext(followed)
+        assert server.traces.fetch("a") == {"rows": [], "running": 1, "dropped": 0}
+        await followed.aclose()
+
+    asyncio.run(leave())
+    found = server.traces.fetch("a")
+    assert closed and found is not None and found["running"] == 0 and found["rows"][0]["output_length"] == 1
+
+
+def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
+    """Rows come when requests end and are written by their beginnings; the file is a trace with what was recorded."""
+    server = Server()
+    times = iter((0.0, 0.0, 1.0, 2.0, 3.0))
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        assert path == "/hotspan/trace"
+        return server.traces.fetch(body["recording"])
+
+    def sleep(seconds: float) -> None:
+        server.asked(TEXT)
+        server.now -= 10  # the next one began earlier
+        server.asked(TEXT[:600])
+
+    rows, lost = collect(post, 2.0, clock=lambda: next(times), sleep=sleep)
+    assert len(rows) == 4 and lost == 0 and rows == sorted(rows, key=lambda row: row["timestamp"])
+    write_rows(tmp_path / "own.jsonl", rows)
+    trace = read(tmp_path / "own.jsonl")
+    assert trace.requests[0].at_s == 0 and trace.facts().recorded_ttft_s == 1.0
+    assert trace.facts().recorded_hit_rate == pytest.approx(4 * 512 / (2 * 1300 + 2 * 600))
+    assert not any("token" in json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines())
+
+
+def test_an_interrupt_ends_a_recording() -> None:
+    """With what came until then, and how many requests are missing."""
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    rows, lost = collect(
+        lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}, 60, sleep=interrupted
+    )
+    assert (len(rows), lost) == (1, 3)
