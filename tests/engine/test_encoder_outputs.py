@@ -12,12 +12,14 @@ import pytest
 import torch
 from vllm.v1.outputs import ECConnectorOutput
 
+from hotspan.config.settings import CacheSettings
 from hotspan.core.namespace import ChunkKeyer, tenant_digest
 from hotspan.core.terms import Scope, Terms, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder import slots
-from hotspan.engine.encoder.outputs import EncoderOutputs
+from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
+from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.requests import RequestRecord
 from hotspan.tiers.base import Fault
 from tests.cache.rig import SIZE, Rig
@@ -164,9 +166,33 @@ def test_an_output_is_loaded_as_it_was_encoded(engine: Engine, dtype: torch.dtyp
     size = ROWS * WIDTH * dtype.itemsize
     (slot,) = (entry.slot for entry in engine.rig.cache.ram.entries.values() if entry.chunk.key == key("a"))
     assert bytes(engine.rig.slab.slot(slot)[64 + size :]) == bytes(SIZE - 64 - size)
-    stats = engine.rig.cache.stats
-    assert (stats.encoder_hits, stats.encoder_misses) == ({Tier.RAM: 2}, 2)
-    assert (stats.encoder_load_bytes, stats.encoder_store_bytes) == (2 * size, 2 * size)
+    kinds = CacheMetrics(engine.rig.cache, None).report(1.0).data.values()
+    counted = {name: by for kind in kinds for name, by in kind.items() if name.startswith("hotspan_encoder_")}
+    assert counted == {
+        "hotspan_encoder_hits": {("ram",): 2},
+        "hotspan_encoder_misses": {(): 2},
+        "hotspan_encoder_load_bytes": {(): 2 * size},
+        "hotspan_encoder_store_bytes": {(): 2 * size},
+    }
+
+
+def test_where_outputs_are_kept() -> None:
+    """Where it was not tried, or another connector has them, nothing is taken over."""
+
+    def config(**changed: Any) -> Any:
+        given = {"ec": None, "sees": True, "workers": 1, "v2": False} | changed
+        return SimpleNamespace(
+            ec_transfer_config=given["ec"] and SimpleNamespace(ec_connector=given["ec"]),
+            model_config=SimpleNamespace(is_multimodal_model=given["sees"]),
+            parallel_config=SimpleNamespace(world_size=given["workers"]),
+            use_v2_model_runner=given["v2"],
+        )
+
+    settings = CacheSettings(1 << 30)
+    assert keeps_outputs(settings, config()) and keeps_outputs(settings, config(ec="OutputConnector"))
+    assert not keeps_outputs(CacheSettings(1 << 30, encoder_outputs=False), config())
+    for other in ({"ec": "ECExampleConnector"}, {"sees": False}, {"workers": 2}, {"v2": True}):
+        assert not keeps_outputs(settings, config(**other))
 
 
 def key(identifier: str, keyer: ChunkKeyer = ACME, salt: str = "") -> bytes:

@@ -10,6 +10,7 @@ from PIL import Image
 from transformers.utils import is_torchvision_available
 
 from hotspan.bench.prose import prose
+from hotspan.config.settings import L2Settings
 from hotspan.core.directives import Directives
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.requests import SERVER_DIRECTIVES
@@ -59,15 +60,15 @@ class Asked:
         self._encoded = encoded
 
     def __call__(
-        self, image: Image.Image, *, text: str = TEXT, tenant: str = "acme", salt: str | None = None
+        self, image: Image.Image, *, text: str = TEXT, tenant: str | None = "acme", salt: str | None = None
     ) -> tuple[list[int], int]:
-        """The answer's tokens, and how many media were encoded."""
+        """The answer's tokens, and how many media were encoded. tenant: None if no server of hotspan's has named it."""
         engine = self._engine
         engine.settle()
         engine.forget_gpu()
         self._encoded.clear()
         prompt: dict[str, Any] = {"prompt": f"{text}{self._sight.image} so", "multi_modal_data": {"image": image}}
-        params = sampling(12, {SERVER_DIRECTIVES: Directives(tenant=tenant).to_json()})
+        params = sampling(12, {} if tenant is None else {SERVER_DIRECTIVES: Directives(tenant=tenant).to_json()})
         named = prompt | ({} if salt is None else {"cache_salt": salt})
         (output,) = engine.llm.generate([named], params, use_tqdm=False)
         self.is_hit = output.num_cached_tokens == (len(output.prompt_token_ids) - 1) // CHUNK * CHUNK > 0
@@ -90,8 +91,8 @@ class Asked:
 
 @pytest.mark.parametrize("sight", [pytest.param(sight, id=str(sight)) for sight in SIGHTS])
 def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encoded: list[int]) -> None:
-    """From RAM, from disk and after a restart the encoder does not run, and the tokens are the same as without it.
-    Another image, tenant or salt is encoded, and so is what comes from disk with a flipped bit."""
+    """From RAM, from disk, after a restart and from an L2 the encoder does not run, and the tokens are the same as
+    without it. Another image, tenant or salt is encoded, and so is what comes from disk with a flipped bit."""
     model = make_sight(sight, tmp_path)
     with rig(model, cache={"encoder_outputs": False}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
@@ -99,15 +100,15 @@ def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encod
         assert (red[1], lime[1], red[0] != lime[0]) == (1, 1, True)
         ask.empty_own()
         assert (ask(RED), ask.is_hit) == (red, True), "the image must reach into the chunk that is not whole"
-    again = red[0], 0
-    with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
+    again, l2 = (red[0], 0), {"l2": L2Settings((tmp_path / "l2").as_uri())}
+    with rig(model, disk=tmp_path / "kv", cache=l2, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert ask(RED) == red
         for _ in range(2):
             ask.empty_own()
             assert (ask(RED), ask.is_hit) == (again, True)
         assert ask(LIME) == lime
-        for other in ({"tenant": "globex"}, {"salt": "another"}):
+        for other in ({"tenant": "globex"}, {"salt": "another"}, {"tenant": None}):
             ask.empty_own()
             assert ask(RED, **other) == red
         ask.crowd_out()
@@ -120,6 +121,10 @@ def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encod
     with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit, ask(LIME)) == (again, True, (lime[0], 0))
+        check(engine)
+    with rig(model, cache=l2, **OPTIONS) as engine:
+        ask = Asked(engine, sight, encoded)
+        assert (ask(RED), ask.is_hit) == (again, True)
         check(engine)
     flip_outputs(tmp_path / "kv" / "slab")
     with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
