@@ -93,7 +93,7 @@ speculative: develop  ## What drafted tokens save: time between tokens, CPU, acc
 	@$(BIN)/python -m benchmarks.speculative --modes eagle --texts 4 --output benchmarks/results/speculative.json
 
 .PHONY: encoder
-encoder: develop  ## What a repeated image costs: the vision encoder's share of the time to first token, its outputs kept and not (about 4 minutes)
+encoder: develop  ## What a repeated image costs: the vision encoder's share of the time to first token, its outputs kept and not (about 6 minutes)
 	@$(BIN)/python -m benchmarks.encoder --output benchmarks/results/encoder.json
 
 .PHONY: step-cost

@@ -1,6 +1,6 @@
 """What a repeated image costs after its KV is a hit: the vision encoder's share of the time to first token.
 
-usage: python -m benchmarks.encoder [--rounds 2] [--output benchmarks/results/encoder.json]
+usage: python -m benchmarks.encoder [--rounds 3] [--output benchmarks/results/encoder.json]
 
 A model of LLaVA's shape with random weights: an encoder as CLIP's ViT-B (12 layers of 768, 336 pixels, 576 tokens per
 image) and a language model of 8 layers of 768. Each prompt has a text of about 600 tokens and one image:
@@ -173,7 +173,7 @@ def medians(measured: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=2)
+    options = arguments(__doc__, rounds=3)
     with tempfile.TemporaryDirectory(prefix="hotspan-encoder-") as directory:
         shape = sight()
         model = make_sight(shape, Path(directory))
