@@ -30,7 +30,7 @@ def test_an_interval_is_students() -> None:
         and found.low == pytest.approx(4 - found.high)
     )
     assert interval([5.0]) == Interval(5.0, None, None) and str(interval([5.0])) == "5"
-    assert str(found) == "2 ± 2.5"
+    assert str(found) == "2 ± 2.48" and str(Interval(5156.4, -2e4, 3e4)) == "5,156 ± 24,844"
     assert interval([1.0, 2.0] * 50).high == pytest.approx(1.6, abs=0.02)
 
 

@@ -152,5 +152,6 @@ def test_a_running_servers_figures_are_used(model: Path) -> None:
     assert done.exit_code == 0, done.output
     for word in ("measured by the server", "Measured hit rates: engine's pool 10.0%, RAM 25.0%", "256 ms"):
         assert word in done.output
+    assert "nobody asked" not in done.output and "memory left" not in done.output  # not this host's
     done = invoke(str(model), "--from-metrics", url)
     assert done.exit_code == 2 and "is the server up" in done.output

@@ -42,7 +42,12 @@ class Interval(NamedTuple):
     high: float | None
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g}" if self.high is None else f"{self.mean:.4g} ± {self.high - self.mean:.2g}"
+        return _number(self.mean) if self.high is None else f"{_number(self.mean)} ± {_number(self.high - self.mean)}"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def interval(values: Sequence[float]) -> Interval:

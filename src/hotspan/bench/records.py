@@ -261,7 +261,7 @@ class RoundResult:
         behind = f"Requests were sent {late.p50:.3f} s (p50) and {late.p99:.3f} s (p99) after they were due"
         behind += f", and {self.summary.unsent} that were due were not sent at all." if self.summary.unsent else "."
         if self.loop is Loop.OPEN:
-            return f"Open loop: a busy session holds back its own turns only. {behind}"
+            return f"Open loop: only turns of the same session wait for each other. {behind}"
         return (
             f"Closed loop: a busy session holds back all turns after its own. {behind} TTFT leaves that wait out "
             "(coordinated omission); TTFT from due has it, of the turns that were sent."

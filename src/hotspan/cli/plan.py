@@ -275,16 +275,25 @@ def _as_measured(
     told: "Measured", shape: "ModelShape", chosen: "TierPlan", pool: int, l2: int
 ) -> "tuple[TierPlan, int, int]":
     """Tiers, pool and L2 of the sizes that the server has."""
-    from hotspan.core.types import Tier
-    from hotspan.plan.tiers import DiskChoice
+    from hotspan.core.types import GIB, Tier
+    from hotspan.plan.tiers import DiskChoice, Reason
 
     held = {tier: tokens * shape.tier_bytes_per_token for tier, tokens in told.capacity_tokens.items()}
     if not held:
         return chosen, pool, l2
     disk = held.get(Tier.DISK)
     directory = Path("disk") if chosen.disk is None else chosen.disk.directory
+    kept = [each for each in chosen.reasons if each.what.split()[0] not in ("memory", "reserve", "RAM", "disk", "L2")]
+    measured = [
+        Reason(tier.value if tier is Tier.DISK else tier.name, f"{size / GIB:.1f} GiB", "measured by the server")
+        for tier, size in held.items()
+        if tier is not Tier.GPU
+    ]
     chosen = replace(
-        chosen, ram_bytes=held.get(Tier.RAM, 0), disk=None if disk is None else DiskChoice(directory, disk)
+        chosen,
+        ram_bytes=held.get(Tier.RAM, 0),
+        disk=None if disk is None else DiskChoice(directory, disk),
+        reasons=(*kept, *measured),
     )
     return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
 
