@@ -35,6 +35,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.BOOLEAN: "true",
     kinds.INVERTED: "false",
     kinds.BLENDING: "true",
+    kinds.FIRST_NUMBER: "0.5",
     kinds.VERBATIM: "text",
     kinds.MEBIBYTES: "77",
     kinds.DEGREE: "4",
@@ -72,6 +73,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "blend_separator": {"blend": "allowed"},
     "blend_check_every": {"blend": "allowed"},
     "blend_min_agreement": {"blend": "allowed"},
+    "blend_recompute_ratio": {"blend": "allowed"},
 }
 """What a key needs beside it to be sound."""
 
@@ -153,7 +155,9 @@ def test_what_acts_of_lmcache_changes_something(key: Option) -> None:
     name = key.lmcache.name
     text = LMCACHE.get(name) or sample(key, key.lmcache)
     beside: dict[str, Any] = {"local_disk": {"max_local_disk_size": 1}, "max_local_disk_size": {"local_disk": "/tmp/a"}}
-    beside |= {name: {"enable_blending": True} for name in ("blend_min_tokens", "blend_special_str")}
+    beside |= {
+        name: {"enable_blending": True} for name in ("blend_min_tokens", "blend_special_str", "blend_recompute_ratios")
+    }
     beside["extra_config"] = {"remote_url": "sagemaker-hyperpod://h"}
     whole = {"chunk_size": 256, **beside.get(name, {})}
 

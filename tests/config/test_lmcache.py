@@ -126,8 +126,11 @@ def test_what_hotspan_does_otherwise() -> None:
     assert done.cache.blend is None
     blended = configured(lmcache={"enable_blending": True, "blend_special_str": " # # ", "blend_min_tokens": 300})
     assert blended.cache is not None and "approximate" in warnings(blended)
-    assert blended.cache.blend == BlendSettings("first_k", min_tokens=300, separators=(" # # ",))
-    assert "no share of it" in warnings(configured(lmcache={"blend_recompute_ratios": [0.15]}))
+    assert blended.cache.blend == BlendSettings("deviation", min_tokens=300, separators=(" # # ",))
+    for ratios in ([0.15, 0.3], 0.15, "0.15,0.3", "[0.15]"):
+        given = configured(lmcache={"enable_blending": True, "blend_recompute_ratios": ratios})
+        assert given.cache is not None and given.cache.blend == BlendSettings("deviation", recompute_ratio=0.15)
+    assert "second layer" in warnings(configured(lmcache={"blend_thresholds": [0.15]}))
     assert "prefill" in warnings(configured(lmcache={"enable_xpyd": True}))
 
 

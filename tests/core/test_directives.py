@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.directives import (
+    BLEND_MODES,
     MOST_TTL_S,
+    BlendDirective,
     Directives,
     RetentionRule,
     governed,
@@ -27,6 +29,9 @@ DIRECTIVES = st.builds(
     ttl_s=st.none() | st.integers(1, MOST_TTL_S),
     no_store=st.booleans(),
     renew=st.booleans(),
+    blend=st.none()
+    | st.booleans()
+    | st.builds(BlendDirective, st.none() | st.sampled_from(BLEND_MODES), st.none() | st.floats(0, 1)),
 )
 RULES = st.builds(
     RetentionRule,
@@ -116,6 +121,10 @@ def test_nobody_says_whose_he_is() -> None:
         ({"no_store": 1}, "true or false"),
         ({"renew": "yes"}, "true or false"),
         ({"ttl": "soon"}, "ttl is 'soon'"),
+        ({"blend": "much"}, "first_k, deviation, query"),
+        ({"blend": {"mode": "much"}}, "mode 'much'"),
+        ({"blend": {"ratio": 0.3}}, "mode, recompute_ratio"),
+        ({"blend": {"recompute_ratio": 3}}, "share from 0 to 1"),
     ],
 )
 def test_refusals_say_what_would_do(params: dict, message: str) -> None:

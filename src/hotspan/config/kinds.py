@@ -134,6 +134,12 @@ def _pairs(raw: Any) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def _first_number(raw: Any) -> float:
+    if isinstance(raw, str):
+        raw = raw.strip("[] ").split(",")
+    return _number((raw[0].strip() if isinstance(raw[0], str) else raw[0]) if isinstance(raw, list) and raw else raw)
+
+
 def _listing(raw: Any) -> str:
     """As vLLM takes lists of text: JSON in one word."""
     if isinstance(raw, str):
@@ -238,7 +244,8 @@ SHARE = Kind(
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
 SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")
-BLENDING = Kind("true or false", lambda raw: "first_k" if _boolean(raw) else "off", "true or false")
+BLENDING = Kind("true or false", lambda raw: "deviation" if _boolean(raw) else "off", "true or false")
+FIRST_NUMBER = Kind("numbers", _first_number, "a number, or a list of numbers, of which the first one is taken")
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
 PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw), "a path")

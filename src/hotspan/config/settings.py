@@ -15,7 +15,7 @@ from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
 
 ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
-Blend = Literal["off", "allowed", "first_k"]
+Blend = Literal["off", "allowed", "first_k", "deviation", "query"]
 
 _MAX_GIB = 1 << 30
 _AS_GIVEN = "as given"
@@ -73,20 +73,24 @@ class EncryptionSettings:
 class BlendSettings:
     """Reuse of repeated text that is no prefix (docs/design/blend.md).
 
-    mode:       "allowed" blends the requests that ask for it, "first_k" all that do not refuse.
-    first_k:    tokens at the beginning of each reused run that are computed again.
+    mode:       "allowed" blends the requests that ask for it, the others all that do not refuse. They say which of the
+                reused tokens are computed again: the first of each run, those that deviate most from what this prompt
+                would give, or those of them that the question attends to.
+    first_k:    tokens at the beginning of each reused run, for "first_k".
+    recompute_ratio: the share of the reused tokens, for the others.
     min_tokens: fewer reused tokens are not worth it.
     separators: texts that windows never cross.
     check_every, min_agreement: one in so many blends is checked against a full prefill (0: none); with a lower share of
                 that agree in the first token, nothing is blended any more.
     """
 
-    mode: Literal["allowed", "first_k"] = "first_k"
+    mode: Literal["allowed", "first_k", "deviation", "query"] = "first_k"
     first_k: int = 16
     min_tokens: int = 512
     separators: tuple[str, ...] = ()
     check_every: int = 100
     min_agreement: float = 0.9
+    recompute_ratio: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +223,17 @@ class CacheOptions:
     blend: Blend = option(
         "off",
         "Reuse repeated text that is no prefix, such as documents in another order: off; allowed, for requests that "
-        "ask for it; first_k, for all that do not refuse. Answers are approximate. CPU engines only.",
+        "ask for it; first_k, deviation or query, for all that do not refuse: which of the reused tokens are computed "
+        "again. Answers are approximate. CPU engines only.",
         lmcache=Spelling("enable_blending", kinds.BLENDING),
     )
     blend_first_k: int = option(
         16, "Tokens at the beginning of each reused piece of text that are computed again (--blend)."
+    )
+    blend_recompute_ratio: float = option(
+        0.3,
+        "Share of the reused tokens that are computed again (--blend deviation, --blend query).",
+        lmcache=Spelling("blend_recompute_ratios", kinds.FIRST_NUMBER),
     )
     blend_min_tokens: int = option(
         512, "Fewer reused tokens are not worth blending (--blend).", lmcache=Spelling("blend_min_tokens")
@@ -297,8 +307,13 @@ class CacheOptions:
                 raise ConfigError(f"{name} is {value}: give a positive number of tokens")
         if self.blend_check_every < 0:
             raise ConfigError(f"--blend-check-every is {self.blend_check_every}: give a whole number, 0 for no checks")
-        if not 0 <= self.blend_min_agreement <= 1:
-            raise ConfigError(f"--blend-min-agreement is {self.blend_min_agreement:g}: give a share from 0 to 1")
+        shares = (
+            ("--blend-min-agreement", self.blend_min_agreement),
+            ("--blend-recompute-ratio", self.blend_recompute_ratio),
+        )
+        for name, share in shares:
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{name} is {share:g}: give a share from 0 to 1")
         if self.blend == "off":
             return None
         return BlendSettings(
@@ -308,6 +323,7 @@ class CacheOptions:
             tuple(self.blend_separator or ()),
             self.blend_check_every,
             self.blend_min_agreement,
+            self.blend_recompute_ratio,
         )
 
     def _check_sizes(self) -> None:

@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hotspan.core.errors import did_you_mean
@@ -16,6 +16,21 @@ MOST_TTL_S = 100 * 365 * 86400
 
 CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew", "blend")
 """What a client may put into `kv_transfer_params`."""
+
+
+BLEND_MODES = ("first_k", "deviation", "query")
+"""Which reused tokens are computed again (docs/blending.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlendDirective:
+    """How a request that asks for blending wants it; None as the server has it.
+
+    mode: one of BLEND_MODES. recompute_ratio: of the reused tokens, for the modes that choose a share.
+    """
+
+    mode: str | None = None
+    recompute_ratio: float | None = None
 
 
 def seconds(value: object) -> int:
@@ -41,7 +56,8 @@ class Directives:
     ttl_s:     how long what it stores or hits may be used; None for ever.
     no_store:  nothing that it computes is kept.
     renew:     its hits begin the time to live anew.
-    blend:     whether repeated text that is no prefix is reused, where the server allows it; None as the server has it.
+    blend:     whether, or how, repeated text that is no prefix is reused, where the server allows it; None as the
+               server has it.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -51,7 +67,7 @@ class Directives:
     ttl_s: int | None = None
     no_store: bool = False
     renew: bool = False
-    blend: bool | None = None
+    blend: bool | BlendDirective | None = None
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -72,7 +88,7 @@ class Directives:
             "ttl": self.ttl_s,
             "no_store": self.no_store,
             "renew": self.renew,
-            "blend": self.blend,
+            "blend": asdict(self.blend) if isinstance(self.blend, BlendDirective) else self.blend,
         }
 
     @classmethod
@@ -102,11 +118,25 @@ def parse_directives(params: Mapping[str, Any]) -> Directives:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}: give true or false")
-    blend = params.get("blend")
-    if blend is not None and not isinstance(blend, bool):
-        raise ValueError(f"blend is {blend!r}: give true or false")
     ttl_s = None if params.get("ttl") is None else seconds(params["ttl"])
-    return Directives(tags=tags, tags_from=tags_from, session=session, ttl_s=ttl_s, blend=blend, **flags)
+    return Directives(
+        tags=tags, tags_from=tags_from, session=session, ttl_s=ttl_s, blend=_blend(params.get("blend")), **flags
+    )
+
+
+def _blend(value: object) -> bool | BlendDirective | None:
+    if value is None or isinstance(value, bool):
+        return value
+    fields = {"mode": value} if isinstance(value, str) else value
+    modes = ", ".join(BLEND_MODES)
+    if not isinstance(fields, Mapping) or fields.keys() - {"mode", "recompute_ratio"}:
+        raise ValueError(f"blend is {value!r}: give true, false, one of {modes}, or an object of mode, recompute_ratio")
+    mode, ratio = fields.get("mode"), fields.get("recompute_ratio")
+    if mode is not None and mode not in BLEND_MODES:
+        raise ValueError(f"blend has the mode {mode!r}: give one of {modes}")
+    if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1):
+        raise ValueError(f"recompute_ratio of blend is {ratio!r}: give a share from 0 to 1")
+    return BlendDirective(mode, ratio)
 
 
 def with_documents(tags: Iterable[str]) -> set[str]:

@@ -15,7 +15,7 @@ from vllm.v1.request import Request
 from hotspan.cache.entry import Reader
 from hotspan.config.settings import CacheSettings
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.directives import CLIENT_DIRECTIVES, Directives, governed, parse_directives
+from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, governed, parse_directives
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms
@@ -54,7 +54,7 @@ class RequestRecord(Reader):
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
-    blend:       whether it asks for blending; None if it does not say.
+    blend:       whether, or how, it asks for blending; None if it does not say.
     kept_tokens: tokens of its prompt that were cached when it came.
     is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
     published:   number of its chunks that were published to routers.
@@ -67,7 +67,7 @@ class RequestRecord(Reader):
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
     may_store: bool = True
-    blend: bool | None = None
+    blend: bool | BlendDirective | None = None
     kept_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from hotspan.core.types import ChunkKey
-from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Piece, Speed, StoreJob
+from hotspan.engine.blend import probe
+from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Piece, Selection, Speed, StoreJob
 from hotspan.engine.blend.rotation import Pairing, Rotation
-from hotspan.engine.blend.runs import Run
+from hotspan.engine.blend.runs import Run, joined, token_count
+from hotspan.engine.blend.selectors import Selector
 from hotspan.engine.blend.steps import BlendSteps
 
 LAYERS, WINDOW = 2, 8
@@ -57,6 +60,66 @@ def steps(memory: Memory) -> BlendSteps:
     made = BlendSteps(forward, [AS_IT_IS] * LAYERS, lambda slot: memoryview(slots[slot]), WINDOW, Speed(1.0, 0.1))
     assert made.take_report().speed == Speed(1.0, 0.1) and not made.take_report()
     return made
+
+
+class Probed(Memory):
+    """Its second layer's keys would be others at `deviates`; the question's queries are like the key of token 25."""
+
+    block_tokens = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        impl = SimpleNamespace(scale=1.0, logits_soft_cap=0)
+        self.layers: Any = [SimpleNamespace(impl=impl)] * LAYERS
+        self.deviates: list[int] = []
+
+    def keys_of(self, layer: int, tokens: Any, blocks: Any, runs: Sequence[Run]) -> torch.Tensor:
+        assert layer == 1
+        keys = torch.cat([self.read(blocks, run, layer)[:, 0] for run in runs])
+        places = torch.cat([torch.arange(run.start, run.stop) for run in runs])
+        keys[torch.isin(places, torch.tensor(self.deviates))] += 5.0
+        return keys
+
+    def queries_of(self, tokens: Any, blocks: Any, runs: Sequence[Run]) -> dict[int, torch.Tensor]:
+        count = sum(run.tokens for run in runs)
+        return dict.fromkeys(range(LAYERS), self.kv[0, 25, 0, 0].repeat(count, 1, 1))
+
+
+@pytest.mark.parametrize("budget", [64, 3])
+@pytest.mark.parametrize(("selector", "chosen"), [("deviation", [Run(10, 12)]), ("query", [Run(25, 26)])])
+def test_a_selector_finds_what_to_compute_again(
+    monkeypatch: pytest.MonkeyPatch, budget: int, selector: str, chosen: list[Run]
+) -> None:
+    """Whatever the slices: those that deviate most, or those of them that the question attends to; then these and all
+    that is fresh is computed, and the report says how many were chosen."""
+    monkeypatch.setattr(probe, "WIDTH", 1)
+    memory: Any = Probed()
+    memory.kv[:, :, 0] = 0.0
+    memory.deviates = [10, 11, 25] if selector == "query" else [10, 11]
+    slot = bytearray(8192)
+    window = torch.frombuffer(slot, dtype=torch.float32, count=LAYERS * 16 * 8).view(LAYERS, 16, *SHAPE)
+    window[:, 7, 0] = 1.0  # so that tokens 9 and 25 have keys that the question matches
+    made = BlendSteps(memory, [AS_IT_IS] * LAYERS, lambda _: memoryview(slot), 16, Speed(1.0, 0.1))
+    pieces = [Piece(Run(2, 18), 0, 0, 0), Piece(Run(18, 34), 0, 0, 0)]
+    share = sum(run.tokens for run in chosen) / 32
+    asked = replace(job(1, Run(0, 2), Run(34, 40), pieces=pieces), selection=Selection(Selector(selector), share))
+    made.run(Orders(budget, [asked]))
+    for _ in range(60):
+        made.run(Orders(budget))
+    report = made.take_report()
+    assert report.ended == [1] and not report.failed
+    assert report.selected == {1: sum(run.tokens for run in chosen)}
+    found = memory.computed
+    assert joined(found) == joined([Run(0, 2), Run(34, 40), *chosen])
+    assert token_count(found) == 8 + token_count(chosen)
+
+
+def test_the_question_is_behind_what_is_reused() -> None:
+    """At most 64 tokens of it; where nearly nothing is behind, the last 64 tokens."""
+    assert probe.question(0, 900, 930) == Run(900, 930)
+    assert probe.question(0, 500, 930) == Run(866, 930)
+    assert probe.question(0, 929, 930) == Run(866, 930)
+    assert probe.question(10, 40, 42) == Run(10, 42)
 
 
 def job(number: int, *computed: Run, pieces: Sequence[Piece] = ()) -> BlendJob:

@@ -19,12 +19,13 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.settings import BlendSettings
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.directives import BlendDirective
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.types import ChunkKey
 from hotspan.engine.blend.agreement import Checks
 from hotspan.engine.blend.index import Found, WindowIndex
 from hotspan.engine.blend.isolation import NONCE_BYTES, isolated
-from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Report, StoreJob
+from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Report, Selection, Speed, StoreJob
 from hotspan.engine.blend.plan import Pace, Refusal, SpanPlan, plan_spans
 from hotspan.engine.blend.runs import Run, token_count
 from hotspan.engine.blend.selectors import Selector
@@ -43,6 +44,9 @@ _MIN_BUDGET = 128
 
 _IDLE_CHECK, _BUSY_CHECK = 512, 64
 """Tokens at most that a step computes of checks, in an engine that has nothing else to do, and in one that has."""
+
+_DEFAULT_MODE = Selector.FIRST_K
+"""Of requests that ask for blending, and do not say how, where only these are blended."""
 
 _MAX_FAILURES = 3
 """Blends in a row that may fail before blending is off."""
@@ -172,13 +176,23 @@ class Blending:
         request.block_hashes[:] = private
         known.record.may_store = False  # neither this prompt's windows nor its chunks: from there on all is approximate
         known.to_store.clear()
-        computed = plan.recomputed(self._selected(plan))
+        chosen = self._selection(known.record)
+        computed = plan.recomputed(self._selected(plan) if chosen.selector is Selector.FIRST_K else ())
         known.job, self._jobs = self._jobs, self._jobs + 1
         counts = {"reused": plan.reused_tokens, "recomputed": token_count(computed) - token_count(plan.fresh)}
         self._loading[known.job] = _Loading(request.request_id, keys, counts | {"fresh": token_count(plan.fresh)})
         pieces = [Piece(reuse.run, slot, reuse.skip, reuse.at) for reuse, slot in zip(plan.reused, slots, strict=True)]
         is_checked = self.checks.is_due(known.job, known.tokens, len(blocks))
-        job = BlendJob(known.job, request.request_id, known.tokens, list(blocks), pieces, computed, is_checked)
+        job = BlendJob(
+            known.job,
+            request.request_id,
+            known.tokens,
+            list(blocks),
+            pieces,
+            computed,
+            is_checked,
+            None if chosen.selector is Selector.FIRST_K else chosen,
+        )
         self._new_jobs.append(job)
         return plan
 
@@ -218,13 +232,14 @@ class Blending:
         if report.off is not None:
             self._turn_off(report.off)
         if report.speed is not None and self.off is None:
-            self.pace, stats.is_blending = Pace(0.0, report.speed.token_s, 0.0, report.speed.move_s), True
+            self.pace, stats.is_blending = _pace(report.speed), True
             logger.warning("blending_on mode=%s: answers of blended requests are approximate", self._settings.mode)
         stats.blend_seconds += report.seconds
         for number in report.ended:
             job = self._loading.pop(number)
             if not job.is_stale:
                 self._cache.end_load(job.keys)
+            job.tokens["recomputed"] += report.selected.get(number, 0)
             self._count(number, job, is_failed=number in report.failed)
         if self._failures >= _MAX_FAILURES:
             self._turn_off(f"{self._failures} blends in a row failed")
@@ -261,7 +276,7 @@ class Blending:
         self._cache.stats.blends["failed" if is_failed else "cancelled" if is_cancelled else "blended"] += 1
         self._failures = self._failures + 1 if is_failed else 0
         if known is not None and not is_cancelled and not is_failed:
-            known.report = {"mode": Selector.FIRST_K.value, **job.tokens}
+            known.report = {"mode": self._selection(known.record).selector.value, **job.tokens}
             self._cache.stats.blended_tokens.update(job.tokens)
         else:
             self.checks.drop(number)
@@ -287,7 +302,7 @@ class Blending:
 
     def _is_asked_for(self, record: RequestRecord) -> bool:
         if record.blend is not None:
-            return record.blend
+            return record.blend is not False
         return self._settings.mode != "allowed"
 
     def _plan(self, request: Request, known: _Request, kept: int, loaded: int) -> SpanPlan | Refusal | None:
@@ -322,15 +337,17 @@ class Blending:
         self, request: Request, known: _Request, found: list[Found], kept: int, loaded: int, wait_s: float = 0.0
     ) -> SpanPlan | Refusal:
         """How to blend a prompt with these windows, or why not to."""
+        chosen, pace = self._selection(known.record), self._measured()
         planned = plan_spans(
             len(known.tokens),
             kept,
             found,
-            self._measured(),
-            min(1.0, self._settings.first_k / self.index.width),
+            pace._replace(probe_share=0.0) if chosen.selector is Selector.FIRST_K else pace,
+            min(1.0, chosen.ratio),
             min_tokens=self._settings.min_tokens,
             loaded_tokens=loaded,
             wait_s=wait_s,
+            fresh_passes=1 + (chosen.selector is Selector.QUERY),
         )
         if isinstance(planned, SpanPlan) and planned.first_approximate // self._block_tokens >= len(
             request.block_hashes
@@ -348,6 +365,16 @@ class Blending:
         """How long a request may wait for windows while none is there: as for chunks (cache/cost.py)."""
         full_s = self._measured().compute_s([Run(kept, len(known.tokens))])
         return RESERVE * (BOUND_SHARE * full_s + BOUND_S)
+
+    def _selection(self, record: RequestRecord) -> Selection:
+        """What chooses the tokens of a request that are computed again, and the share that it chooses."""
+        asked = record.blend if isinstance(record.blend, BlendDirective) else BlendDirective()
+        configured = _DEFAULT_MODE if self._settings.mode == "allowed" else self._settings.mode
+        selector = Selector(asked.mode or configured)
+        if selector is Selector.FIRST_K:
+            return Selection(selector, self._settings.first_k / self.index.width)
+        ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
+        return Selection(selector, ratio)
 
     def _selected(self, plan: SpanPlan) -> list[int]:
         """The reused tokens that are computed again: the first of each run of windows that lay side by side before."""
@@ -391,6 +418,10 @@ class Blending:
         if self.off is None:
             self.off, self._cache.stats.is_blending = reason, False
             logger.warning("blending_off: %s; requests are computed without it", reason)
+
+
+def _pace(speed: Speed) -> Pace:
+    return Pace(0.0, speed.token_s, 0.0, speed.move_s, speed.probe_share)
 
 
 def _is_plain(request: Request) -> bool:

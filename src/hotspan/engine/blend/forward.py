@@ -7,7 +7,8 @@ Every layer writes the K and V of all rows before it attends. So computing any s
 the blocks have of the other tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -110,6 +111,30 @@ class EngineForward:
             hidden: torch.Tensor = runner.model(input_ids=ids, positions=positions)
         return hidden
 
+    def keys_of(self, layer: int, tokens: Tokens, blocks: Sequence[int], runs: Sequence[Run]) -> torch.Tensor:
+        """The keys that runs of a text would have in a layer; it and those behind it are left as they are.
+
+        K and V of the layers before it are written. Row by row. Shape: [tokens, KV heads, head size].
+        """
+        target, taken = self.layers[layer], list[torch.Tensor]()
+
+        def stop(_: Any, keys: torch.Tensor, *__: Any) -> None:
+            taken.append(keys.clone())
+            raise _Stopped
+
+        with _instead(target.impl, "do_kv_cache_update", stop), suppress(_Stopped):
+            self.compute(tokens, blocks, runs)
+        return taken[0]
+
+    def queries_of(self, tokens: Tokens, blocks: Sequence[int], runs: Sequence[Run]) -> dict[int, torch.Tensor]:
+        """Compute runs as `compute`. Returns their queries by layer, row by row. Shape: [tokens, heads, head size]."""
+        taken: dict[int, torch.Tensor] = {}
+        with ExitStack() as hooks:
+            for layer, target in enumerate(self.layers):
+                hooks.enter_context(_instead(target.impl, "forward", _noting(taken, layer, target.impl.forward)))
+            self.compute(tokens, blocks, runs)
+        return {layer: queries.view(len(queries), -1, self.token_shape[2]) for layer, queries in taken.items()}
+
     @inference
     def first_token(self, hidden: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the token behind one with these hidden states. Shape: [1, hidden size]; float32[n]."""
@@ -143,6 +168,30 @@ class EngineForward:
     def _slots(self, table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Where tokens are in the whole KV cache, counted in tokens."""
         return table[places // self.block_tokens].to(torch.int64) * self.block_tokens + places % self.block_tokens
+
+
+class _Stopped(Exception):
+    """A forward went far enough."""
+
+
+@contextmanager
+def _instead(target: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    """A method of one object is another one, for a while."""
+    setattr(target, name, other)
+    try:
+        yield
+    finally:
+        delattr(target, name)
+
+
+def _noting(taken: dict[int, torch.Tensor], layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's attention, whose queries are noted."""
+
+    def noting(target: Any, query: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        taken[layer] = query.clone()
+        return forward(target, query, *rest, **named)
+
+    return noting
 
 
 @inference

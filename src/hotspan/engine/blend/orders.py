@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from hotspan.core.types import ChunkKey
 from hotspan.engine.blend.runs import Run
+from hotspan.engine.blend.selectors import Selector
 from hotspan.engine.blend.windows import Tokens
 
 
@@ -24,13 +25,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """A selector that needs forwards, and the share of the reused tokens that it chooses."""
+
+    selector: Selector
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class BlendJob:
     """One request to blend.
 
     tokens:   of its prompt.
     blocks:   of the engine's KV cache, from the first token on.
     pieces:   what is loaded, from left to right.
-    computed: what is computed then, from left to right.
+    computed: what is computed then, from left to right; and what the selection chooses, if there is one.
     is_checked: keep what it says of the first token, for a check.
     """
 
@@ -41,6 +50,7 @@ class BlendJob:
     pieces: list[Piece]
     computed: list[Run]
     is_checked: bool = False
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +102,14 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Measured seconds: to compute a token, and to load and rotate one."""
+    """Measured seconds: to compute a token, and to load and rotate one.
+
+    probe_share: of a forward, what it takes up to the layer whose keys are compared.
+    """
 
     token_s: float
     move_s: float
+    probe_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -104,6 +118,7 @@ class Report:
 
     speed:    once, of a worker that can blend. off: once, why a worker can't.
     ended:    blends that are complete, failed or cancelled. failed: those that failed.
+    selected: by number of a blend, how many of its reused tokens its selection chose.
     stored:   windows that are in their slots. unstored: those that failed.
     checked:  by number, checks that ended; None for one that was cancelled or failed.
     """
@@ -112,6 +127,7 @@ class Report:
     off: str | None = None
     ended: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
+    selected: dict[int, int] = field(default_factory=dict)
     stored: list[ChunkKey] = field(default_factory=list)
     unstored: list[ChunkKey] = field(default_factory=list)
     checked: dict[int, Checked | None] = field(default_factory=dict)

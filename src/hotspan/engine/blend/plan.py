@@ -129,6 +129,7 @@ def plan_spans(
     min_tokens: int = MIN_REUSED_TOKENS,
     loaded_tokens: int = 0,
     wait_s: float = 0.0,
+    fresh_passes: int = 1,
 ) -> SpanPlan | Refusal:
     """How to blend a prompt, or why not to.
 
@@ -138,6 +139,7 @@ def plan_spans(
     min_tokens:      fewer reused tokens are not worth it.
     loaded_tokens:   behind the exact tokens, that the tiers have and that are computed if the prompt is blended.
     wait_s:          predicted, until those of the windows are in RAM that are not.
+    fresh_passes:    how often what is fresh is computed: a selector may need it first.
     Raises: ValueError for a share that is none, or for more exact tokens than there are.
     """
     if not 0.0 <= recompute_share <= 1.0 or not 0 <= exact_tokens <= prompt_tokens:
@@ -153,7 +155,7 @@ def plan_spans(
     full_s = pace.compute_s([Run(min(claimed.start + loaded_tokens, claimed.stop), claimed.stop)])
     blended_s = (
         wait_s
-        + pace.compute_s(fresh)
+        + fresh_passes * pace.compute_s(fresh)
         + recompute_share * (pace.compute_s([reuse.run for reuse in reused]) - pace.step_s)
         + pace.probe_share * full_s
         + pace.move_s * tokens

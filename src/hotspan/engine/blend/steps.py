@@ -9,8 +9,9 @@ import torch
 
 from hotspan.engine.blend.forward import EngineForward, inference
 from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Report, Speed, StoreJob
+from hotspan.engine.blend.probe import Probe
 from hotspan.engine.blend.rotation import Rotation
-from hotspan.engine.blend.runs import Run, slices, token_count
+from hotspan.engine.blend.runs import Run, joined, slices, token_count
 from hotspan.engine.blend.windows import Tokens
 
 logger = logging.getLogger(__name__)
@@ -18,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Blend:
-    """A job, and what of it is left to compute; None before it is loaded."""
+    """A job, and what of it is left to compute; None before it is loaded. probe: until it knows what to select."""
 
     job: BlendJob
     left: list[Run] | None = None
+    probe: Probe | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +109,10 @@ class BlendSteps:
             if blend.left is None:
                 self._load(blend.job)
                 blend.left = blend.job.computed
+                if blend.job.selection is not None:
+                    blend.probe = Probe(self._forward, blend.job, blend.job.selection)
+            if blend.probe is not None:
+                return self._select(blend, blend.probe, budget)
             if not blend.left:
                 self._end(blend)
                 return 0
@@ -127,6 +133,15 @@ class BlendSteps:
         if not blend.left:
             self._end(blend)
         return token_count(batch)
+
+    def _select(self, blend: _Blend, probe: Probe, budget: int) -> int:
+        """Compute up to `budget` tokens of what a selector has to know; what is then left is what it chose too."""
+        done = probe.advance(budget)
+        if probe.is_done:
+            selected = probe.selected()
+            self._report.selected[blend.job.number] = token_count(selected)
+            blend.left, blend.probe = joined([*blend.job.computed, *selected]), None
+        return done
 
     def _first_token(self, tokens: Tokens, blocks: list[int]) -> torch.Tensor:
         """Log-probabilities of the token behind a prompt of which all but the last one is computed."""
