@@ -21,6 +21,7 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
 from hotspan.engine.blend.admission import Blending
+from hotspan.engine.blend.cuts import cuts
 from hotspan.engine.compat import block_hasher, offloaded_groups
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
@@ -234,16 +235,15 @@ def _blending(
     if settings.blend is None:
         return None
     separators = []
-    if settings.blend.separators and not config.model_config.skip_tokenizer_init:
-        encode = cached_tokenizer_from_config(config.model_config).encode
-        separators = [encode(text, add_special_tokens=False) for text in settings.blend.separators]
+    if not config.model_config.skip_tokenizer_init:
+        separators = cuts(cached_tokenizer_from_config(config.model_config), settings.blend.separators)
     return Blending(
         settings.blend,
         cache,
         groups[0].tokens,
         config.cache_config.block_size,
         config.scheduler_config.max_num_batched_tokens,
-        [separator for separator in separators if separator],
+        separators,
     )
 
 

@@ -1,0 +1,32 @@
+"""Where a text is cut: at the configured separators, and where a chat's turns begin and end."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_CONVERSATION = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+def cuts(tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
+    """Separators as token ids: those of the configured texts, and the markers of the tokenizer's chat template."""
+    separators = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return [separator for separator in separators if separator] + [[marker] for marker in turn_markers(tokenizer)]
+
+
+def turn_markers(tokenizer: Any) -> list[int]:
+    """The tokens with a meaning of their own that the chat template puts around messages; none if it has no such."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    try:
+        rendered = tokenizer.apply_chat_template(_CONVERSATION, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(rendered, add_special_tokens=False)
+    except Exception as error:  # a template may refuse any conversation; windows are found without cuts, too
+        logger.warning("blend_without_turns: the chat template can't be rendered (%s)", error)
+        return []
+    return sorted(set(ids) & set(tokenizer.added_tokens_decoder))
