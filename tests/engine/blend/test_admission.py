@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from hotspan.cache.tiered import TieredCache
+from hotspan.core.directives import BlendDirective
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.engine.blend.agreement import LEAST
-from hotspan.engine.blend.orders import Checked, Report
+from hotspan.engine.blend.orders import Checked, Report, Selection
+from hotspan.engine.blend.selectors import Selector
 from hotspan.engine.requests import RequestRecord
 from hotspan.tiers.slab import SharedSlab
 
@@ -252,3 +254,37 @@ def test_a_planted_drift_turns_blending_off(scheduler: Scheduler) -> None:
     assert scheduler.match(scheduler.request(0, 1)) == 0
     stats = scheduler.cache.take_stats()
     assert stats.is_blending is False and stats.blend_checks == {"differed": LEAST} and stats.blend_agreement == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "expected"),
+    [
+        ("query", None, Selection(Selector.QUERY, 0.3)),
+        ("query", True, Selection(Selector.QUERY, 0.3)),
+        ("query", BlendDirective("deviation", 0.1), Selection(Selector.DEVIATION, 0.1)),
+        ("deviation", BlendDirective(recompute_ratio=0.2), Selection(Selector.DEVIATION, 0.2)),
+        ("allowed", BlendDirective("query"), Selection(Selector.QUERY, 0.3)),
+        ("allowed", True, None),
+        ("query", BlendDirective("first_k"), None),
+    ],
+)
+def test_a_request_names_its_selector(
+    cache: TieredCache, mode: str, asked: bool | BlendDirective | None, expected: Selection | None
+) -> None:
+    """Or has the server's. The worker gets it; what it chose, which it says steps before the end, is in the answer."""
+    scheduler = Scheduler(cache, mode)
+    for order in ((0, 1), (1, 0)):
+        scheduler.run(scheduler.request(*order))
+    request = scheduler.request(1, 0)
+    record = RequestRecord(request=request, keyer=KEYER, groups=(), blend=asked)
+    assert scheduler.match(request, record)
+    assert scheduler.blending.begin(request, list(range(99))) is not None
+    orders = scheduler.step(request, 1)
+    assert orders is not None and orders.blends[0].selection == expected
+    first = 2 * 4 if expected is None else 0
+    number = orders.blends[0].number
+    scheduler.blending.note(Report(selected={number: 40} if expected else {}))
+    scheduler.blending.note(Report(ended=[number]))
+    said = scheduler.blending.end(request.request_id)
+    assert said is not None and said["recomputed"] == (40 if expected else first)
+    assert said["mode"] == (expected.selector.value if expected else "first_k")

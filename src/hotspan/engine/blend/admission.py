@@ -235,11 +235,13 @@ class Blending:
             self.pace, stats.is_blending = _pace(report.speed), True
             logger.warning("blending_on mode=%s: answers of blended requests are approximate", self._settings.mode)
         stats.blend_seconds += report.seconds
+        for number, count in report.selected.items():
+            if number in self._loading:
+                self._loading[number].tokens["recomputed"] += count
         for number in report.ended:
             job = self._loading.pop(number)
             if not job.is_stale:
                 self._cache.end_load(job.keys)
-            job.tokens["recomputed"] += report.selected.get(number, 0)
             self._count(number, job, is_failed=number in report.failed)
         if self._failures >= _MAX_FAILURES:
             self._turn_off(f"{self._failures} blends in a row failed")

@@ -25,8 +25,7 @@ def turn_markers(tokenizer: Any) -> list[int]:
         return []
     try:
         rendered = tokenizer.apply_chat_template(_CONVERSATION, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(rendered, add_special_tokens=False)
+        return sorted(set(tokenizer.encode(rendered, add_special_tokens=False)) & set(tokenizer.added_tokens_decoder))
     except Exception as error:  # a template may refuse any conversation; windows are found without cuts, too
         logger.warning("blend_without_turns: the chat template can't be rendered (%s)", error)
         return []
-    return sorted(set(ids) & set(tokenizer.added_tokens_decoder))
