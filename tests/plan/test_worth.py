@@ -143,6 +143,8 @@ def test_what_is_saved_follows_from_hits_and_rates() -> None:
     assert paid.without == pytest.approx(5 / 5000 * 1e6) and paid.with_tiers == pytest.approx(paid.without * 0.55)
     per_hour = 10 * 10_240 * 0.45 * 5 / 5000
     assert paid.saved_per_month == pytest.approx(per_hour * 730)
+    assert paid.engines == pytest.approx(10 * 10_240 / 5000 / 3600)
+    assert paid.engines_with_tiers == pytest.approx(0.55 * 10 * 10_240 / 5000 / 3600)
     assert paid.payback_days == pytest.approx(100 / per_hour / 24)
 
 

@@ -112,6 +112,11 @@ class Report:
             return said
         per = f"{self.cost.without:.3f} USD with the engine's pool alone, {self.cost.with_tiers:.3f} USD with tiers"
         said.append(("Prefill per million prompt tokens", per))
+        if self.cost.engines is not None:
+            load = (
+                f"{self.cost.engines:.2g} with the engine's pool alone, {self.cost.engines_with_tiers:.2g} with tiers"
+            )
+            said.append(("Engines busy with prefill", load))
         if self.cost.saved_per_month is not None:
             said.append(("Saved per month", f"{self.cost.saved_per_month:,.0f} USD of GPU time"))
         if self.cost.payback_days is not None:
@@ -125,7 +130,7 @@ class Report:
         saved = self.verdict.saved
         cards = [
             Card("Verdict", "helps" if self.verdict.helps else "will not help", self.verdict.why),
-            Card("Found in tiers", f"{self.advice.hit_rate:.0%}", "of the prompt tokens of this working set"),
+            Card("Found in a cache", f"{self.advice.hit_rate:.0%}", "of the prompt tokens of this working set"),
             Card("Prefill time saved", "-" if saved is None else f"{saved:.0%}", "against the engine's pool alone"),
         ]
         parts = [

@@ -28,11 +28,14 @@ class Verdict:
 class Cost:
     """Prefill in USD per million prompt tokens, of one engine that does nothing else.
 
-    saved_per_month: at the requests that were given. payback_days: of what the tiers cost extra. None if unknown.
+    engines, engines_with_tiers: that do nothing but prefill the requests that were given.
+    saved_per_month: at these requests. payback_days: of what the tiers cost extra. None if unknown.
     """
 
     without: float
     with_tiers: float
+    engines: float | None = None
+    engines_with_tiers: float | None = None
     saved_per_month: float | None = None
     payback_days: float | None = None
 
@@ -98,8 +101,10 @@ def cost(
     pool = sum(held.hit_rate for held in advice.holdings if held.tier is Tier.GPU)
     usd_per_token = usd_per_hour / 3600 * advice.compute_s / advice.tokens
     without = usd_per_token * (1 - reuse * pool)
-    per_month = None
-    if requests_per_hour is not None:
-        per_month = requests_per_hour * _HOURS_PER_MONTH * advice.tokens * without * saved
+    found = Cost(without * 1e6, without * (1 - saved) * 1e6)
+    if requests_per_hour is None:
+        return found
+    engines = requests_per_hour * advice.compute_s * (1 - reuse * pool) / 3600
+    per_month = engines * saved * usd_per_hour * _HOURS_PER_MONTH
     days = extra_usd / per_month * _HOURS_PER_MONTH / 24 if per_month else None
-    return Cost(without * 1e6, without * (1 - saved) * 1e6, per_month, days)
+    return Cost(found.without, found.with_tiers, engines, engines * (1 - saved), per_month, days)
