@@ -89,6 +89,7 @@ class Reader:
     bare_terms: the same without tags, for chunks before index `tags_from`.
     inherited:  terms by chunk index, for chunks that earlier requests used under more terms than this one's.
     renews:     a hit restarts the chunk's time to live.
+    is_patient: it is never late here: who made it bounds its wait, by `give_up`, and no tier is blamed.
     pins:       entries that must not be evicted: the request was told HIT, or waits for them.
     waiting:    chunks being promoted that it waits for.
     since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
@@ -105,6 +106,7 @@ class Reader:
     tags_from: int = 0
     inherited: dict[int, Terms] = field(default_factory=dict)
     renews: bool = False
+    is_patient: bool = False
     pins: dict[ChunkKey, Entry] = field(default_factory=dict)
     waiting: set[ChunkKey] = field(default_factory=set)
     since_s: float | None = None

@@ -144,6 +144,8 @@ class Waits:
         now_s = self._clock.monotonic()
         if reader.since_s is None:
             reader.since_s = now_s
+        if reader.is_patient:
+            return False
         if reader.plan is not None:
             return reader.plan.is_late(now_s)
         own_s, any_s = now_s - reader.since_s, now_s - max(reader.since_s, self._landed_s)

@@ -112,8 +112,7 @@ class _Job:
 class EncoderOutputs:
     """Encoder outputs in a cache. One thread (the scheduler's) calls it.
 
-    patience_s: how long a request waits for one, or as long as encoding it takes if that is more. The cache's own
-                patience, while nothing at all lands in RAM, holds as well.
+    patience_s: how long a request waits for one, or as long as encoding it takes if that is more.
     """
 
     def __init__(self, cache: TieredCache, clock: Clock, patience_s: float) -> None:
@@ -153,7 +152,7 @@ class EncoderOutputs:
             if known is not None:
                 known.end = max(known.end, end)
                 continue
-            reader = Reader(terms=record.terms, bare_terms=record.terms, renews=record.renews)
+            reader = Reader(terms=record.terms, bare_terms=record.terms, renews=record.renews, is_patient=True)
             chunk = Chunk(keyer.output_key(feature.identifier), None)
             media[feature.identifier] = _Medium(chunk, reader, place.get_num_embeds(), end)
         if media:
