@@ -15,7 +15,7 @@ from hotspan.core.scopes import (
     understood_scopes,
     without_keys,
 )
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.terms import WINDOW, Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 
@@ -33,7 +33,7 @@ TERMS = st.builds(
     Terms,
     tenant=st.sampled_from([1, 2, 3]),
     adapter=st.sampled_from([0, 3]),
-    labels=st.frozensets(st.sampled_from([5, 6, 7])),
+    labels=st.frozensets(st.sampled_from([5, 6, 7, WINDOW])),
     is_wild=st.booleans(),
 )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.terms import MOST_LABELS, Scope, Terms, adapter_label, label, tag_labels, tenant_label
+from hotspan.core.terms import MOST_LABELS, WINDOW, Scope, Terms, adapter_label, label, tag_labels, tenant_label
 from hotspan.core.types import ChunkKey
 
 LABELS = st.frozensets(st.integers(1, 6), max_size=4)
@@ -90,6 +90,16 @@ def test_more_labels_than_a_chunk_carries_make_it_wild() -> None:
     assert (wild.tenant, wild.adapter, wild.generation, wild.expires_s) == (1, 2, 3, 0)
     assert wild.joined(terms) is wild and terms.joined(wild).is_wild
     assert not Scope(tenant=2, labels=frozenset([1])).takes(key, b"", wild)
+
+
+def test_a_window_goes_with_any_text_of_its_tenant() -> None:
+    """It has no name of a chunk, and may have a part of any text; however many labels it gets, it stays a window."""
+    terms = Terms(1, labels=frozenset([WINDOW]))
+    for name in range(2, 3 * MOST_LABELS):
+        assert Scope(1, keys=frozenset([ChunkKey(b"x")])).takes(ChunkKey(b"y"), b"", terms)
+        assert not Scope(2, keys=frozenset([ChunkKey(b"x")])).takes(ChunkKey(b"y"), b"", terms)
+        terms = terms.joined(Terms(1, labels=frozenset([name])))
+    assert terms.is_wild and terms.is_window
 
 
 @given(SCOPES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.terms import WINDOW, Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.l2 import view as views
 from hotspan.l2.view import LogView
@@ -54,7 +54,7 @@ _TERMS = st.builds(
     Terms,
     tenant=st.sampled_from(_TENANTS),
     adapter=st.sampled_from(_ADAPTERS),
-    labels=st.frozensets(st.sampled_from(_LABELS)),
+    labels=st.frozensets(st.sampled_from((*_LABELS, WINDOW))),
     is_wild=st.booleans(),
 )
 

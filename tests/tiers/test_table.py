@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.terms import WINDOW, Scope, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.log import Invalidation
@@ -357,7 +357,7 @@ FEW_RECORDS = st.builds(
         Terms,
         st.integers(0, 1),
         st.integers(0, 1),
-        st.frozensets(st.integers(1, 3)),
+        st.frozensets(st.integers(1, 3) | st.just(WINDOW)),
         st.integers(0, 3),
         st.sampled_from([0, 5, 10]),
         st.booleans(),
@@ -416,6 +416,21 @@ def test_what_stands_on_it_falls(table: DiskTable, records: dict[int, Record], s
             break
         deleted |= more
     assert table.deleted([Invalidation(generation, (scope,), 0.0)]) == sorted(deleted)
+
+
+def test_windows_go_with_any_text_of_their_tenant(table: DiskTable) -> None:
+    """Also one with more labels than fit, read by a new process; and one that was overwritten goes no more."""
+    written(table, 0, record("a", tenant=7, labels=frozenset([WINDOW])))
+    written(table, 1, record("b", tenant=7, labels=frozenset([WINDOW, *range(1, 20)])))
+    written(table, 2, record("c", tenant=7))
+    written(table, 3, record("d", tenant=8, labels=frozenset([WINDOW])))
+    fresh = DiskTable(FILES, table._fd, GEOMETRY)
+    fresh.read()
+    text = Scope(tenant=7, keys=frozenset([key_of("x")]))
+    for each in (table, fresh):
+        assert each.taken([text]) == each.taken([text], slot_of={}.get) == [0, 1]
+    table.put(0, record("a", tenant=7))
+    assert table.taken([text]) == [1]
 
 
 def test_a_new_process_takes_the_same(table: DiskTable) -> None:
