@@ -62,6 +62,7 @@ def a_trace(directory: Path) -> str:
     [
         ("random-prefill", {"rp_request_length": 50, "rp_num_requests": 5}, "725daee44d6b3843"),
         ("prefix-suffix-tuner", {"psf_context_length": 700, "psf_thrash": 1.0}, "b62e6e32d63fc116"),
+        ("long-doc-permutator", {"ldp_context_length": 40, "ldp_system_prompt_length": 9}, "bf2227e5d4d81eae"),
         ("prefix_repetition", {"prefix_repetition_num_prompts": 30}, "95560abb73a42e37"),
         ("trace-replay", {}, "020ee42d4f0b97ac"),
         ("random-prefill", {"rp_request_length": 50, "request_rate": 2.0}, "f877c024baa14b2d"),
@@ -85,6 +86,21 @@ def test_random_prefill_is_what_users_know() -> None:
     assert [(p.request_id, p.content, p.max_tokens) for p in asked] == [
         (f"prefill_{i}", f"Request {i}: hi hi hi", 1) for i in range(2)
     ]
+
+
+def test_the_permutators_orders_differ() -> None:
+    """All contexts are in each request behind the same system prompt, between separators; no order comes twice."""
+    flat = {"ldp_num_contexts": 3, "ldp_num_permutations": 4, "ldp_context_length": 30}
+    found = rounds(config("long-doc-permutator", **flat))
+    asked = prompts(config("long-doc-permutator", **flat), RoundName.WARM_UP) + prompts(
+        config("long-doc-permutator", **flat)
+    )
+    assert len(found[RoundName.WARM_UP].prompts) == 2 and len(asked) == 6  # type: ignore[attr-defined]
+    parts = [prompt.content.split(" # # ") for prompt in asked]
+    assert len({part[0] for part in parts}) == len({part[-1] for part in parts}) == 1
+    assert len({frozenset(part[1:-1]) for part in parts}) == 1 and len({tuple(part) for part in parts}) == 6
+    with pytest.raises(ConfigError, match="has 6 orders"):
+        config("long-doc-permutator", **flat | {"ldp_num_permutations": 5})
 
 
 def test_the_tuners_prefixes_just_overflow_the_tier() -> None:

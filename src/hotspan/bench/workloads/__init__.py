@@ -4,6 +4,7 @@ from types import MappingProxyType
 from typing import Final
 
 from hotspan.bench.workloads.base import WorkloadOptions
+from hotspan.bench.workloads.long_doc_permutator import LongDocPermutatorOptions
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.bench.workloads.prefix_repetition import PrefixRepetitionOptions
@@ -17,6 +18,7 @@ WORKLOADS: Final[MappingProxyType[str, type[WorkloadOptions]]] = MappingProxyTyp
         for options in (
             LongDocQaOptions,
             MultiRoundChatOptions,
+            LongDocPermutatorOptions,
             RandomPrefillOptions,
             PrefixSuffixTunerOptions,
             PrefixRepetitionOptions,
