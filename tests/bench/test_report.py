@@ -33,7 +33,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
     page = page_of(tmp_path / "r.html", three_runs(), ReportContext(answer_reference="bound"))
     assert not re.search(r"https?://", page)
     assert not re.search(r"<link[^>]+stylesheet|<script[^>]+src|<img|@import|url\(", page)
-    assert page.count("Plotly.newPlot(") == 4
+    assert page.count("Plotly.newPlot(") == 5
 
 
 def test_the_page_has_the_figures(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def of_runs(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str, go.Figure | No
     """Title, note and figure of each plot; None where the runs don't have what it shows."""
     note = "Query round. The box spans the quartiles; each point is a request."
     yield "Time to first token, by request", note, _ttft_distribution(runs)
+    yield "Time to first token, share of requests", "Query round, all repetitions together.", _ttft_shares(runs)
     note = "Query round. Click a name to hide it, double-click to see it alone."
     yield "Time to first token, in order of dispatch", note, _ttft_over_order(runs)
     note = "Query round. What is grey was computed by the engine."
@@ -57,6 +58,24 @@ def _ttft_distribution(runs: Sequence[NamedRun]) -> go.Figure:
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title=_axis(_TTFT), rangemode="tozero")
     return styled(figure, height=110 + 62 * len(runs), legend=False)
+
+
+def _ttft_shares(runs: Sequence[NamedRun]) -> go.Figure:
+    """The share of requests that had their first token by each time: the distribution function of each run."""
+    figure = go.Figure()
+    for index, run in enumerate(runs):
+        times = sorted(record.ttft for record in _answered(run))
+        figure.add_scatter(
+            x=times,
+            y=[(n + 1) / len(times) for n in range(len(times))],
+            name=run.title,
+            mode="lines",
+            line={"color": colour_of(index), "width": 2, "shape": "hv"},
+            hovertemplate="%{y:.0%} within %{x:.3f} s<extra>" + run.title + "</extra>",
+        )
+    figure.update_xaxes(title=_axis(_TTFT), rangemode="tozero")
+    figure.update_yaxes(title=_axis("share of requests"), tickformat=".0%", range=[0, 1.02])
+    return styled(figure, height=340)
 
 
 def _ttft_over_order(runs: Sequence[NamedRun]) -> go.Figure:
