@@ -41,3 +41,13 @@ def test_a_document_at_a_turns_begin_is_a_section_of_its_own() -> None:
 def test_without_markers_there_are_only_the_separators(template: str | None) -> None:
     """A template without special tokens, one that refuses the conversation, and none."""
     assert cuts(tokenizer(template), ["# #"]) == [[7, 7]]
+
+
+def test_a_space_at_the_end_may_belong_to_the_next_word() -> None:
+    """As in LMCache's " # # ": a byte-level tokenizer has it in the token of the word that follows."""
+    words = Tokenizer(models.BPE({"Ġ": 0, "#": 1, "Ġ#": 2, "d": 3, "Ġd": 4}, [("Ġ", "#"), ("Ġ", "d")]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    reader = PreTrainedTokenizerFast(tokenizer_object=words)
+    ids = reader.encode("d # # d", add_special_tokens=False)
+    assert ids == [3, 2, 2, 4]
+    assert sections(as_tokens(ids), cuts(reader, [" # # "])) == [Run(0, 1), Run(3, 4)]

@@ -19,8 +19,7 @@ from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 
 SEPARATOR: Final = " # # "
-"""What users of LMCache's blending put between texts. Most tokenizers join its last space with the next word, so
-hotspan is to be told `--blend-separator ' # #'`."""
+"""What users of LMCache's blending put between texts (`--blend-separator ' # # '`)."""
 
 _QUESTION: Final = "Which points of the texts above matter most?"
 _WARM_UP_ORDERS: Final = 2

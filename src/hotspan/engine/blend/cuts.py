@@ -14,8 +14,12 @@ _CONVERSATION = [
 
 
 def cuts(tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
-    """Separators as token ids: those of the configured texts, and the markers of the tokenizer's chat template."""
-    separators = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    """Separators as token ids: those of the configured texts, and the markers of the tokenizer's chat template.
+
+    Texts count without spaces at their end, too: many tokenizers join these with the word that follows.
+    """
+    forms = [form for text in texts for form in dict.fromkeys((text, text.rstrip(" ")))]
+    separators = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
     return [separator for separator in separators if separator] + [[marker] for marker in turn_markers(tokenizer)]
 
 
