@@ -137,18 +137,18 @@ def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_requests_are_recorded_without_their_text(house: House) -> None:
     """Equal texts of a tenant have equal keys, and those of two tenants have none in common."""
-    record = ("POST", "/hotspan/trace")
-    assert house.call(*record, house.token, {"recording": "test"})[0] == 200
+    record, name = ("POST", "/hotspan/trace"), {"recording": "0123456789abcdef"}
+    assert house.call(*record, house.token, name)[0] == 200
     text = prose(4711, WORDS)
     for who in ("acme", "globex", "acme"):
         house.ask(who, text)
-    status, found = house.call(*record, house.token, {"recording": "test"})
+    status, found = house.call(*record, house.token, name)
     assert status == 200 and found["running"] == 0
     first, other, again = found["rows"]
     assert first["hash_ids"] == again["hash_ids"] and not {*first["hash_ids"]} & {*other["hash_ids"]}
     assert len(first["hash_ids"]) == -(-first["input_length"] // 512) and first["output_length"] == 1
     assert again["cached_length"] > 0 and again["ttft_ms"] > 0
-    assert house.call(*record, KEYS["acme"], {"recording": "test"})[0] == 403
+    assert house.call(*record, KEYS["acme"], name)[0] == 403
 
 
 def test_tenants_hit_their_own_only(house: House) -> None:

@@ -23,7 +23,7 @@ ROUTES = (
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
-    ("POST", "/hotspan/trace", {"recording": "mine"}),
+    ("POST", "/hotspan/trace", {"recording": "mine-0123456789ab"}),
 )
 
 
@@ -57,7 +57,7 @@ class FakeEngine:
         return f"salt of {tenant} and {salt}"
 
     def trace(self, recording: str) -> dict[str, Any] | None:
-        return {"rows": [], "running": 0, "dropped": 0} if recording == "mine" else None
+        return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096
 
@@ -277,8 +277,9 @@ def test_requests_are_recorded_without_tiers_too() -> None:
     """The engine's own pool is worth a simulation as well; a second recording is refused while one goes on."""
     engine = FakeEngine()
     assert ask(engine, *ROUTES[-1], cached=False).json == {"rows": [], "running": 0, "dropped": 0}
-    reply = ask(engine, "POST", "/hotspan/trace", {"recording": "theirs"})
+    reply = ask(engine, "POST", "/hotspan/trace", {"recording": "theirs-0123456789"})
     assert reply.status == 409 and "else is recording" in reply.json["error"]["message"]
+    assert ask(engine, "POST", "/hotspan/trace", {"recording": "guessed"}).status == 422
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)

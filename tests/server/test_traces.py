@@ -74,6 +74,21 @@ def test_keys_are_equal_where_everything_before_is() -> None:
     assert block_keys(TEXT, "salt", [(600, "dog")], b"s" * 32)[1] != pictured[1]
 
 
+def test_replicas_have_the_same_keys_in_one_recording() -> None:
+    """And others in the next one: the keys are hashed with its name."""
+    servers = [Server(), Server()]
+    found = []
+    for name in ("first", "second"):
+        for server in servers:
+            server.now += 31
+            server.traces.fetch(name)
+            server.asked(TEXT)
+            fetched = server.traces.fetch(name)
+            assert fetched is not None
+            found.append(fetched["rows"][0]["hash_ids"])
+    assert found[0] == found[1] and found[2] == found[3] and not {*found[0]} & {*found[2]}
+
+
 def test_nothing_is_kept_while_nobody_fetches() -> None:
     """Without a recording outputs are passed on as they are; one that nobody fetches ends, and another may begin."""
     server = Server()
@@ -136,7 +151,7 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
         server.now -= 10  # the next one began earlier
         server.asked(TEXT[:600])
 
-    rows, lost = collect(post, 2.0, clock=lambda: next(times), sleep=sleep)
+    rows, lost = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
     assert len(rows) == 4 and lost == 0 and rows == sorted(rows, key=lambda row: row["timestamp"])
     write_rows(tmp_path / "own.jsonl", rows)
     trace = read(tmp_path / "own.jsonl")
@@ -152,6 +167,6 @@ def test_an_interrupt_ends_a_recording() -> None:
         raise KeyboardInterrupt
 
     rows, lost = collect(
-        lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}, 60, sleep=interrupted
+        [lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}] * 2, 60, sleep=interrupted
     )
-    assert (len(rows), lost) == (1, 3)
+    assert (len(rows), lost) == (2, 6)

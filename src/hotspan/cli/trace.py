@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 trace = typer.Typer(help="Record traces of requests.", no_args_is_help=True)
 
@@ -32,6 +32,9 @@ class RecordOptions:
     """Of which server, and for how long."""
 
     seconds: float = option(600.0, "Duration of the recording, in seconds. Ctrl-C ends it earlier.", kind=POSITIVE)
+    replica: tuple[str, ...] = option(
+        (), "URL of a further replica of the same model, recorded into the same file. May be repeated."
+    )
     admin: Admin = field(default_factory=Admin)
 
 
@@ -43,14 +46,16 @@ def record(
 ) -> None:
     """Record the requests of a running `hotspan serve`: times, lengths and hashes of blocks, and no text.
 
-    The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. The trace is for
+    The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. Behind a router, name
+    each replica: equal texts have equal hashes on all of them. The trace is for
     `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`.
     """
     from hotspan.core.progress import Progress
 
     check_writable(output)
     with Progress(f"recording {options.admin.server}", unit="requests") as progress:
-        rows, lost = collect(options.admin.post, options.seconds, progress.advance)
+        servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
+        rows, lost = collect([each.post for each in servers], options.seconds, progress.advance)
     if not rows:
         raise ConfigError(f"no request was answered within {options.seconds:g} s: nothing was written")
     write_rows(output, rows)
@@ -64,26 +69,29 @@ def record(
 
 
 def collect(
-    post: "Callable[[str, dict[str, Any]], Any]",
+    posts: "Sequence[Callable[[str, dict[str, Any]], Any]]",
     seconds: float,
     advance: "Callable[[int], None]" = lambda count: None,
     *,
     clock: "Callable[[], float]" = time.monotonic,
     sleep: "Callable[[float], None]" = time.sleep,
 ) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a recording, by their time, and how many requests are not among them. Ctrl-C ends it.
+    """The rows of all servers, by their time, and how many requests are not among them. Ctrl-C ends it.
 
+    posts:  ask each server.
     Raises: ConfigError if the server can't be asked, or somebody else records.
     """
-    name = secrets.token_hex(8)
+    name = secrets.token_hex(16)
     rows: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"running": 0, "dropped": 0}
+    lost = 0
     ends_s = clock() + seconds
     try:
         while True:
-            answer = post("/hotspan/trace", {"recording": name})
-            rows += answer["rows"]
-            advance(len(answer["rows"]))
+            answers = [post("/hotspan/trace", {"recording": name}) for post in posts]
+            found = [row for answer in answers for row in answer["rows"]]
+            lost = sum(answer["running"] + answer["dropped"] for answer in answers)
+            rows += found
+            advance(len(found))
             left_s = ends_s - clock()
             if left_s <= 0:
                 break
@@ -91,7 +99,7 @@ def collect(
     except KeyboardInterrupt:
         pass
     rows.sort(key=lambda row: row["timestamp"])
-    return rows, answer["running"] + answer["dropped"]
+    return rows, lost
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

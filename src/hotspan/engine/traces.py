@@ -2,11 +2,11 @@
 
     generate ---- a row begins ---- admitted: its tokens become keys ---- outputs are counted ---- the row is fetched
 
-A key is a keyed hash of a block and all before it, salt, adapter and media included. Its secret lives as long as the
-recording, so that nobody finds out later whether a guessed text is in it. Nothing is kept while nobody fetches.
+A key is a keyed hash of a block and all before it, salt, adapter and media included. Its secret is the recording's
+name, which whoever records draws at random, gives to all replicas and does not keep: nobody finds out later whether a
+guessed text is in the trace. Nothing is kept while nobody fetches.
 """
 
-import secrets
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -45,14 +45,18 @@ _current: ContextVar[_Row | None] = ContextVar("hotspan-trace-row", default=None
 
 @dataclass(slots=True)
 class _Recording:
-    name: str
+    name: str = field(repr=False)
     began_s: float
     fetched_s: float
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     rows: list[dict[str, Any]] = field(default_factory=list)
     kept_keys: int = 0
     running: int = 0
     dropped: int = 0
+
+    @property
+    def secret(self) -> bytes:
+        """What its keys are hashed with."""
+        return blake2b(self.name.encode(), digest_size=32, person=b"hotspan-trace").digest()
 
 
 class Traces:

@@ -105,11 +105,11 @@ class WhichTenant(BaseModel):
 
 
 class Recording(BaseModel):
-    """A recording of requests, by a name of the caller's."""
+    """A recording of requests, by a name that the caller draws at random: the hashes are keyed with it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    recording: Name
+    recording: str = Field(min_length=16, max_length=128, description="At least 16 random characters.")
 
 
 class CacheAdmin:
