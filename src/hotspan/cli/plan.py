@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from hotspan.core.types import Tier
     from hotspan.plan.advice import Advice
     from hotspan.plan.host import Host
-    from hotspan.plan.machines import Machine
+    from hotspan.plan.machines import Machine, Price
     from hotspan.plan.measured import Measured
     from hotspan.plan.shape import ModelShape
     from hotspan.plan.tiers import Reason, TierPlan
+    from hotspan.plan.worth import Cost
 
 _METRICS_TIMEOUT_S = 10.0
 
@@ -198,7 +199,7 @@ def _report(
     from hotspan.plan.shape import ModelShape
     from hotspan.plan.tiers import Extent, choose_tiers
     from hotspan.plan.weights import model_directory, weights_bytes
-    from hotspan.plan.worth import cost, judge
+    from hotspan.plan.worth import judge
 
     directory, engine = model_directory(model), _engine(options, configuration)
     shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
@@ -224,9 +225,8 @@ def _report(
     told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
     chosen, pool, l2 = _as_measured(told, shape, chosen, pool, int(options.l2_size * (1 << 30)))
     rates = _rates(options, host, chosen, where, engine.tp) | dict(told.gb_s) | _given_rates(options)
-    prefill = options.prefill_rate or told.prefill_tokens_per_s
-    if prefill is None and where is not None and not options.cpu:
-        prefill = where.prefill_tokens_per_s(weights, engine.tp)
+    estimate = where.prefill_tokens_per_s(weights, engine.tp) if where is not None and not options.cpu else None
+    prefill = options.prefill_rate or told.prefill_tokens_per_s or estimate
 
     def of(users: int) -> "Advice":
         return advise(
@@ -242,18 +242,26 @@ def _report(
 
     advice = of(options.users)
     paid = price(options.machine, options.hourly_price, options.prices)
-    # Without a known machine the price is that of this engine's share.
-    share = engine.tp / where.gpus if where is not None else 1.0
-    costs = None
-    if paid is not None:
-        costs = cost(
-            *(advice, options.reuse, paid.usd_per_hour * share),
-            requests_per_hour=options.requests_per_hour,
-            extra_usd=options.extra_price,
-        )
+    costs = _cost(options, paid, advice, where, engine)
     chosen = replace(chosen, reasons=(*chosen.reasons, *_pool_reason(pool, shape, engine, where, told)))
     by_users = tuple(of(number) for number in numbers_of_users(options.users))
     return Report(model, chosen, advice, by_users, judge(advice, options.reuse), paid, costs, dict(told.hits))
+
+
+def _cost(
+    options: PlanOptions, paid: "Price | None", advice: "Advice", where: "Machine | None", engine: _Engine
+) -> "Cost | None":
+    """Of prefill, at the price of the engine's share of the machine; None without a price."""
+    from hotspan.plan.worth import cost
+
+    if paid is None:
+        return None
+    share = engine.tp / where.gpus if where is not None else 1.0  # without a machine it is the engine's own price
+    return cost(
+        *(advice, options.reuse, paid.usd_per_hour * share),
+        requests_per_hour=options.requests_per_hour,
+        extra_usd=options.extra_price,
+    )
 
 
 def _measured(url: str) -> "Measured":
