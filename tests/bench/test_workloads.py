@@ -21,11 +21,11 @@ def config(workload: str, **flat: object) -> BenchConfig:
     return BenchConfig.from_flat({"workload": workload, **flat})
 
 
-def rounds(config: BenchConfig) -> dict[RoundName, Round]:
-    async def no_tokenizer(text: str) -> int | None:
-        return None
+def rounds(config: BenchConfig, tokens_per_word: int | None = None) -> dict[RoundName, Round]:
+    async def count_tokens(text: str) -> int | None:
+        return None if tokens_per_word is None else tokens_per_word * len(text.split())
 
-    made = asyncio.run(config.options.rounds(Scale(1, 3000), config.seed, no_tokenizer))
+    made = asyncio.run(config.options.rounds(Scale(1, 3000), config.seed, count_tokens))
     return {each.name: each for each in map(config.paced, made)}
 
 
@@ -127,6 +127,15 @@ def test_prefix_repetition_has_many_suffixes_for_each_prefix() -> None:
     assert {len(p.content.split()) for p in asked} == {512}
     with pytest.raises(ConfigError, match="number of prefixes"):
         config("prefix_repetition", prefix_repetition_num_prompts=5)
+
+
+@pytest.mark.parametrize("workload", ["trace-replay", "prefix_repetition"])
+def test_lengths_are_tokens_of_the_server(workload: str, tmp_path: Path) -> None:
+    """Where a word is two tokens, half as many words are sent."""
+    more = {"trace_file": a_trace(tmp_path)} if workload == "trace-replay" else {}
+    one, two = (rounds(config(workload, **more), each)[RoundName.QUERY] for each in (None, 2))
+    lengths = [[len(p.content.split()) for p in each.prompts] for each in (one, two)]  # type: ignore[attr-defined]
+    assert [2 * each for each in lengths[1]] == lengths[0]
 
 
 def test_a_trace_shares_text_where_it_shares_blocks(tmp_path: Path) -> None:

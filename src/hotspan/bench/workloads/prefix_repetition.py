@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from hotspan.bench.records import RoundName
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, WorkloadOptions
-from hotspan.bench.workloads.texts import plain_words, pre_warm_up
+from hotspan.bench.workloads.texts import plain_words, pre_warm_up, words_per_token
 from hotspan.config.kinds import COUNT, NATURAL
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
@@ -48,10 +48,11 @@ class PrefixRepetitionOptions(WorkloadOptions):
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
         """Pre-warm-up on texts of their own, the requests in random order, and those alone."""
         asked = []
+        words = await words_per_token(count_tokens)
         for i in range(self.num_prefixes):
-            prefix = plain_words(f"{seed} prefix {i}", self.prefix_len)
+            prefix = plain_words(f"{seed} prefix {i}", max(1, round(self.prefix_len * words)))
             for j in range(self.num_prompts // self.num_prefixes):
-                suffix = plain_words(f"{seed} suffix {i} {j}", self.suffix_len)
+                suffix = plain_words(f"{seed} suffix {i} {j}", max(1, round(self.suffix_len * words)))
                 asked.append(Prompt(f"p{i}_s{j}", f"{prefix} {suffix}", self.output_len))
         Random(seed).shuffle(asked)
         first = pre_warm_up(_PRE_WARM_UP_REQUESTS, self.tokens_each, self.output_len)

@@ -8,6 +8,7 @@ from hotspan.bench.prose import prose
 from hotspan.bench.workloads.base import CountTokens, Prompt
 
 _MAX_COUNTS: Final = 10
+_SAMPLE_WORDS: Final = 1000
 _CLOSE_ENOUGH: Final = 2
 
 _PRE_WARM_UP_WORDS: Final = 256
@@ -66,6 +67,12 @@ def plain_words(name: str, count: int) -> str:
     """So many words, the same for the same name: most tokenizers have one token for each of them."""
     draw = Random(name).random  # the only method that is promised to repeat across versions
     return " ".join(_PLAIN[int(draw() * len(_PLAIN))] for _ in range(count))
+
+
+async def words_per_token(count_tokens: CountTokens) -> float:
+    """How many plain words the server makes a token of; 1 where it can't count tokens."""
+    tokens = await count_tokens(plain_words("sample", _SAMPLE_WORDS))
+    return _SAMPLE_WORDS / tokens if tokens else 1.0
 
 
 class _Words:

@@ -11,7 +11,7 @@ from typing import ClassVar, Final, overload
 
 from hotspan.bench.records import RoundName
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, OpenLoop, Prompt, Round, Scale, WorkloadOptions
-from hotspan.bench.workloads.texts import plain_words, pre_warm_up
+from hotspan.bench.workloads.texts import plain_words, pre_warm_up, words_per_token
 from hotspan.config.kinds import NATURAL, POSITIVE
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
@@ -49,7 +49,7 @@ class TraceReplayOptions(WorkloadOptions):
         if not self.file:
             raise ConfigError("the workload trace-replay needs --trace-file, a trace in Mooncake's format")
         requests = read(Path(self.file).expanduser(), self.num_requests or None).faster(self.rate_scale).requests
-        prompts = _Prompts(requests, seed, self.length_scale)
+        prompts = _Prompts(requests, seed, self.length_scale, await words_per_token(count_tokens))
         begins_s = requests[0].at_s
         first = pre_warm_up(_PRE_WARM_UP_REQUESTS, self.tokens_each, 8)
         return (
@@ -62,10 +62,14 @@ class TraceReplayOptions(WorkloadOptions):
 class _Prompts(Sequence[Prompt]):
     """The prompts of a trace, each made when it is asked for."""
 
-    def __init__(self, requests: Sequence[Request], seed: int, scale: float) -> None:
+    def __init__(self, requests: Sequence[Request], seed: int, scale: float, words_per_token: float) -> None:
         self._requests = requests
         self._scale = scale
-        self._words = lru_cache(4096)(lambda key, tokens: plain_words(f"{seed} block {key}", tokens))
+
+        def words(key: object, tokens: int) -> str:
+            return plain_words(f"{seed} block {key}", max(1, round(tokens * words_per_token)))
+
+        self._words = lru_cache(4096)(words)
 
     def __len__(self) -> int:
         return len(self._requests)
