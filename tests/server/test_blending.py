@@ -1,5 +1,6 @@
 """Blending through a real server: what the answers and the metrics say, and a server that can't blend."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ OPTIONS = ("--ram-gib", "0.3", "--blend", "first_k", "--blend-min-tokens", "256"
 def answered(server: Server, prompt: str, **given: Any) -> dict[str, Any]:
     body = {"model": server.model, "prompt": prompt, "max_tokens": 4, "temperature": 0} | given
     return dict(httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status().json())
+
+
+def streamed(server: Server, path: str, **given: Any) -> dict[str, Any]:
+    """The usage of the last chunk."""
+    body = {"model": server.model, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}} | given
+    text = httpx.post(server.url + path, json=body, timeout=60).raise_for_status().text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    return dict(json.loads(lines[-1])["usage"])
 
 
 def prompts(count: int) -> list[str]:
@@ -44,13 +53,23 @@ def test_permuted_documents_through_http(tiny_model: Path, tmp_path: Path) -> No
         said = answers[2]["kv_transfer_params"]["blend"]
         assert said["mode"] == "first_k" and said["reused"] >= 0.8 * answers[2]["usage"]["prompt_tokens"]
         assert answers[2]["usage"]["prompt_tokens_details"]["cached_tokens"] <= 128
+        details = answers[2]["usage"]["prompt_tokens_details"]
+        assert details["blend_reused_tokens"] == said["reused"]
+        assert details["blend_recomputed_tokens"] == said["recomputed"]
         assert answers[3]["kv_transfer_params"]["blend"]["reused"] > 0
+        assert "blend_reused_tokens" not in answered(server, "short")["usage"]["prompt_tokens_details"]
+        for path, given in (
+            ("/v1/completions", {"prompt": prompts(5)[4]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompts(5)[4]}]}),
+        ):
+            details = streamed(server, path, **given)["prompt_tokens_details"]
+            assert details["blend_reused_tokens"] > 1000 > details["blend_recomputed_tokens"] > 0
         refused = answered(server, prompts(5)[4], kv_transfer_params={"blend": False})
         assert refused.get("kv_transfer_params") is None
         wrong = {"model": server.model, "prompt": "a", "kv_transfer_params": {"blend": "much"}}
         assert httpx.post(server.url + "/v1/completions", json=wrong, timeout=60).status_code == 400
         answered(server, "once more")
-        assert metric(server, "up") == 1 and metric(server, "requests_total") == 2
+        assert metric(server, "up") == 1 and metric(server, "requests_total") == 4
         assert metric(server, "windows_stored_total") > 0
 
 
