@@ -28,7 +28,7 @@ def make_demo_adapter(directory: Path, model_dir: Path, seed: int) -> Path:
 
     def write(path: Path) -> None:
         write_safetensors(path / "adapter_model.safetensors", tensors, seed)
-        write_json(path / "adapter_config.json", _adapter_config(model_dir.name))
+        write_json(path / "adapter_config.json", adapter_config(model_dir.name, ["q_proj", "v_proj"]))
 
     marker = {
         "made_by": "hotspan demo adapter",
@@ -40,7 +40,8 @@ def make_demo_adapter(directory: Path, model_dir: Path, seed: int) -> Path:
     return directory
 
 
-def _adapter_config(model_name: str) -> dict[str, Any]:
+def adapter_config(model_name: str, targets: list[str]) -> dict[str, Any]:
+    """PEFT's configuration of an adapter of LORA_RANK."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -48,7 +49,7 @@ def _adapter_config(model_name: str) -> dict[str, Any]:
         "r": LORA_RANK,
         "lora_alpha": 2 * LORA_RANK,
         "lora_dropout": 0.0,
-        "target_modules": ["q_proj", "v_proj"],
+        "target_modules": targets,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -5,7 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tests.demo_adapter import LORA_RANK, adapter_config
+
 from .table import Family
+
+_ADAPTED = ("q_proj", "v_proj", "o_proj")
 
 _STD = 0.08
 """Large enough that attention is peaked, and an answer depends on the first token: wrong KV would show."""
@@ -22,6 +28,27 @@ def make_family(family: Family, directory: Path, tokenizer: Path) -> Path:
     save(model, directory, family.architecture)
     for file in (*tokenizer.glob("tokenizer*"), tokenizer / "generation_config.json"):
         shutil.copy(file, directory)
+    return directory
+
+
+def make_adapter(directory: Path, model: Path, seed: int) -> Path:
+    """A LoRA adapter for what the model has of _ADAPTED, of random matrices none of which is zero."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    rng, tensors = np.random.default_rng(seed), {}
+    with safe_open(model / "model.safetensors", "numpy") as weights:
+        for name in weights.keys():  # noqa: SIM118 -- no mapping
+            *layer, projection, kind = name.split(".")
+            if projection in _ADAPTED and kind == "weight":
+                outputs, inputs = weights.get_slice(name).get_shape()
+                module = ".".join(("base_model.model", *layer, projection))
+                for part, shape in (("A", (LORA_RANK, inputs)), ("B", (outputs, LORA_RANK))):
+                    tensors[f"{module}.lora_{part}.weight"] = rng.normal(0, _STD, shape).astype(np.float32)
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    (directory / "adapter_config.json").write_text(json.dumps(adapter_config(model.name, targets)))
     return directory
 
 

@@ -38,6 +38,8 @@ class Family:
     dtype:        of the engine: float32, unless the CPU build computes it in bfloat16 only.
     engine:       further options of the engine.
     in_gate:      `make test` has it, too.
+    dense:        fields that take its experts away; None if it has none, or can't do without.
+    has_experts:  in this shape.
     """
 
     name: str
@@ -48,6 +50,15 @@ class Family:
     dtype: str = "float32"
     engine: Mapping[str, Any] = field(default_factory=dict)
     in_gate: bool = False
+    dense: Mapping[str, Any] | None = None
+    has_experts: bool = False
+
+    @property
+    def lora(self) -> str:
+        """How it is tried with LoRA, for the docs: vLLM's CPU build has no experts with LoRA."""
+        if not self.has_experts:
+            return "yes"
+        return "no" if self.dense is None else "without experts"
 
     def __str__(self) -> str:
         return self.name.lower().replace(" ", "-").replace(",", "")
@@ -72,7 +83,14 @@ _MLA: Final = MappingProxyType(
 _DEEPSEEK3: Final = MappingProxyType(
     {**SIZES, **_MLA, "q_lora_rank": 64, "num_mtp_layers": 0, "topk_method": "noaux_tc"}
 )
-_LATENT: Final = MappingProxyType({"dtype": "bfloat16", "engine": {"block_size": None}})  # the CPU build chooses both
+_LATENT: Final = MappingProxyType(
+    {
+        "dtype": "bfloat16",
+        "engine": {"block_size": None},  # the CPU build chooses both
+        "has_experts": True,
+        "dense": {"first_k_dense_replace": SIZES["num_hidden_layers"]},
+    }
+)
 
 FAMILIES: Final = (
     Family(name="Llama", config="LlamaConfig", fields={**SIZES, **HEADS}),
@@ -89,6 +107,7 @@ FAMILIES: Final = (
         name="Qwen3-MoE",
         config="Qwen3MoeConfig",
         fields={**SIZES, **HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        has_experts=True,
     ),
     Family(
         name="Mistral, windows",
@@ -132,6 +151,7 @@ FAMILIES: Final = (
             "num_experts_per_tok": 2,
         },
         keeps="full attention beside sliding windows, with sinks",
+        has_experts=True,
         dtype="bfloat16",
     ),
     Family(
@@ -159,6 +179,7 @@ FAMILIES: Final = (
             "shared_expert_intermediate_size": 64,
         },
         keeps="full attention beside the states of gated delta nets",
+        has_experts=True,
         dtype="bfloat16",
     ),
 )

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotspan.config.settings import L2Settings
+from tests.demo_adapter import LORA_RANK
 from tests.engine.rig import CHUNK, Rig, rig
 
-from .make import make_family
+from .make import make_adapter, make_family
 from .table import FAMILIES, Family
 
 pytestmark = pytest.mark.engine
@@ -120,3 +122,38 @@ def test_family(family: Family, tiny_model: Path, tmp_path: Path) -> None:
         with engine(family, model, **tiers) as running:
             running.digests.stored.update(stored)
             hit(running, prompt, own.tokens, loads=loads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.lora != "no"], ids=str)
+def test_adapters(family: Family, tiny_model: Path, tmp_path: Path) -> None:
+    """The base model and two adapters each find their own KV only, after a restart too, and have their own answers."""
+    from vllm.lora.request import LoRARequest
+
+    family = replace(family, fields={**family.fields, **(family.dense or {})})
+    model = make_family(family, tmp_path / "model", tiny_model)
+    paths = {name: make_adapter(tmp_path / name, model, seed) for seed, name in enumerate("ab", 1)}
+    loras = [None, *(LoRARequest(name, n, str(path)) for n, (name, path) in enumerate(paths.items(), 1))]
+    options = {"disk": tmp_path / "kv", "enable_lora": True, "max_loras": 2, "max_lora_rank": LORA_RANK}
+    answers: list[list[int]] = []
+    with engine(family, model, **options) as running:
+        prompt = running.text(1, PROMPT)
+        for lora in loras:
+            assert running.ask(prompt, 12, lora=lora).cached == 0
+            running.settle()
+            answers.append(running.ask(prompt, 12, lora=lora).tokens)  # the engine's own hit
+        assert len({tuple(tokens) for tokens in answers}) == len(loras), "an adapter changes nothing"
+        stored = hits(running, prompt, loras, answers)
+    with engine(family, model, **options) as running:
+        running.digests.stored.update(stored)
+        hits(running, prompt, loras, answers)
+
+
+def hits(running: Rig, prompt: list[int], loras: list[Any], answers: list[list[int]]) -> dict[Any, bytes]:
+    """Each gets a hit with its answer, from what the tiers have; what was stored up to now."""
+    running.forget_gpu()
+    for lora, tokens in zip(loras, answers, strict=True):
+        answer = running.ask(prompt, 12, lora=lora)
+        assert (answer.cached, answer.tokens) == (WHOLE, tokens)
+        check(running)
+    return running.digests.stored

@@ -10,7 +10,10 @@ DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
 def test_the_docs_have_each_family() -> None:
     """Row by row, in this order, and nothing else."""
     gate = {True: "`make test`", False: "`make test-families`"}
-    rows = [f"| {family.name} | {family.keeps} | {family.dtype} | {gate[family.in_gate]} |" for family in FAMILIES]
+    rows = [
+        f"| {family.name} | {family.keeps} | {family.dtype} | {gate[family.in_gate]} | {family.lora} |"
+        for family in FAMILIES
+    ]
     lines = DOCS.read_text().splitlines()
-    start = lines.index("| family | what the cache keeps | tried in | by |") + 2
+    start = lines.index("| family | what the cache keeps | tried in | by | with LoRA |") + 2
     assert lines[start : lines.index("", start)] == rows, "\n".join(rows)
