@@ -144,6 +144,23 @@ def test_exact_requests_in_mixed_load_are_exact(engine: Rig) -> None:
         of(engine).off = None
 
 
+def test_a_prefix_in_the_tiers_gives_way_to_windows(engine: Rig) -> None:
+    """Where RAM has an exact prefix of two chunks, and windows of nearly all: these are taken. An exact request then
+    loads the prefix, and has the tokens of an engine without caches."""
+    library = Library(engine, 11_000, 3)
+    library.learn()
+    engine.settle()
+    engine.forget_gpu()
+    prompt = library.prompt(0, 2, 1)
+    answer = ask(engine, prompt)[0]
+    assert answer.blend is not None and answer.cached == 0
+    assert answer.blend["reused"] == 5 * WINDOW  # those within the prefix are not looked for
+    exact = ask(engine, prompt, blend=False)[0]
+    assert exact.blend is None and exact.cached == 2 * WINDOW
+    empty(engine)
+    assert engine.is_same(prompt, exact.tokens)
+
+
 def test_windows_of_others_are_never_found(engine: Rig) -> None:
     """Neither a salt, nor its absence, nor another tenant finds what one has stored."""
     library = Library(engine, 5000, 3)
