@@ -223,7 +223,7 @@ def test_all_flags_are_keys() -> None:
             "lmi": "lmi",
             "sampled": "sampled",
             "none": "none",
-            "first_k": "first_k",
+            "query": "query",
         }.get(word, "1")
         [given] = read_command_line(CommandLine(None, {key.name: sample}))
         assert given.origin == key.flag
