@@ -101,7 +101,7 @@ def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encod
         ask.empty_own()
         assert (ask(RED), ask.is_hit) == (red, True), "the image must reach into the chunk that is not whole"
     again, l2 = (red[0], 0), {"l2": L2Settings((tmp_path / "l2").as_uri())}
-    with rig(model, disk=tmp_path / "kv", cache=l2, **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", cache=l2 | {"encoder_outputs": True}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert ask(RED) == red
         for _ in range(2):
@@ -118,16 +118,16 @@ def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encod
         ask.empty_own()
         assert ask(RED) == again
         check(engine)
-    with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", cache={"encoder_outputs": True}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit, ask(LIME)) == (again, True, (lime[0], 0))
         check(engine)
-    with rig(model, cache=l2, **OPTIONS) as engine:
+    with rig(model, cache=l2 | {"encoder_outputs": True}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit) == (again, True)
         check(engine)
     flip_outputs(tmp_path / "kv" / "slab")
-    with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", cache={"encoder_outputs": True}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit) == (red, True)
         ask.empty_own()
