@@ -188,9 +188,9 @@ def test_where_outputs_are_kept() -> None:
             use_v2_model_runner=given["v2"],
         )
 
-    settings = CacheSettings(1 << 30, encoder_outputs=True)
+    settings = CacheSettings(1 << 30)
     assert keeps_outputs(settings, config()) and keeps_outputs(settings, config(ec="OutputConnector"))
-    assert not keeps_outputs(CacheSettings(1 << 30), config())
+    assert not keeps_outputs(CacheSettings(1 << 30, encoder_outputs=False), config())
     for other in ({"ec": "ECExampleConnector"}, {"sees": False}, {"workers": 2}, {"v2": True}):
         assert not keeps_outputs(settings, config(**other))
 

@@ -122,8 +122,7 @@ class CacheSettings:
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
     events_key:   a file with the key of KV events; None publishes them to whoever connects.
     blend:        reuse of repeated text that is no prefix; None leaves it out.
-    encoder_outputs: outputs of the encoders of media are kept, where the engine can (engine/encoder/outputs.py). Off:
-                  with several images in a prompt answers were wrong.
+    encoder_outputs: outputs of the encoders of media are kept, where the engine can (engine/encoder/outputs.py).
     """
 
     ram_bytes: int
@@ -143,7 +142,7 @@ class CacheSettings:
     error_file: str | None = None
     events_key: Path | None = None
     blend: BlendSettings | None = None
-    encoder_outputs: bool = False
+    encoder_outputs: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""

@@ -28,7 +28,7 @@ pytestmark = [
 OPTIONS: dict[str, Any] = {
     "max_model_len": 2048,
     "max_num_batched_tokens": 512,
-    "limit_mm_per_prompt": {"image": 1},
+    "limit_mm_per_prompt": {"image": 2},
 }
 RED, LIME = (Image.new("RGB", (112, 112), colour) for colour in ("red", "lime"))
 TEXT = prose(5, 300)
@@ -52,7 +52,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 class Asked:
-    """Asks an engine about an image behind a text; the engine's own prefix cache is empty each time."""
+    """Asks an engine about images behind a text; the engine's own prefix cache is empty each time."""
 
     def __init__(self, engine: Rig, sight: Sight, encoded: list[int]) -> None:
         self._engine = engine
@@ -60,14 +60,17 @@ class Asked:
         self._encoded = encoded
 
     def __call__(
-        self, image: Image.Image, *, text: str = TEXT, tenant: str | None = "acme", salt: str | None = None
+        self, *images: Image.Image, text: str = TEXT, tenant: str | None = "acme", salt: str | None = None
     ) -> tuple[list[int], int]:
         """The answer's tokens, and how many media were encoded. tenant: None if no server of hotspan's has named it."""
         engine = self._engine
         engine.settle()
         engine.forget_gpu()
         self._encoded.clear()
-        prompt: dict[str, Any] = {"prompt": f"{text}{self._sight.image} so", "multi_modal_data": {"image": image}}
+        prompt: dict[str, Any] = {
+            "prompt": f"{text}{self._sight.image * len(images)} so",
+            "multi_modal_data": {"image": list(images)},
+        }
         params = sampling(12, {} if tenant is None else {SERVER_DIRECTIVES: Directives(tenant=tenant).to_json()})
         named = prompt | ({} if salt is None else {"cache_salt": salt})
         (output,) = engine.llm.generate([named], params, use_tqdm=False)
@@ -92,22 +95,29 @@ class Asked:
 @pytest.mark.parametrize("sight", [pytest.param(sight, id=str(sight)) for sight in SIGHTS])
 def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encoded: list[int]) -> None:
     """From RAM, from disk, after a restart and from an L2 the encoder does not run, and the tokens are the same as
-    without it. Another image, tenant or salt is encoded, and so is what comes from disk with a flipped bit."""
+    without it, also for two images in either order. Another image, tenant or salt is encoded, and so is what comes
+    from disk with a flipped bit."""
     model = make_sight(sight, tmp_path)
     with rig(model, cache={"encoder_outputs": False}, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         red, lime = ask(RED), ask(LIME)
-        assert (red[1], lime[1], red[0] != lime[0]) == (1, 1, True)
+        ask.empty_own()
+        two, swapped = ask(RED, LIME), ask(LIME, RED)
+        assert [red[1], lime[1], two[1], swapped[1]] == [1, 1, 2, 0]
+        assert len({tuple(tokens) for tokens, _ in (red, lime, two, swapped)}) == 4
         ask.empty_own()
         assert (ask(RED), ask.is_hit) == (red, True), "the image must reach into the chunk that is not whole"
     again, l2 = (red[0], 0), {"l2": L2Settings((tmp_path / "l2").as_uri())}
-    with rig(model, disk=tmp_path / "kv", cache=l2 | {"encoder_outputs": True}, **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", cache=l2, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert ask(RED) == red
         for _ in range(2):
             ask.empty_own()
             assert (ask(RED), ask.is_hit) == (again, True)
         assert ask(LIME) == lime
+        for _ in range(2):
+            ask.empty_own()
+            assert (ask(LIME, RED), ask(RED, LIME)) == ((swapped[0], 0), (two[0], 0))
         for other in ({"tenant": "globex"}, {"salt": "another"}, {"tenant": None}):
             ask.empty_own()
             assert ask(RED, **other) == red
@@ -118,16 +128,18 @@ def test_an_image_at_the_end_is_encoded_once(sight: Sight, tmp_path: Path, encod
         ask.empty_own()
         assert ask(RED) == again
         check(engine)
-    with rig(model, disk=tmp_path / "kv", cache={"encoder_outputs": True}, **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit, ask(LIME)) == (again, True, (lime[0], 0))
+        ask.empty_own()
+        assert ask(RED, LIME) == (two[0], 0)
         check(engine)
-    with rig(model, cache=l2 | {"encoder_outputs": True}, **OPTIONS) as engine:
+    with rig(model, cache=l2, **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit) == (again, True)
         check(engine)
     flip_outputs(tmp_path / "kv" / "slab")
-    with rig(model, disk=tmp_path / "kv", cache={"encoder_outputs": True}, **OPTIONS) as engine:
+    with rig(model, disk=tmp_path / "kv", **OPTIONS) as engine:
         ask = Asked(engine, sight, encoded)
         assert (ask(RED), ask.is_hit) == (red, True)
         ask.empty_own()

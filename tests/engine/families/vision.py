@@ -197,8 +197,10 @@ def make_seeing_target(target: Path, model: Path) -> Path:
 
 
 def _shape(sight: Sight) -> Any:
+    import torch
     import transformers
 
+    torch.manual_seed(0)  # of what `save` leaves as it is
     return transformers.AutoModelForImageTextToText.from_config(getattr(transformers, sight.config)(**sight.fields))
 
 
