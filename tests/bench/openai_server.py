@@ -41,6 +41,8 @@ class Behaviour:
     has_metrics: bool = True
     tokens_per_word: int = 0  # 0: no /tokenize
     root: str = ""
+    token_bytes: int = 0  # 0: the metrics don't tell
+    status: Any = None  # an LMCache server's page at /status; None: there is none
     labels: str = 'tier="ram"'
     logprob: Callable[[dict[str, Any], int], float] = lambda body, at: -0.25  # of each token, where they are asked for
 
@@ -86,6 +88,7 @@ class OpenAIServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status", self._status)
         app.router.add_post("/tokenize", self._tokenize)
         return app
 
@@ -109,12 +112,20 @@ class OpenAIServer:
         body = await request.json()
         return web.json_response({"count": self.behaviour.tokens_per_word * len(body["prompt"].split())})
 
+    async def _status(self, request: web.Request) -> web.Response:
+        if self.behaviour.status is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.behaviour.status)
+
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.behaviour.has_metrics:
             raise web.HTTPNotFound
         served = len(self.served.bodies)
+        token_bytes = self.behaviour.token_bytes
+        size = f'hotspan_cache_token_bytes{{engine="0"}} {token_bytes:.1f}\n' if token_bytes else ""
         return web.Response(
-            text=f"""# HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
+            text=size
+            + f"""# HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
 # TYPE vllm:prefix_cache_queries_total counter
 vllm:prefix_cache_queries_total{{engine="0",model_name="small"}} {100 * served}
 # TYPE vllm:prefix_cache_hits_total counter

@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conftest import StartServer
 from hotspan.bench.config import BenchConfig, read_config_file, write_config_file
+from hotspan.bench.kv_size import kv_bytes_per_token
 from hotspan.bench.records import Slo
-from hotspan.bench.runner import kv_bytes_per_token, resolve_now
+from hotspan.bench.runner import resolve_now
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.core.errors import ConfigError
@@ -113,6 +115,52 @@ def test_tokens_per_gib_come_from_the_servers_model(serve: StartServer, tmp_path
     assert (found.model, found.tokens_per_gb_kvcache) == ("small", 2**30 // 8192)
     given = BenchConfig(options=LongDocQaOptions(), engine_url=server.url, tokens_per_gb_kvcache=5)
     assert resolve_now(given).tokens_per_gb_kvcache == 5
+
+
+def test_tokens_per_gib_come_from_the_servers_metrics(serve: StartServer) -> None:
+    """A model whose directory isn't here is sized by what a hotspan server says that it keeps of a token."""
+    server = serve(root="org/model", token_bytes=8192)
+    found = resolve_now(BenchConfig(options=LongDocQaOptions(), engine_url=server.url))
+    assert found.tokens_per_gb_kvcache == 2**30 // 8192
+
+
+def lmcache_engine(model: str, **layout: object) -> dict[str, object]:
+    return {"model_name": model, "world_size": 4, "kv_cache_layout": layout}
+
+
+@pytest.mark.parametrize("group", ["cache_context_meta", "cb_gpu_context_meta"])
+def test_tokens_per_gib_come_from_an_lmcache_server(serve: StartServer, tmp_path: Path, group: str) -> None:
+    """Its size is of one rank, and goes before the config.json; a flag goes before it."""
+    engines = {"7": lmcache_engine("other"), "8": lmcache_engine("small", cache_size_per_token=1024)}
+    server = serve(root=str(write_model(tmp_path)), status={group: engines})
+    asked = BenchConfig(options=LongDocQaOptions(), engine_url=server.url, lmcache_url=server.url + "/")
+    assert resolve_now(asked).tokens_per_gb_kvcache == 2**30 // (4 * 1024)
+    assert resolve_now(replace(asked, tokens_per_gb_kvcache=5)).tokens_per_gb_kvcache == 5
+    assert "lmcache_url" not in asked.to_flat(portable=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (None, "can't be read"),
+        ([], "none: is an engine connected"),
+        ({"cache_context_meta": {"8": None}}, "none: is an engine connected"),
+        ({"cache_context_meta": {"8": lmcache_engine("large", cache_size_per_token=1)}}, "its models: large"),
+        ({"cache_context_meta": {"8": lmcache_engine("small")}}, "--tokens-per-gb-kvcache"),
+        ({"cache_context_meta": {"8": {"model_name": "small", "kv_cache_layout": 3}}}, "--tokens-per-gb-kvcache"),
+    ],
+)
+def test_an_lmcache_server_that_does_not_tell_is_an_error(serve: StartServer, status: object, message: str) -> None:
+    """No page, no such model, or no size: the run does not begin with a size that the user did not mean."""
+    server = serve(status=status, token_bytes=8192)
+    with pytest.raises(ConfigError, match=message):
+        resolve_now(BenchConfig(options=LongDocQaOptions(), engine_url=server.url, lmcache_url=server.url))
+
+
+def test_an_lmcache_url_needs_a_scheme() -> None:
+    """A host and port alone are refused, as they are for --engine-url."""
+    with pytest.raises(ConfigError, match="--lmcache-url must start with http"):
+        BenchConfig(options=LongDocQaOptions(), lmcache_url="localhost:8080")
 
 
 def test_tokens_per_gib_that_nobody_knows_are_asked_for(serve: StartServer) -> None:

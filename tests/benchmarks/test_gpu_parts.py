@@ -20,7 +20,7 @@ from benchmarks.gpu.parts import MANIFEST, PartsError, cut, join
 from benchmarks.gpu.record import Deadline, OutOfTime, Result
 from benchmarks.gpu.thin import NOTE, WheelError, thin
 from benchmarks.gpu.workloads import chat_sizes, fitting_sessions
-from hotspan.bench.runner import kv_bytes_per_token
+from hotspan.bench.kv_size import kv_bytes_per_token
 from hotspan.core.errors import ConfigError
 
 GIB = 1 << 30

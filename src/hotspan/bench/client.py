@@ -72,7 +72,7 @@ class OpenAIClient:
     async def count_tokens(self, model: str, text: str) -> int | None:
         """The text's tokens without special ones, or None if the server has no /tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        answer = await self._optional("POST", "/tokenize", json=body)
+        answer = await self.page("/tokenize", "POST", json=body)
         try:
             return None if answer is None else int(json.loads(answer)["count"])
         except (ValueError, KeyError, TypeError):
@@ -80,10 +80,10 @@ class OpenAIClient:
 
     async def metrics(self) -> str | None:
         """The server's Prometheus page, or None if it has none."""
-        return await self._optional("GET", "/metrics")
+        return await self.page("/metrics")
 
-    async def _optional(self, method: str, path: str, **more: Any) -> str | None:
-        """What a path answers that not every server has."""
+    async def page(self, path: str, method: str = "GET", **more: Any) -> str | None:
+        """What a path answers that not every server has, or None. `more` is aiohttp's."""
         try:
             async with self._session.request(method, self._base_url + path, **more) as response:
                 return await response.text() if response.status == 200 else None

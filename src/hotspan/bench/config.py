@@ -29,10 +29,15 @@ class BenchConfig:
     model: str = option("", "Model name. Default: the first model that the server lists.")
     kv_cache_volume: float = option(100.0, "Size of the KV cache that the workload fills, in GiB.", kind=POSITIVE)
     tokens_per_gb_kvcache: int = option(
-        0, "Tokens per GiB of KV cache. Default: computed from the model's config.json.", kind=NATURAL
+        0,
+        "Tokens per GiB of KV cache. Default: from --lmcache-url, the model's config.json, or the server's metrics.",
+        kind=NATURAL,
     )
     model_config: str = option(
         "", "Directory with the model's config.json. Default: the directory that the server reports, if it is local."
+    )
+    lmcache_url: str = option(
+        "", "URL of an LMCache server's HTTP port, which tells the tokens per GiB. Default: not asked."
     )
     seed: int = option(42, "Random seed for texts and order.")
     ignore_eos: bool = option(False, "Generate the maximum number of tokens and ignore end-of-text tokens (vLLM only).")
@@ -71,6 +76,8 @@ class BenchConfig:
         check(self)
         if self.engine_url and not self.engine_url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine-url must start with http:// or https://, not {self.engine_url!r}")
+        if self.lmcache_url and not self.lmcache_url.startswith(("http://", "https://")):
+            raise ConfigError(f"--lmcache-url must start with http:// or https://, not {self.lmcache_url!r}")
 
     @property
     def base_url(self) -> str:
@@ -108,7 +115,7 @@ class BenchConfig:
 
     def to_flat(self, *, portable: bool = False) -> dict[str, Any]:
         """The configuration in flat keys; `portable` leaves out what belongs to one server or machine."""
-        left_out = {"engine_url", "engine_pid", "model_config"} if portable else set()
+        left_out = {"engine_url", "engine_pid", "model_config", "lmcache_url"} if portable else set()
         flat: dict[str, Any] = {"workload": self.options.NAME}
         flat |= {option.name: getattr(self, option.name) for option in GENERAL if option.name not in left_out}
         prefix = self.options.PREFIX

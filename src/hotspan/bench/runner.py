@@ -6,23 +6,20 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
-from hotspan.bench.client import ModelCard, OpenAIClient
+from hotspan.bench.client import OpenAIClient
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.counters import CacheCounters, ProcessTreeCpu, settled_seconds
+from hotspan.bench.kv_size import tokens_per_gib
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult
 from hotspan.bench.summary import summarize
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB
-from hotspan.plan.shape import ModelShape
 
 # An engine publishes its counters a moment after the last token has left it.
 _SETTLE_S: Final = 0.3
-_INSTEAD: Final = "or pass --tokens-per-gb-kvcache"
 
 
 class Progress:
@@ -149,7 +146,7 @@ async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
         raise ConfigError(f"{config.base_url} lists no model; pass --model NAME")
     per_gib = config.tokens_per_gb_kvcache
     if needs_scale:
-        per_gib = tokens_per_gib(_model_directory(config, model, cards))
+        per_gib = await tokens_per_gib(config, model, cards, client)
     return replace(config, model=model, tokens_per_gb_kvcache=per_gib)
 
 
@@ -161,19 +158,6 @@ def resolve_now(config: BenchConfig) -> BenchConfig:
             return await resolve(config, client)
 
     return asyncio.run(ask())
-
-
-def _model_directory(config: BenchConfig, model: str, cards: list[ModelCard]) -> Path:
-    if config.model_config:
-        return Path(config.model_config)
-    roots = [card.root for card in cards if card.name == model] + [model]
-    found = next((Path(root) for root in roots if root and (Path(root) / "config.json").is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"how many tokens of {model} fit into a GiB is unknown: pass --tokens-per-gb-kvcache N, "
-            f"--model-config DIR with its config.json, or {config.options.count_flag} N"
-        )
-    return found
 
 
 def _run_clock() -> RunClock:
@@ -253,22 +237,3 @@ class _Player:
     async def _scrape(self) -> CacheCounters | None:
         text = await self._client.metrics()
         return CacheCounters.parse(text) if text else None
-
-
-def kv_bytes_per_token(directory: Path) -> int:
-    """Bytes of KV for one token of the model in `directory`, over all ranks, as the engine keeps it by default.
-
-    Raises: ConfigError if there is no config.json, or its layers can't be sized, or keep nothing of a token.
-    """
-    try:
-        size = ModelShape.from_config(directory).kv_bytes_per_token
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {_INSTEAD}") from error
-    if not size:
-        raise ConfigError(f"{directory}: this model keeps nothing of each token: {_INSTEAD[3:]}")
-    return size
-
-
-def tokens_per_gib(directory: Path) -> int:
-    """Tokens whose KV fills one GiB."""
-    return GIB // kv_bytes_per_token(directory)
