@@ -82,7 +82,7 @@ def vllm_serving(model: Path, config: dict[str, Any], log: Path, **variables: st
     port = free_port()
     words = [str(model), "--port", str(port), "--enforce-eager", "--max-model-len", "1024"]
     words += ["--kv-cache-memory-bytes", str(1 << 26), "--enable-prompt-tokens-details"]
-    words += ["--kv-transfer-config", json.dumps(config)]
+    words += ["--shutdown-timeout", "30", "--kv-transfer-config", json.dumps(config)]
     command = [sys.executable, "-c", VLLM, "serve", *words]
     with log.open("ab") as out:
         process = subprocess.Popen(command, env=a_strangers() | variables, stdout=out, stderr=out)
@@ -116,7 +116,9 @@ def asked(url: str, model: Path) -> tuple[str, int]:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_vllm_serve_finds_a_text_after_a_restart(tmp_path: Path) -> None:
-    """`vllm serve` with the connector's name alone and tiers from HOTSPAN_* or the extra config: a warm restart."""
+    """`vllm serve` with the connector's name alone and tiers from HOTSPAN_* or the extra config: warm after a restart.
+
+    Also of what was answered the moment before SIGTERM."""
     from hotspan.demo.model import make_demo_model
 
     model, disk, log = tmp_path / "model", tmp_path / "disk", tmp_path / "log"
@@ -126,7 +128,6 @@ def test_vllm_serve_finds_a_text_after_a_restart(tmp_path: Path) -> None:
     with vllm_serving(model, plain, log, **tiers, HOTSPAN_JOB_QUEUE_SIZE="7") as url:
         first, cached = asked(url, model)
         assert not cached
-        assert first == asked(url, model)[0]
     extra = {"hotspan.ram_gib": 0.25, "hotspan.disk": str(disk), "hotspan.disk_gib": 1}
     with vllm_serving(model, plain | {"kv_connector_extra_config": extra}, log) as url:
         again, cached = asked(url, model)

@@ -112,6 +112,10 @@ class LowerTiers:
         """How many chunks wait for each tier, or are on their way to it."""
         return {tier.tier: queue.queued for tier, queue in zip(self.tiers, self._queues, strict=True)}
 
+    def unwritten(self) -> dict[Tier, int]:
+        """The chunks that each tier does not have though it was to: those that are queued, and failed writes."""
+        return {tier.tier: queue.queued + queue.failed for tier, queue in zip(self.tiers, self._queues, strict=True)}
+
     def offer(self, keys: Iterable[ChunkKey]) -> None:
         """Chunks came to RAM, or were used there a second time."""
         if not self._queues:
@@ -166,9 +170,9 @@ class LowerTiers:
         return [entry for queue in self._queues for entry in queue.in_flight()]
 
     def close(self, timeout_s: float) -> None:
-        """Let go of all tiers, within `timeout_s`."""
+        """Let go of all tiers, within `timeout_s`; first of those that are not busy: one that hangs takes all of it."""
         deadline = Deadline(timeout_s, self._clock.monotonic)
-        for tier in self.tiers:
+        for tier, _ in sorted(zip(self.tiers, self._queues, strict=True), key=lambda pair: pair[1].queued):
             tier.close(deadline.rest_s())
 
 
@@ -177,6 +181,8 @@ class StoreQueue:
 
     Those that an invalidation holds back are set aside until the tier releases them, and are the next then; so is what
     stands on them, which no tier takes before.
+
+    failed: writes that ended with a fault.
     """
 
     def __init__(self, entries: Mapping[ChunkKey, Entry], slab: SharedSlab, tier: LowerTier, stats: CacheStats) -> None:
@@ -187,6 +193,7 @@ class StoreQueue:
         self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
         self._held: dict[ChunkKey, list[ChunkKey]] = {}  # set aside, with those that wait for them
         self._writing: dict[ChunkKey, Entry] = {}
+        self.failed = 0
 
     @property
     def queued(self) -> int:
@@ -257,6 +264,7 @@ class StoreQueue:
         entry = self._writing.pop(transfer.key)
         entry.pins -= 1
         entry.moving -= 1
+        self.failed += transfer.fault is not None
         if entry.deleted and transfer.key in self._entries:
             self._offered[transfer.key] = None  # stored anew while the old write still ran
         return entry

@@ -9,6 +9,7 @@ and the request's prefix is cut there. So is what a tier that must ask elsewhere
 Here and in `Waits` a tier's fault becomes a miss.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from hotspan.tiers.base import Durable, TierUsage
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.050
 """How long a request waits while nothing at all lands in RAM, where no cost model says how long."""
@@ -314,12 +317,20 @@ class TieredCache:
         return self._lower.queued()
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits to be written, at most `timeout_s`, and let go of all tiers."""
-        deadline = Deadline(timeout_s, self._clock.monotonic)
-        while self.is_persisting and (left_s := deadline.rest_s()):
+        """Write what waits to be written, and let go of all tiers, at most `timeout_s`; what is not written is logged.
+
+        A tenth of the time is for the tiers' own ends.
+        """
+        writing, closing = (Deadline(share * timeout_s, self._clock.monotonic) for share in (0.9, 1.0))
+        failed = {tier: count - self.queued()[tier] for tier, count in self._lower.unwritten().items()}
+        while self.is_persisting and (left_s := writing.rest_s()):
             self.wait(min(left_s, 0.05))
             self.step()
-        self._lower.close(deadline.rest_s())
+        for tier, count in self._lower.unwritten().items():
+            if count > failed[tier]:
+                chunks = count - failed[tier]
+                logger.warning("stores_given_up tier=%s chunks=%d timeout_s=%g", tier.value, chunks, timeout_s)
+        self._lower.close(closing.rest_s())
         self.ram.slab.close()
 
     def check(self) -> None:

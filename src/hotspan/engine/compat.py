@@ -248,6 +248,24 @@ def watch_adapters(loading: Callable[[Any, Any], None]) -> None:
     EngineCore.add_lora = add_lora
 
 
+_shutdown = EngineCore.shutdown
+
+
+def watch_ends(ending: Callable[[Any], None]) -> None:
+    """Call `ending(core)` before an engine core without a process of its own shuts down. Only the last caller is told.
+
+    One with a process of its own steps until its connector has no more to do; the other is never stepped again.
+    """
+
+    @wraps(_shutdown)
+    def shutdown(core: EngineCore) -> None:
+        if not isinstance(core, EngineCoreProc):
+            ending(core)
+        _shutdown(core)
+
+    EngineCore.shutdown = shutdown
+
+
 def watch_runners(ready: Callable[[Any], None]) -> None:
     """Call `ready(runner)` when a CPU engine's model runner of this process has its KV cache, before its first step.
 

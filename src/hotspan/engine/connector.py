@@ -35,12 +35,13 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from hotspan.config.connector import HASH, SPEC, connector_settings, extra_config
 from hotspan.config.environment import environment
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
+from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.engine.admin import Administrator
 from hotspan.engine.blend.orders import Orders, Report
@@ -51,6 +52,7 @@ from hotspan.engine.compat import (
     offer_utility,
     skip_unchanged_keys,
     watch_adapters,
+    watch_ends,
     watch_runners,
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
     from hotspan.engine.blend.steps import BlendSteps
 
 logger = logging.getLogger(__name__)
+
+_FINISH_S = 5.0
+"""How long an engine that ends, and has no process of its own, goes on for what its last requests left to store."""
 
 _IDLE_S = 0.005
 """How long an engine with nothing to compute sleeps for a chunk on its way, rather than poll for it."""
@@ -133,6 +138,7 @@ class HotspanConnector(OffloadingConnector):
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
             watch_adapters(_load_adapter)
+            watch_ends(_finish_stores)
 
     def _keep_outputs(self, vllm_config: VllmConfig) -> None:
         """Let the engine ask for encoder outputs, too."""
@@ -342,6 +348,19 @@ def _load_adapter(core: Any, lora: LoRARequest) -> None:
     """Learn what an adapter's files are before the engine reads them."""
     if isinstance(core.scheduler.connector, HotspanConnector):
         core.scheduler.connector.manager.load_adapter(lora)
+
+
+def _finish_stores(core: Any) -> None:
+    """Let the last requests' chunks reach RAM: vLLM begins to store them in the step after a request's end."""
+    if not isinstance(core.scheduler.connector, HotspanConnector):
+        return
+    deadline = Deadline(_FINISH_S)
+    try:
+        core.scheduler.finish_requests(list(core.scheduler.requests), RequestStatus.FINISHED_ABORTED)
+        while (core.scheduler.has_requests() or core.batch_queue) and deadline.rest_s():
+            core.step_fn()
+    except Exception as error:  # of an engine that failed: its end goes on
+        logger.warning("stores_not_finished error=%s", str(error))
 
 
 def _check_groups(kv_cache_config: KVCacheConfig) -> None:

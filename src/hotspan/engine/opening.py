@@ -45,6 +45,9 @@ from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
 
 _CLOSE_S = 1.0
+_REST_S = 5.0
+"""What an engine's end takes besides: connections to a store that hangs, keys, the engine's own memory."""
+
 _KEYS_S = 10.0
 """How long a start waits for the keys of the tenants that are known; the others' come later."""
 
@@ -99,7 +102,8 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
         closing.callback(administrator.close)
-        closing.callback(cache.close, settings.drain_s)  # first of all: it writes what waits to be written
+        # First of all: it writes what waits to be written.
+        closing.callback(cache.close, _drain_s(settings.drain_s, config.shutdown_timeout))
         if follower is not None:
             follower.start()
         manager.closing = closing.pop_all()
@@ -222,6 +226,14 @@ def _groups(spec: HotspanSpec, kv_cache: KVCacheConfig) -> list[ChunkGroup]:
 
 def _shares(settings: CacheSettings) -> Shares:
     return Shares(by_tenant={tenant_label(share.tenant): Share(share.floor, share.quota) for share in settings.tenants})
+
+
+def _drain_s(drain_s: float, grace_s: float) -> float:
+    """How long a stopping engine may write: vLLM kills it `grace_s` after it was told to stop, and the rest ends, too.
+
+    grace_s: 0 where nobody has set it: vLLM then kills its own server's engine at once, and that of `LLM()` after 5 s.
+    """
+    return min(drain_s, max(grace_s - _REST_S, grace_s / 2)) if grace_s else drain_s
 
 
 def _patience_s(settings: CacheSettings) -> float:
