@@ -96,6 +96,19 @@ speculative: develop  ## What drafted tokens save: time between tokens, CPU, acc
 encoder: develop  ## What a repeated image costs: the vision encoder's share of the time to first token, its outputs kept and not (about 6 minutes)
 	@$(BIN)/python -m benchmarks.encoder --output benchmarks/results/encoder.json
 
+# LMCache's wheel asks for CUDA's packages, which it does not import beside a CPU engine: what it does need is named.
+LMCACHE := 0.5.6
+LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentelemetry-exporter-otlp opentelemetry-exporter-prometheus py-cpuinfo redis sortedcontainers
+.venv-peers/.lmcache-$(LMCACHE): pyproject.toml
+	@$(MAKE) install ENGINE=cpu VENV=.venv-peers
+	$(SAY) "LMCache $(LMCACHE)"
+	@.venv-peers/bin/python -m pip install --disable-pip-version-check $(LMCACHE_NEEDS) $(BRIEFLY)
+	@.venv-peers/bin/python -m pip install --disable-pip-version-check --no-deps lmcache==$(LMCACHE) $(BRIEFLY)
+	@touch $@
+.PHONY: peers
+peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
+	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
+
 .PHONY: step-cost
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
@@ -259,5 +272,5 @@ reference: develop  ## Write docs/reference/ from the code
 	@$(BIN)/python -m docsite.reference
 
 clean:  ## Remove .venv and what the tools cached
-	rm -rf $(VENV) .venv-vllm-* .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
