@@ -47,7 +47,7 @@ LIMITS = ("--max-drift", "20%", "--detect", "60%")
 def test_identical_servers_pass(serve: StartServer, tmp_path: Path) -> None:
     """Status 0, the number of items that it takes before the run, the noise floor, and every file."""
     sides = ("--a", serve(**says()).url, "--b", serve(**says()).url + "/v1/")
-    files = ("--json", str(tmp_path / "ab.json"), "--report", str(tmp_path / "ab.html"))
+    files = ("--output", str(tmp_path / "ab.json"), "--report", str(tmp_path / "ab.html"))
     asked = questions(tmp_path / "set.jsonl", 30, expected="right", match="contains")
     status, output = ab(*sides, "--set", asked, *LIMITS, *files, "--review", str(tmp_path / "r.jsonl"))
     assert status == 0, output
@@ -72,7 +72,7 @@ def test_a_drift_is_status_1_and_can_be_reviewed_blind(
     monkeypatch.setattr(review, "randbelow", lambda most: next(drawn) % most)
     sides = ("--a", serve(**says()).url, "--b", serve(**says(drifts=15)).url)
     files = (
-        "--json",
+        "--output",
         str(tmp_path / "ab.json"),
         "--review",
         str(tmp_path / "r.csv"),
@@ -115,7 +115,7 @@ def test_log_probabilities_show_what_tokens_do_not(serve: StartServer, tmp_path:
     """Equal tokens of other probabilities pass with a KL above 0."""
     other = serve(**says(), logprob=lambda body, at: -0.5)
     asked, output = questions(tmp_path / "s.jsonl", 30), tmp_path / "ab.json"
-    status, said = ab("--a", serve(**says()).url, "--b", other.url, "--set", asked, *LIMITS, "--json", str(output))
+    status, said = ab("--a", serve(**says()).url, "--b", other.url, "--set", asked, *LIMITS, "--output", str(output))
     assert status == 0, said
     kl = AbResult.load(output).agreements[2].kl
     assert kl is not None and kl.value == pytest.approx(0.0673, abs=1e-3)
@@ -135,7 +135,7 @@ def test_requests_say_what_they_should(serve: StartServer, tmp_path: Path) -> No
     a, b = serve(**says()), serve(**says())
     more = ("--no-reuse", "--max-tokens", "2", "--top-logprobs", "0", "--b-model", "tuned", "--api-key", "sk-hidden")
     asked, output = questions(tmp_path / "s.jsonl", 3), tmp_path / "ab.json"
-    ab("--a", a.url, "--b", b.url, "--set", asked, *more, "--json", str(output))
+    ab("--a", a.url, "--b", b.url, "--set", asked, *more, "--output", str(output))
     bodies = a.served.bodies + b.served.bodies
     assert len({body.pop("cache_salt") for body in bodies}) == 12
     assert {body.pop("model") for body in b.served.bodies} == {"tuned"}
@@ -164,7 +164,7 @@ def test_requests_say_what_they_should(serve: StartServer, tmp_path: Path) -> No
         (("--a", "http://x", "--b", "http://y", "--logs", "/tmp"), "--logs has no effect"),
         (("--router", "http://x", "--canary", "http://y", "--b-model", "m"), "--b-model has no effect"),
         (("--a", "http://x", "--b", "http://y", "--seed", "-1"), "--seed"),
-        (("--a", "http://x", "--b", "http://y", "--json", "/dev/null/x.json"), "can't be written"),
+        (("--a", "http://x", "--b", "http://y", "--output", "/dev/null/x.json"), "can't be written"),
         (("--a", "http://x", "--b", "http://y", "--report", "/"), "can't be written"),
         (("--a", "http://x", "--b", "http://y", "--max-drift", "3%"), "--detect 2.00% must be above"),
         (("--a", "http://x", "--b", "http://y", "--max-drift", "0"), "--max-drift must be above 0"),
@@ -185,7 +185,7 @@ def test_half_characters_and_passwords_reach_no_file(serve: StartServer, tmp_pat
     whole, half = serve(answers=lambda body: ("\ud83d", "\ude00")), serve(answers=lambda body: ("\ud83d", "x"))
     url = whole.url.replace("//", "//me:sesame@")
     files = {kind: tmp_path / f"r.{kind}" for kind in ("json", "html", "jsonl")}
-    options = zip(("--json", "--report", "--review"), map(str, files.values()), strict=True)
+    options = zip(("--output", "--report", "--review"), map(str, files.values()), strict=True)
     asked = ("--set", questions(tmp_path / "set.jsonl", 30), *(word for two in options for word in two))
     status, output = ab("--a", url, "--b", half.url, *asked, *LIMITS)
     assert status == 1, output
@@ -199,7 +199,7 @@ def test_servers_are_started_and_stopped(start: str, words: str, fake_servers: N
     """Two configurations run at once or in turn; a planted drift is found; both servers end in order."""
     sides = ("--a-serve", "model", "--b-serve", "model --drifts", "--start", start, "--logs", str(tmp_path))
     output = tmp_path / "ab.json"
-    status, said = ab(*sides, "--items", "12", *LIMITS, "--json", str(output))
+    status, said = ab(*sides, "--items", "12", *LIMITS, "--output", str(output))
     assert status == 1 and words in said, said
     result = AbResult.load(output)
     assert result.is_interleaved is (start == "together") and bool(result.figures) is result.is_interleaved
@@ -216,9 +216,11 @@ def test_a_second_server_is_started_beside_the_first_if_it_fits(monkeypatch: pyt
 
 
 def test_the_benchmarks_report_has_a_section(serve: StartServer, tmp_path: Path) -> None:
-    """`hotspan bench report --ab` shows a comparison beside the runs; a file of another kind is refused."""
+    """`bench report --ab` shows a comparison, which --json prints, beside the runs; other files are refused."""
     server, output = serve(**says()), tmp_path / "ab.json"
-    ab("--a", server.url, "--b", server.url, "--set", questions(tmp_path / "s.jsonl", 3), "--json", str(output))
+    words = ("--a", server.url, "--b", server.url, "--set", questions(tmp_path / "s.jsonl", 3), "--output", str(output))
+    done = CliRunner().invoke(app, ["ab", *words, "--json"])
+    assert json.loads(done.stdout) == json.loads(output.read_text()), done.stderr
     run, page = tmp_path / "run.json", tmp_path / "page.html"
     fabricated_result(1.0, {}).save(run)
     done = CliRunner().invoke(app, ["bench", "report", str(page), str(run), "--ab", str(output)])

@@ -27,7 +27,7 @@ def test_a_cache_does_not_change_answers_and_another_computation_does(name: str,
         "another computation": f"""{model} --no-cache --hf-overrides '{{"rms_norm_eps": 0.5}}' {ENGINE}""",
     }
     sides = ("--a-serve", f"{model} --no-cache {ENGINE}", "--b-serve", others[name])
-    more = ("--items", "20", "--max-tokens", "8", "-q", "--logs", str(tmp_path), "--json", str(output))
+    more = ("--items", "20", "--max-tokens", "8", "-q", "--logs", str(tmp_path), "--output", str(output))
     command = [sys.executable, "-m", "hotspan", "ab", *sides, *LIMITS, *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env={**os.environ, **ENVIRONMENT})
     assert done.returncode == status, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from .test_cli import LIMITS, ab, number, questions, says
 def test_a_server_that_repeats_itself_passes(serve: StartServer, tmp_path: Path) -> None:
     """Status 0; each condition is a row; no more requests are in flight than the condition says."""
     server, output = serve(**says()), tmp_path / "same.json"
-    more = ("--level", "3", "--repeats", "2", "--json", str(output), "--report", str(tmp_path / "same.html"))
+    more = ("--level", "3", "--repeats", "2", "--output", str(output), "--report", str(tmp_path / "same.html"))
     status, said = ab("--same", server.url, "--set", questions(tmp_path / "s.jsonl", 20), *LIMITS[:2], *more)
     assert status == 0 and "pass: 0 of 20 items differ at worst" in said, said
     assert "needs 16 items, all answered alike, to pass; 20 asked" in said
@@ -38,7 +38,7 @@ def test_answers_that_depend_on_the_batch_are_found(serve: StartServer, tmp_path
         return ("x", "y" if asked <= 2 else "z")  # the first time, and the repetition alone
 
     server = serve(answers=answers, holds=together)
-    more = ("--level", "4", "--repeats", "1", "--json", str(tmp_path / "same.json"))
+    more = ("--level", "4", "--repeats", "1", "--output", str(tmp_path / "same.json"))
     status, said = ab("--same", server.url, "--set", questions(tmp_path / "s.jsonl", 20), *LIMITS[:2], *more)
     assert status == 1 and "20 of 20 items differ at worst (4 at a time)" in said, said
     alone, four = json.loads((tmp_path / "same.json").read_text())["conditions"]
@@ -49,7 +49,7 @@ def test_answers_that_depend_on_the_batch_are_found(serve: StartServer, tmp_path
 def test_a_server_that_is_started_is_checked_over_a_restart(fake_servers: None, tmp_path: Path) -> None:
     """The conditions of a started server: repetitions, computed anew, and both again after a restart."""
     output = tmp_path / "same.json"
-    more = ("--level", "2", "--repeats", "1", "--logs", str(tmp_path), "--json", str(output), "--items", "20")
+    more = ("--level", "2", "--repeats", "1", "--logs", str(tmp_path), "--output", str(output), "--items", "20")
     status, said = ab("--same-serve", "model", *LIMITS[:2], *more)
     assert status == 0, said
     assert [each["title"] for each in json.loads(output.read_text())["conditions"]] == [

@@ -37,7 +37,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def engine(url: str, output: Path, *more: str) -> Result:
-    common = ("--engine-url", url, "--workload", "long-doc-qa", "--output-dir", str(output), "-q", "--no-interactive")
+    common = ("--engine-url", url, "--workload", "long-doc-qa", "--output", str(output), "-q", "--no-interactive")
     small = ("--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--tokens-per-gb-kvcache", "80")
     return invoke("engine", *common, *small, "--kv-cache-volume", "1", *more)
 
@@ -58,6 +58,7 @@ def test_files_have_the_columns_and_keys_that_users_know(serve: StartServer, tmp
         assert float(row["submit_time"]) <= float(row["first_token_time"]) <= float(row["finish_time"])
         assert float(row["ttft"]) == pytest.approx(float(row["first_token_time"]) - float(row["submit_time"]))
     summary = json.loads((tmp_path / "bench_summary.json").read_text())
+    assert json.loads(done.stdout) == summary
     assert set(summary) == {"config", "results"}
     assert list(summary["results"])[: len(RESULT_KEYS)] == RESULT_KEYS
     assert summary["results"]["p99_decode_speed"] <= summary["results"]["p50_decode_speed"], "p99 is the slow tail"
@@ -158,10 +159,17 @@ def test_a_check_that_fails_is_status_1(
     assert check is not None and not check.is_passed
 
 
-def test_only_the_files_that_were_asked_for_are_written(serve: StartServer, tmp_path: Path) -> None:
-    """--no-csv writes no CSV, and without --json there is no JSON."""
-    assert engine(serve().url, tmp_path, "--no-csv").exit_code == 0
-    assert list(tmp_path.iterdir()) == []
+def test_only_the_files_that_were_asked_for_are_written(
+    serve: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--no-csv writes no CSV; without --output there is a CSV alone, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    url, names = serve().url, ["bench_summary.json", "hotspan_bench.json"]
+    assert engine(url, tmp_path / "all", "--no-csv").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == names
+    small = ("--ldqa-document-length", "40", "--ldqa-num-documents", "1", "-q")
+    assert invoke("engine", "--engine-url", url, "--workload", "long-doc-qa", *small).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "bench_results.csv"]
 
 
 def test_export_resolves_and_does_not_run(serve: StartServer, tmp_path: Path) -> None:
@@ -172,7 +180,7 @@ def test_export_resolves_and_does_not_run(serve: StartServer, tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     assert server.served.bodies == []
     assert json.loads(path.read_text())["model"] == "small"
-    replay = invoke("engine", "--engine-url", server.url, "--config", str(path), "--output-dir", str(tmp_path), "-q")
+    replay = invoke("engine", "--engine-url", server.url, "--config", str(path), "--output", str(tmp_path), "-q")
     assert replay.exit_code == 0, replay.output
     replayed = server.served.contents
     server.served.bodies.clear()
@@ -213,7 +221,7 @@ def test_missing_settings_are_named(arguments: tuple[str, ...], message: str) ->
 
 
 def test_results_of_two_runs_make_one_report(serve: StartServer, tmp_path: Path) -> None:
-    """`bench report` reads what `--json` wrote and compares the runs, answers included."""
+    """`bench report` reads what `--output` wrote and compares the runs, answers included."""
     for name, answer in (("one", ("a",)), ("two", ("b",))):
         engine(serve(answer=answer).url, tmp_path / name, "--json")
     files = [str(tmp_path / name / "hotspan_bench.json") for name in ("one", "two")]
@@ -256,23 +264,24 @@ def test_a_condition_sets_the_exit_status(serve: StartServer, tmp_path: Path) ->
 
 
 def test_two_servers_take_turns(serve: StartServer, tmp_path: Path) -> None:
-    """A, B, A, B on the same requests; the figures of both and their ratios are written."""
+    """A, B, A, B on the same requests; the figures of both and their ratios are written and printed."""
     a, b = serve(), serve(answer=("Two", " words"))
     small = ("--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--ldqa-num-documents", "2")
-    words = ("--workload", "long-doc-qa", *small, "--repetitions", "2", "--json", str(tmp_path / "both.json"))
-    done = invoke("compare", a.url, b.url, *words, "--fail-if", "total_output_tokens < 0.9x")
+    words = ("--workload", "long-doc-qa", *small, "--repetitions", "2", "--output", str(tmp_path / "both.json"))
+    done = invoke("compare", a.url, b.url, *words, "--json", "--fail-if", "total_output_tokens < 0.9x")
     assert done.exit_code == 1, done.output
     assert "total_output_tokens is 0.6667x" in done.output and "repetition 2 of 2" in done.output
     assert a.served.contents == b.served.contents
     both = json.loads((tmp_path / "both.json").read_text())
     assert both["ratios"]["total_output_tokens"]["mean"] == pytest.approx(2 / 3)
+    assert json.loads(done.stdout) == both
     mixed = invoke("compare", a.url, str(tmp_path))
     assert mixed.exit_code == 2 and "two servers or two results" in mixed.output
 
 
 def test_a_run_begins_with_what_the_server_is(serve: StartServer, tmp_path: Path) -> None:
     """That it answers, which caches it has, and whether they are cold."""
-    small = ("--ldqa-document-length", "40", "--ldqa-num-documents", "1", "--output-dir", str(tmp_path))
+    small = ("--ldqa-document-length", "40", "--ldqa-num-documents", "1", "--output", str(tmp_path))
     server = serve()
     for state in ("cold", "warm"):
         done = invoke("engine", "--engine-url", server.url, "--workload", "long-doc-qa", *small)

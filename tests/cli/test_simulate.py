@@ -19,7 +19,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_it_shows_and_writes_everything(tmp_path: Path) -> None:
     """Every strategy is in the table and the file, with the machine, the settings and each seed's figures."""
     output = tmp_path / "out" / "routing.json"
-    status, text = run("--requests", "120", "--seeds", "2", "--json", str(output))
+    status, text = run("--requests", "120", "--seeds", "2", "--output", str(output))
     assert status == 0, text
     data = json.loads(output.read_text())
     assert data["kind"] == "routing" and data["machine"]["CPU"]
@@ -48,7 +48,7 @@ def test_tiers_and_eviction_are_compared(tmp_path: Path) -> None:
         "lru",
     ]
     what = ["--trace", "synthetic", "--strategy", "auto", "--strategy", "prefix-tree", "--requests", "150"]
-    status, text = run(*what, *sizes, "--json", str(output), "--report", str(page))
+    status, text = run(*what, *sizes, "--output", str(output), "--report", str(page))
     assert status == 0, text
     results = json.loads(output.read_text())["results"]
     combinations = {(each["policy"], each["sizes"]["gpu_tokens"], each["sizes"]["eviction"]) for each in results}
@@ -64,8 +64,8 @@ def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
     trace, drawn, again = tmp_path / "trace.jsonl", tmp_path / "drawn.json", tmp_path / "again.json"
     what = ["--requests", "200", "--strategy", "kvaware"]
     assert run("--trace", "conversation", *what, "--write-trace", str(trace))[0] == 0
-    assert run("--trace", "conversation", *what, "--json", str(drawn))[0] == 0
-    assert run("--trace", str(trace), *what, "--json", str(again))[0] == 0
+    assert run("--trace", "conversation", *what, "--output", str(drawn))[0] == 0
+    assert run("--trace", str(trace), *what, "--output", str(again))[0] == 0
     results = [json.loads(path.read_text())["results"][0] for path in (drawn, again)]
     assert results[0]["hit_rate"] == results[1]["hit_rate"] and results[0]["ttft_s"] == results[1]["ttft_s"]
 
@@ -91,7 +91,7 @@ def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
     """A second replica is a row of its own, and a point in the plots over sizes."""
     output, page = tmp_path / "routing.json", tmp_path / "routing.html"
     words = ("--requests", "60", "--trace", "synthetic", "--strategy", "auto", "--replicas", "1", "--replicas", "2")
-    status, text = run(*words, "--json", str(output), "--report", str(page))
+    status, text = run(*words, "--output", str(output), "--report", str(page))
     assert status == 0, text
     one, two = json.loads(output.read_text())["results"]
     assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)

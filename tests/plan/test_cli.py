@@ -112,7 +112,7 @@ def test_a_machine_serves_options_and_prices_make_a_verdict(model: Path, tmp_pat
     """Options of serve size tiers and pool; the terminal, the JSON and the page have verdict, cost and price."""
     words = ("--machine", "p4de.24xlarge", "--ram-gib", "200", "--tensor-parallel-size", "2", "--max-model-len", "8192")
     more = ("--users", "1000", "--disk-rate", "8", "--requests-per-hour", "3600", "--extra-price", "500")
-    out = ("--json", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html"))
+    out = ("--output", str(tmp_path / "plan.json"), "--report", str(tmp_path / "plan.html"))
     done = invoke(str(model), *words, *more, *out)
     assert done.exit_code == 0, done.output
     for word in ("This helps", "2026-11-09", "2 ranks", "Payback", "per million prompt tokens", "█"):

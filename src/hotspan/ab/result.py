@@ -109,8 +109,9 @@ class AbResult:
     started_at: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        _write(path, SCHEMA, self)
+    def to_json(self) -> dict[str, Any]:
+        """What `load` reads."""
+        return {"schema": SCHEMA, **msgspec.to_builtins(self)}
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -121,7 +122,7 @@ class AbResult:
                 raise ValueError(f"its schema is {value.get('schema')!r}, not {SCHEMA!r}")
             return msgspec.convert(value, cls)
         except (OSError, ValueError, AttributeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path} can't be read as a result of `hotspan ab --json`: {error}") from error
+            raise ConfigError(f"{path} can't be read as a result of `hotspan ab --output FILE`: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,12 @@ class SameResult:
     command: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        _write(path, SAME_SCHEMA, self)
+    def to_json(self) -> dict[str, Any]:
+        """Its figures, with a schema of their own."""
+        return {"schema": SAME_SCHEMA, **msgspec.to_builtins(self)}
 
 
-def _write(path: Path, schema: str, result: AbResult | SameResult) -> None:
+def save(path: Path, result: AbResult | SameResult) -> None:
+    """Write a result to a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": schema, **msgspec.to_builtins(result)}, indent=1) + "\n")
+    path.write_text(json.dumps(result.to_json(), indent=1) + "\n")

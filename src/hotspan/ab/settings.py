@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from hotspan.config.kinds import COUNT, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, between, several
-from hotspan.config.options import check, option, options_of
+from hotspan.config.options import check, json_option, option, options_of
 from hotspan.core.errors import ConfigError
 
 _SIDES = "Sides"
@@ -80,7 +80,8 @@ class AbSettings:
         panel=_VERDICT,
     )
     detect: float = option(0.02, "Drift that must be found, for the number of items.", kind=SHARE, panel=_VERDICT)
-    json: Path | None = option(None, "Write the result to this JSON file.", panel=_FILES)
+    json: bool = json_option(panel=_FILES)
+    output: Path | None = option(None, "Write the result to this JSON file.", panel=_FILES)
     report: Path | None = option(None, "Write a report to this HTML file.", panel=_FILES)
     review: Path | None = option(
         None, "Write the different answers, blinded, to this .jsonl or .csv file, for people to judge.", panel=_FILES

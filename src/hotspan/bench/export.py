@@ -51,10 +51,14 @@ def _line(record: RequestRecord) -> list[Any]:
     return known + [getattr(itl, p) if itl else None for p in _PERCENTILES]
 
 
-def write_summary(path: Path, result: BenchResult, **more: Any) -> None:
+def summary_of(result: BenchResult, **more: Any) -> dict[str, Any]:
     """`{"config": ..., "results": ...}` of the query round, and what is given besides."""
+    return {"config": dict(result.config), "results": results_of(result.query), **more}
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """What `summary_of` gave, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    summary = {"config": dict(result.config), "results": results_of(result.query), **more}
     path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
@@ -70,7 +74,7 @@ def results_at(path: Path) -> tuple[BenchResult, ...]:
     paths = [result_path(path, number) for number in range(len(list(path.iterdir())))]
     found = tuple(BenchResult.load(each) for each in paths if each.is_file())
     if not found:
-        raise ConfigError(f"{path} has no {RESULT_NAME}: write it with hotspan bench engine --json")
+        raise ConfigError(f"{path} has no {RESULT_NAME}: write it with hotspan bench engine --output DIR")
     return found
 
 

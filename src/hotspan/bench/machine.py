@@ -27,15 +27,19 @@ def machine_facts() -> dict[str, str]:
     return facts | ({"Commit": commit} if commit else {})
 
 
-def write_results(path: Path, kind: str, program: str = "hotspan", *, command: str = "", **figures: Any) -> None:
-    """Write figures as JSON, with the machine and the command that measured them.
+def results(kind: str, program: str = "hotspan", *, command: str = "", **figures: Any) -> dict[str, Any]:
+    """Figures for a JSON file, with the machine and the command that measured them.
 
     command: `program` with this process's arguments, if it is not given.
     """
     command = command or " ".join([program, *sys.argv[1:]])
-    data = {"kind": kind, "machine": machine_facts(), "command": command, **figures}
+    return {"kind": kind, "machine": machine_facts(), "command": command, **figures}
+
+
+def write_results(path: Path, kind: str, program: str = "hotspan", *, command: str = "", **figures: Any) -> None:
+    """Write figures as JSON, as `results` has them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(results(kind, program, command=command, **figures), indent=1, default=str) + "\n")
 
 
 def _cpu_model() -> str:

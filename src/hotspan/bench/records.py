@@ -320,7 +320,7 @@ class BenchResult:
         if value.get("schema") != SCHEMA_VERSION:
             raise ConfigError(
                 f"this is not a benchmark result of schema {SCHEMA_VERSION} (schema: {value.get('schema')!r}); "
-                "give a file that 'hotspan bench engine --json' wrote"
+                "give a file that 'hotspan bench engine --output DIR' wrote"
             )
         return msgspec.convert(value, cls)
 

@@ -8,7 +8,7 @@ import typer
 
 from hotspan.ab.settings import AbSettings
 from hotspan.cli.options import runs
-from hotspan.cli.output import check_writable, command_line, print_written, stdout_console
+from hotspan.cli.output import check_writable, command_line, print_json, print_written, stdout_console
 from hotspan.config.environment import environment
 
 if TYPE_CHECKING:
@@ -27,25 +27,27 @@ def ab(settings: AbSettings) -> None:
     1 it is above, 2 can't tell, or an error. docs/ab.md describes the design and every figure.
     """
     from hotspan.ab.report import verdict_line, verdict_style, write_ab_report
+    from hotspan.ab.result import save
 
     key = settings.api_key or environment().get("OPENAI_API_KEY", "")
     settings = replace(settings, api_key=key, command=command_line(sys.argv[1:]))
-    for path in (settings.json, settings.report, settings.review):
+    for path in (settings.output, settings.report, settings.review):
         if path is not None:
             check_writable(path)
-    console = stdout_console()
+    console = stdout_console(is_json=settings.json)
     result = _run_same(settings, console) if settings.is_same else _run_ab(settings, console)
     for line in result.failures:
         console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(verdict_line(result), style=verdict_style(result), markup=False, highlight=False, soft_wrap=True)
-    if settings.json is not None:
-        result.save(settings.json)
-        print_written(settings.json)
+    if settings.json:
+        print_json(result.to_json())
+    if settings.output is not None:
+        save(settings.output, result)
     if settings.report is not None:
         write_ab_report(settings.report, result)
-        print_written(settings.report)
-    if settings.review is not None:
-        print_written(settings.review)
+    for path in (settings.output, settings.report, settings.review):
+        if path is not None:
+            print_written(path, is_json=settings.json)
     raise typer.Exit(result.verdict.status)
 
 

@@ -12,11 +12,12 @@ import typer
 from hotspan.bench.config import OPTIONS, BenchConfig, StorageBench, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult, failures
 from hotspan.bench.workloads import WORKLOADS
+from hotspan.cli.old_spellings import old_spellings
 from hotspan.cli.options import givens_of, runs, takes
-from hotspan.cli.output import command_line, explained, print_written, stdout_console
+from hotspan.cli.output import command_line, explained, print_json, print_written, stdout_console
 from hotspan.config.environment import environment
 from hotspan.config.kinds import COUNT
-from hotspan.config.options import build, option, options_of
+from hotspan.config.options import build, json_option, option, options_of
 from hotspan.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Output:
     workload: str = option("", f"Workload to run. Required unless --config names one: {', '.join(WORKLOADS)}.")
     config: Path | None = option(None, "JSON file with settings. Flags override it.")
     export_config: Path | None = option(None, "Write the resolved settings to this JSON file and exit.")
-    output_dir: Path = option(Path("."), "Directory for result files.")
+    output: Path | None = option(None, "Directory for result files: CSV, summary and full result. Default: CSV to '.'.")
     no_csv: bool = option(False, "Do not write a CSV file.")
-    json: bool = option(False, "Write the summary and the full result as JSON files.")
+    json: bool = json_option()
     report: Path | None = option(None, "Write a report to this HTML file.")
     repetitions: int = option(
         1,
@@ -57,7 +58,7 @@ class ReportOptions:
     """How runs are compared."""
 
     title: str = option("Benchmark", "Title of the report.")
-    ab: Path | None = option(None, "Result of `hotspan ab --json`, for a section of the report.")
+    ab: Path | None = option(None, "Result of `hotspan ab --output FILE`, for a section of the report.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -72,19 +73,20 @@ class CompareOptions:
         "Exit with status 1 if this holds for B, such as 'p99_ttft_ms > 800', or for B / A: 'p99_ttft_ms > 1.1x'. "
         "May be repeated.",
     )
-    json: Path | None = option(None, "Write the figures of both, and their ratios, to this JSON file.")
+    json: bool = json_option()
+    output: Path | None = option(None, "Write the figures of both, and their ratios, to this JSON file.")
     report: Path | None = option(None, "Write a report to this HTML file.")
     api_key: str = option("", "For servers: API key to send as a bearer token. Default: OPENAI_API_KEY.")
 
 
-@app.command()
+@app.command(cls=old_spellings(output_dir="output"))
 @takes((*options_of(Output), *OPTIONS))
 def engine(context: typer.Context, **_flags: Any) -> None:
     """Run a workload against an OpenAI-compatible server.
 
     With --check N, N requests are sent again, one at a time, and their answers are compared with answers that the
     server computes without a cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
-    that a request or the check failed.
+    that a request or the check failed. --json also writes the files of --output, as LMCache's bench does.
     """
     from hotspan.bench.figures import Condition, broken
 
@@ -99,10 +101,10 @@ def engine(context: typer.Context, **_flags: Any) -> None:
             _export(bench, output.export_config)
             return
         results = _run(bench, output)
-    _end(results, broken(conditions, results))
+    _end(results, broken(conditions, results), is_json=output.json)
 
 
-@app.command()
+@app.command(cls=old_spellings())
 @takes((*options_of(CompareOptions), *OPTIONS))
 def compare(
     context: typer.Context,
@@ -124,26 +126,30 @@ def compare(
         flags = (*options_of(CompareOptions), *OPTIONS)
         given = {each.key: each.value for each in givens_of(context, flags)}
         options = build(CompareOptions, given)
+        console = stdout_console(is_json=options.json)
         conditions = [Condition.parse(text, has_reference=True) for text in options.fail_if]
         are_servers = {each.startswith(("http://", "https://")) for each in (a, b)}
         if len(are_servers) == 2:
             raise ConfigError("give two servers or two results: a run of before can't take turns with a server")
         if are_servers == {True}:
             bench = _bench(given, options.config, options.api_key)
-            ours, theirs = _interleaved(replace(bench, engine_url=a), replace(bench, engine_url=b), options.repetitions)
+            sides = (replace(bench, engine_url=a), replace(bench, engine_url=b))
+            ours, theirs = _interleaved(*sides, options.repetitions, console)
         else:
             ours, theirs = results_at(Path(a)), results_at(Path(b))
-        stdout_console().print(comparison_table(ours, theirs).terminal())
-        if options.json is not None:
-            sides = {"a": over(ours), "b": over(theirs), "ratios": ratios(ours, theirs)}
-            named = {side: {name: each._asdict() for name, each in found.items()} for side, found in sides.items()}
-            options.json.write_text(json.dumps({"a_is": a, "b_is": b, **named}, indent=2) + "\n")
-            print_written(options.json)
+        console.print(comparison_table(ours, theirs).terminal())
+        figures = {"a": over(ours), "b": over(theirs), "ratios": ratios(ours, theirs)}
+        named = {side: {name: each._asdict() for name, each in found.items()} for side, found in figures.items()}
+        if options.json:
+            print_json({"a_is": a, "b_is": b, **named})
+        if options.output is not None:
+            options.output.write_text(json.dumps({"a_is": a, "b_is": b, **named}, indent=2) + "\n")
+            print_written(options.output, is_json=options.json)
         if options.report is not None:
             runs = [NamedRun(n, n, found, found[0].command) for n, found in (("A", ours), ("B", theirs))]
             write_report(options.report, f"{b} beside {a}", runs, ReportContext(answer_reference="A"))
-            print_written(options.report)
-    _end((*ours, *theirs), broken(conditions, theirs, ours))
+            print_written(options.report, is_json=options.json)
+    _end((*ours, *theirs), broken(conditions, theirs, ours), is_json=options.json)
 
 
 def _bench(given: Mapping[str, Any], file: Path | None, api_key: str) -> BenchConfig:
@@ -152,22 +158,22 @@ def _bench(given: Mapping[str, Any], file: Path | None, api_key: str) -> BenchCo
     return replace(BenchConfig.from_flat(flat), api_key=api_key or environment().get("OPENAI_API_KEY", ""))
 
 
-def _end(results: Sequence[BenchResult], failures: Sequence[str]) -> None:
+def _end(results: Sequence[BenchResult], failures: Sequence[str], *, is_json: bool) -> None:
     """Exit status 1 if a request, a check or a condition failed."""
     for line in failures:
-        typer.secho(line, fg=typer.colors.RED)
+        typer.secho(line, fg=typer.colors.RED, err=is_json)
     if failures or any(each.failed or not (each.check is None or each.check.is_passed) for each in results):
         raise typer.Exit(1)
 
 
 def _interleaved(
-    a: BenchConfig, b: BenchConfig, repetitions: int
+    a: BenchConfig, b: BenchConfig, repetitions: int, console: "Console"
 ) -> tuple[tuple[BenchResult, ...], tuple[BenchResult, ...]]:
     """The workload on both servers in turn; within a repetition both get the same requests."""
     from hotspan.bench.runner import repetition, run_rounds
     from hotspan.bench.terminal import TerminalProgress
 
-    console, command = stdout_console(), command_line(sys.argv[1:])
+    command = command_line(sys.argv[1:])
     found: tuple[list[BenchResult], list[BenchResult]] = ([], [])
     for number in range(repetitions):
         salt = repetition(a, number).salt
@@ -185,12 +191,13 @@ def _export(config: BenchConfig, path: Path) -> None:
 
 
 def _run(config: BenchConfig, output: Output) -> tuple[BenchResult, ...]:
-    from hotspan.bench.figures import repetitions_table
+    from hotspan.bench.export import summary_of
+    from hotspan.bench.figures import over, repetitions_table
     from hotspan.bench.report import rounds_table
     from hotspan.bench.runner import repetition, run_rounds
     from hotspan.bench.terminal import TerminalProgress
 
-    console = stdout_console()
+    console = stdout_console(is_json=output.json)
     command = command_line(sys.argv[1:])
     results = []
     for number in range(output.repetitions):
@@ -205,7 +212,12 @@ def _run(config: BenchConfig, output: Output) -> tuple[BenchResult, ...]:
     console.print(rounds_table(results[0].rounds).terminal())
     if len(results) > 1:
         console.print(repetitions_table(results).terminal())
-    for path in _write(tuple(results), output):
+    intervals = {name: each._asdict() for name, each in over(results).items()}
+    more = {"repetitions": {"count": len(results), "intervals": intervals}} if len(results) > 1 else {}
+    summary = summary_of(results[0], **more)
+    if output.json:
+        print_json(summary)
+    for path in _write(tuple(results), summary, output):
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
     return tuple(results)
 
@@ -221,23 +233,20 @@ def _show(result: BenchResult, console: "Console") -> None:
         console.print(line, style="red", markup=False)
 
 
-def _write(results: tuple[BenchResult, ...], output: Output) -> list[Path]:
+def _write(results: tuple[BenchResult, ...], summary: dict[str, Any], output: Output) -> list[Path]:
     from hotspan.bench import export
     from hotspan.bench.compare import NamedRun
-    from hotspan.bench.figures import over
     from hotspan.bench.report import ReportContext, write_report
 
-    written, first = [], results[0]
+    written, first, directory = [], results[0], output.output or Path(".")
     if not output.no_csv:
-        written.append(output.output_dir / export.CSV_NAME)
+        written.append(directory / export.CSV_NAME)
         export.write_csv(written[-1], first.query)
-    if output.json:
-        written.append(output.output_dir / export.SUMMARY_NAME)
-        intervals = {name: each._asdict() for name, each in over(results).items()}
-        more = {"repetitions": {"count": len(results), "intervals": intervals}} if len(results) > 1 else {}
-        export.write_summary(written[-1], first, **more)
+    if output.json or output.output is not None:
+        written.append(directory / export.SUMMARY_NAME)
+        export.write_summary(written[-1], summary)
         for number, result in enumerate(results):
-            written.append(export.result_path(output.output_dir, number))
+            written.append(export.result_path(directory, number))
             result.save(written[-1])
     if output.report:
         written.append(output.report)
@@ -252,7 +261,7 @@ def report(
     options: ReportOptions,
     output: Annotated[Path, typer.Argument(help="HTML file to write.")],
     results: Annotated[
-        list[Path], typer.Argument(help="Result files of `bench engine --json`. The first one is the baseline.")
+        list[Path], typer.Argument(help="Result files of `bench engine --output DIR`. The first one is the baseline.")
     ],
 ) -> None:
     """Compare runs of the same workload in one HTML file."""
@@ -276,7 +285,7 @@ def _ab_sections(path: Path) -> tuple[str, ...]:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """A short name for each file: its own, its directory's where `--json` gave them all the same, or a number."""
+    """A short name for each file: its own, its directory's where `--output` gave them all the same, or a number."""
     for names in ([p.stem for p in paths], [p.resolve().parent.name for p in paths]):
         if len(set(names)) == len(paths):
             return names

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotspan.cli.admin_client import Admin
+from hotspan.cli.old_spellings import old_spellings
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, confirm, print_json, stdout_console
 from hotspan.config.kinds import NATURAL
@@ -73,7 +74,7 @@ class Invalidation:
     session: str = option("", "Session ID.")
     tenant: str = option("", "Tenant. Default: all tenants.")
     adapter: str = option("", "Name of an adapter.")
-    model: bool = option(False, "Only data of the model that is being served.")
+    this_model: bool = option(False, "Only data of the model that is being served.")
     tokens_from: int | None = option(
         None, "Index of the first token to invalidate. Default: 0, the whole prompt.", kind=NATURAL
     )
@@ -94,7 +95,7 @@ class InvalidateOptions(StatsOptions):
     def body(self) -> dict[str, Any]:
         """The request, with what is given. Raises: ConfigError for a file that can't be read."""
         body = asdict(self.scope)
-        body["tags"] = body.pop("tag")
+        body["tags"], body["model"] = body.pop("tag"), body.pop("this_model")
         body["prompt"] = self.prompt_file and _text(self.prompt_file)
         body["tokens"] = self.tokens_file and _listed(self.tokens_file, int, "whole numbers: write [1, 2, 3]")
         body["batch"] = self.batch_file and _listed(
@@ -159,7 +160,7 @@ def remove(
     typer.echo(f"removed {directory}: {freed / GIB:.2f} GiB freed")
 
 
-@cache.command("invalidate")
+@cache.command("invalidate", cls=old_spellings(model="this_model"))
 @runs(InvalidateOptions)
 def invalidate(options: InvalidateOptions) -> None:
     """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from hotspan.config.options import option
+from hotspan.config.options import json_option
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.core.extras import naming_extra
 from hotspan.core.redaction import redacted
@@ -26,7 +26,7 @@ _WIDTH_OF_FILES: Final = 100
 class Printing:
     """How a command prints what it found."""
 
-    json: bool = option(False, "Print JSON.")
+    json: bool = json_option()
 
 
 @contextlib.contextmanager
@@ -40,11 +40,15 @@ def explained() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def stdout_console() -> "Console":
-    """A console as wide as the terminal, or of 100 columns where stdout is a file or a pipe."""
+def stdout_console(*, is_json: bool = False) -> "Console":
+    """A console as wide as the terminal, or of 100 columns where its output goes to a file or a pipe.
+
+    is_json: stdout is for JSON alone: the console is that of stderr.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    is_terminal = (sys.stderr if is_json else sys.stdout).isatty()
+    return Console(width=None if is_terminal else _WIDTH_OF_FILES, stderr=is_json)
 
 
 def command_line(arguments: Sequence[str]) -> str:
@@ -71,8 +75,9 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"{path} can't be written ({error.strerror}): give another file") from error
 
 
-def print_written(path: Path) -> None:
-    typer.echo(f"written: {path}")
+def print_written(path: Path, *, is_json: bool = False) -> None:
+    """is_json: stdout is for JSON alone."""
+    typer.echo(f"written: {path}", err=is_json)
 
 
 def confirm(question: str, what: str, *, yes: bool) -> None:
@@ -85,4 +90,4 @@ def confirm(question: str, what: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{what} can't be undone: confirm with --yes")
-    typer.confirm(question, abort=True)
+    typer.confirm(question, abort=True, err=True)

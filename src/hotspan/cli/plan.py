@@ -13,7 +13,7 @@ from hotspan.cli.flags import ENGINE_OPTIONS, OWN_OPTIONS, load
 from hotspan.cli.options import runs, takes
 from hotspan.config.keys import FLAGS
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, between
-from hotspan.config.options import option, options_of
+from hotspan.config.options import json_option, option, options_of
 from hotspan.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,8 +84,9 @@ class PlanOptions:
     from_metrics: str | None = option(
         None, "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used."
     )
-    json: Path | None = option(None, "Write the plan to this JSON file.")
-    html: Path | None = option(None, "Write the plan, with a plot, to this HTML file.")
+    json: bool = json_option()
+    output: Path | None = option(None, "Write the plan to this JSON file.")
+    report: Path | None = option(None, "Write the plan, with a plot, to this HTML file.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,9 @@ def plan(
     Every option of `hotspan serve` may follow, such as --ram-gib or --tensor-parallel-size; serving.properties and
     environment variables are read as `hotspan serve` reads them.
     """
-    from rich.console import Console
+    import json
 
-    from hotspan.cli.output import print_written
+    from hotspan.cli.output import print_json, print_written, stdout_console
     from hotspan.config.environment import environment
     from hotspan.plan.host import Host
     from hotspan.plan.machines import machine
@@ -124,15 +125,16 @@ def plan(
     where = None if options.machine is None else machine(options.machine)
     found = Host.probe(environment(), directories, is_measured=options.measure) if where is None else where.host()
     report = _report(options, model, configuration, found, where)
-    report.print(Console())
-    if options.json is not None:
-        import json
-
-        options.json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-        print_written(options.json)
-    if options.html is not None:
-        report.write_page(options.html)
-        print_written(options.html)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        report.print(stdout_console())
+    if options.output is not None:
+        options.output.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        print_written(options.output, is_json=options.json)
+    if options.report is not None:
+        report.write_page(options.report)
+        print_written(options.report, is_json=options.json)
 
 
 def _is_auto(options: PlanOptions) -> bool:

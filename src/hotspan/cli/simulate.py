@@ -5,9 +5,9 @@ from itertools import product
 from pathlib import Path
 
 from hotspan.cli.options import runs
-from hotspan.cli.output import print_written
+from hotspan.cli.output import print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
-from hotspan.config.options import option
+from hotspan.config.options import json_option, option
 from hotspan.simulate.costs import Costs, Sizes
 
 _SIZE = "May be repeated to compare sizes."
@@ -53,7 +53,8 @@ class SimulateOptions:
     rate_scale: float = option(1.0, "Factor for the arrival rate.", kind=between(0.01, 100, float))
     seed: int = option(1, "Random seed of the first trace.")
     seeds: int = option(1, "Number of seeds per trace. Means are shown.", kind=between(1, 1000))
-    json: Path | None = option(None, "Write the results to this JSON file.")
+    json: bool = json_option()
+    output: Path | None = option(None, "Write the results to this JSON file.")
     report: Path | None = option(None, "Write a report with plots to this HTML file.")
     write_trace: Path | None = option(None, "Write the first trace to this file, in Mooncake's format, and exit.")
 
@@ -72,9 +73,7 @@ class SimulateOptions:
 @runs(SimulateOptions)
 def simulate(options: SimulateOptions) -> None:
     """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
-    from rich.console import Console
-
-    from hotspan.bench.machine import write_results
+    from hotspan.bench.machine import results, write_results
     from hotspan.core.trace import write
     from hotspan.simulate.compare import Comparison
     from hotspan.simulate.report import write_report
@@ -86,19 +85,21 @@ def simulate(options: SimulateOptions) -> None:
     traces = sources(options.trace, options.requests, options.rate_scale)
     if options.write_trace is not None:
         write(options.write_trace, next(iter(traces.values()))(options.seed))
-        print_written(options.write_trace)
+        print_written(options.write_trace, is_json=options.json)
         return
     sizes = options.sizes()
     delay_s = options.event_delay_ms / 1000 if options.event_delay_ms >= 0 else None
     setup = Setup(options.replicas[0], options.costs, sizes[0], delay_s)
     comparison = Comparison(traces, setup, options.strategy or POLICIES, sizes, options.seed, options.seeds)
-    console = Console()
+    console = stdout_console(is_json=options.json)
     with console.status("") as status:
         lines, facts = comparison.run(status.update)
     print_lines(lines, facts, console)
-    if options.json is not None:
-        write_results(options.json, "routing", **as_json(comparison, lines, facts))
-        print_written(options.json)
+    if options.json:
+        print_json(results("routing", **as_json(comparison, lines, facts)))
+    if options.output is not None:
+        write_results(options.output, "routing", **as_json(comparison, lines, facts))
+        print_written(options.output, is_json=options.json)
     if options.report is not None:
         write_report(options.report, comparison, lines, facts)
-        print_written(options.report)
+        print_written(options.report, is_json=options.json)

@@ -104,6 +104,11 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def json_option(**more: Any) -> Any:
+    """The --json of any command: a flag for the result as JSON on stdout, where nothing else is then."""
+    return option(False, "Print the result as JSON on stdout, and nothing else there.", **more)
+
+
 def names(*written: str | Spelling) -> tuple[Spelling, ...]:
     """Other names of an option, those of its own kind as plain text."""
     return tuple(Spelling(name) if isinstance(name, str) else name for name in written)
