@@ -1,5 +1,6 @@
 """R3 with an L2 in the place of the disk: of what a shared directory holds, anything changed: none is a hit."""
 
+import itertools
 import random
 import shutil
 from collections import Counter
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
-from hotspan.core.types import Chunk
+from hotspan.core.types import PAGE_BYTES, Chunk, Compress
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.file import FileStore
 from hotspan.l2.follower import LogFollower
@@ -19,13 +20,15 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.record import RECORD_BYTES
 from proofs.places import in_memory
 from proofs.proof import Findings, Progress, rng_of
-from proofs.replica import SIZE
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.world import NAMESPACE
 
-_OBJECT_BYTES = PREAMBLE_BYTES + HEADER_BYTES + SIZE
+SIZE = 3 * PAGE_BYTES
+"""Of which a compressed chunk takes two."""
+
 _CUT_BYTES = 1024
+_COMPRESS: tuple[Compress, ...] = ("never", "always")
 _HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
 
 
@@ -40,8 +43,9 @@ class Changes:
 class _Bench:
     """A directory with one chunk, which a replica that knows nothing asks for and loads."""
 
-    def __init__(self, root: Path, is_sealed: bool) -> None:
+    def __init__(self, root: Path, is_sealed: bool, compress: Compress) -> None:
         self._clock = SimulatedClock()
+        self._compress = compress
         self._store = FileStore(root, clock=self._clock)
         self._keys = FixedKeys() if is_sealed else None
         self._follower = LogFollower(self._store.log, "proof", self._clock)
@@ -73,7 +77,9 @@ class _Bench:
         queues = InlineQueues()
         self._follower.poll()
         self._follower.foreign()
-        options = RemoteOptions(self._store, self._follower, threads=1, keys=keys, queue=queues.queue)
+        options = RemoteOptions(
+            self._store, self._follower, threads=1, keys=keys, compress=self._compress, queue=queues.queue
+        )
         return RemoteTier(options, NAMESPACE, SIZE, self._clock), queues
 
     def _stored(self, root: Path, chunk: Chunk) -> bytes:
@@ -91,24 +97,24 @@ class _Bench:
 
 
 def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Changes:
-    """Plain and sealed; what nobody changed is a hit before and after."""
+    """Plain and sealed, compressed and not; what nobody changed is a hit before and after."""
     changes = Changes()
-    for number, is_sealed in enumerate((False, True)):
-        name = "sealed" if is_sealed else "plain"
+    for number, (compress, is_sealed) in enumerate(itertools.product(_COMPRESS, (False, True))):
+        name = ("compressed " if compress == "always" else "") + ("sealed" if is_sealed else "plain")
         with in_memory() as root:
-            bench = _Bench(root, is_sealed)
+            bench = _Bench(root, is_sealed, compress)
             good, older, other = bench.objects
             wanted = content(bench.chunk.key, SIZE)
             for data in (good, older):
                 if bench.answer(data, data) != wanted:
                     findings.add(0, f"{name}: an object that nobody changed is no hit")
-            for kind, data in _changed(good, older, other, flips // 2, rng_of("l2-flip", seed, number)):
+            for kind, data in _changed(good, older, other, flips // 4, rng_of("l2-flip", seed, number)):
                 answer = bench.answer(data, good)
                 changes.injected[f"{name} {kind}"] += 1
                 changes.detected[f"{name} {kind}"] += answer is None
                 if answer is not None:
                     findings.add(0, f"{name} {kind}: a hit with {'right' if answer == wanted else 'wrong'} bytes")
-                progress(number * flips // 2 + changes.injected.total() // 2, flips)
+                progress(min(changes.injected.total(), flips), flips)
             bench.close()
     return changes
 
@@ -116,7 +122,7 @@ def change(flips: int, seed: int, findings: Findings, progress: Progress) -> Cha
 def _changed(good: bytes, older: bytes, other: bytes, flips: int, rng: random.Random) -> list[tuple[str, bytes]]:
     """Kinds of change, and the object after each. The zeros behind record and life mean nothing and are left out."""
     record, header = range(_HEAD_BYTES * 8), range(PREAMBLE_BYTES * 8, (PREAMBLE_BYTES + HEADER_BYTES) * 8)
-    payload = range(header.stop, _OBJECT_BYTES * 8)
+    payload = range(header.stop, len(good) * 8)
     changed = []
     for kind, bits in (("record bits", record), ("header bits", header), ("payload bits", payload)):
         for bit in rng.sample(bits, min(len(bits), flips // 3)):

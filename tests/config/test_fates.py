@@ -49,6 +49,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
 OF_KEY = {
     "l2": "redis://cache",
     "l2_log": "redis://log",
+    "l2_compress": "always",
     "model_digest": "sampled",
     "persistence": "none",
     "kek": "env:KEK",
@@ -65,6 +66,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "disk_gib": {"disk": "/tmp/hotspan-disk"},
     "l2_option": {"l2": "redis://cache"},
     "l2_log": {"l2": "redis://cache"},
+    "l2_compress": {"l2": "redis://cache"},
     "kek": {"key_store": "/tmp/keys"},
     "key_store": {"kek": "env:KEK"},
     "admin_host": {"admin_port": "9999"},

@@ -24,7 +24,7 @@ def test_nothing_leaves_memory_without_persistence() -> None:
         CacheOptions(ram_gib=1, l2="redis://a", persistence="none").settings()
 
 
-@pytest.mark.parametrize("given", [{"l2_option": {"a": "b"}}, {"l2_log": "redis://a"}])
+@pytest.mark.parametrize("given", [{"l2_option": {"a": "b"}}, {"l2_log": "redis://a"}, {"l2_compress": "always"}])
 def test_options_need_an_l2(given: dict[str, object]) -> None:
     """What belongs to an L2 is refused without one."""
     with pytest.raises(ConfigError, match="--l2"):

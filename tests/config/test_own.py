@@ -224,6 +224,7 @@ def test_all_flags_are_keys() -> None:
             "sampled": "sampled",
             "none": "none",
             "query": "query",
+            "always": "always",
         }.get(word, "1")
         [given] = read_command_line(CommandLine(None, {key.name: sample}))
         assert given.origin == key.flag

@@ -225,7 +225,7 @@ def test_fields_stand_where_the_document_says() -> None:
     assert raw[272:288] == xxhash.xxh3_128_digest(payload[MIB:])
     assert raw[288:4080] == bytes(3792)
     assert raw[4080:4096] == xxhash.xxh3_128_digest(raw[:4080])
-    assert frame._FIELDS.size == 152
+    assert frame._FIELDS.size == 160
 
 
 # -- sealed frames -------------------------------------------------------------------------------------------------
@@ -421,3 +421,15 @@ def test_sealed_fields_stand_where_the_document_says() -> None:
         counter = number.to_bytes(4, "little")
         assert sealing.aead.decrypt(raw[136:144] + counter, segment, raw[:256] + counter) == payload[start:stop]
     assert raw[4080:4096] == xxhash.xxh3_128_digest(raw[:4080])
+
+
+def test_a_compressed_frame_is_of_another_version() -> None:
+    """Version 3 has the chunk's length, which is part of the identity: neither kind is taken for the other."""
+    payload = content(IDENTITY.key, 8192)
+    compressed = replace(IDENTITY, unpacked_bytes=3 * 4096)
+    header = sealed(payload, compressed)
+    assert struct.unpack_from("<H", header, 8) == (3,) and struct.unpack_from("<Q", header, 152) == (3 * 4096,)
+    assert verify(header, memoryview(payload), compressed) is None
+    assert verify(header, memoryview(payload), IDENTITY) is FrameFault.VERSION
+    assert verify(sealed(payload), memoryview(payload), compressed) is FrameFault.VERSION
+    assert verify(header, memoryview(payload), replace(compressed, unpacked_bytes=4 * 4096)) is FrameFault.LENGTH

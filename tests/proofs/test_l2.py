@@ -104,7 +104,7 @@ def test_flips_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """With frames that are not verified, changed payloads are hits."""
     accept_all(monkeypatch)
     findings = Findings()
-    changes = change(30, 0, findings, silent)
+    changes = change(60, 0, findings, silent)
     assert any("wrong bytes" in failure.what for failure in findings.kept)
     assert changes.detected["plain payload bits"] < changes.injected["plain payload bits"] == 5
 

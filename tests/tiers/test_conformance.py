@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from hotspan.core.types import PAGE_BYTES, Compress
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions, RemoteTier
+from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests
+from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests, load, store
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
@@ -95,6 +97,7 @@ class TestRemoteTier(AnyTierTests):
     """The L2 tier over a store in memory, as far as a tier can be judged that must ask what it has."""
 
     KEYS: ClassVar[FixedKeys | None] = None
+    COMPRESS: ClassVar[Compress] = "never"
 
     @pytest.fixture
     def tier(self, clock: SimulatedClock) -> Iterator[RemoteTier]:
@@ -102,7 +105,7 @@ class TestRemoteTier(AnyTierTests):
         follower = LogFollower(server.log(), "a", clock)
         follower.poll()
         follower.foreign()
-        options = RemoteOptions(server.store(), follower, keys=self.KEYS, queue=queues.queue)
+        options = RemoteOptions(server.store(), follower, keys=self.KEYS, compress=self.COMPRESS, queue=queues.queue)
         tier = CrankedRemoteTier(options, NAMESPACE, self.PAYLOAD_BYTES, clock, queues)
         yield tier
         tier.close(5.0)
@@ -110,6 +113,27 @@ class TestRemoteTier(AnyTierTests):
 
 class TestSealedRemoteTier(TestRemoteTier):
     """With encryption."""
+
+    KEYS = FixedKeys()
+
+
+class TestCompressedRemoteTier(TestRemoteTier):
+    """With compression."""
+
+    COMPRESS: ClassVar[Compress] = "always"
+
+    def test_chunks_are_compressed(self, tier: RemoteTier) -> None:
+        """What this class shows, it shows of compressed chunks."""
+        chunk = chain("text", 1)[0]
+        stored = store(tier, chunk, self.PAYLOAD_BYTES)
+        loaded = load(tier, chunk.key, self.PAYLOAD_BYTES)
+        assert stored is not None and stored.packing is not None and loaded is not None
+        assert stored.packing.choice == "compressed" and stored.packing.stored_bytes == 2 * PAGE_BYTES
+        assert stored.bytes == self.PAYLOAD_BYTES and loaded[0].packing == stored.packing
+
+
+class TestSealedCompressedRemoteTier(TestCompressedRemoteTier):
+    """With both."""
 
     KEYS = FixedKeys()
 

@@ -28,8 +28,8 @@ U64 = st.integers(0, 2**64 - 1)
 LABELS = st.frozensets(st.integers(1, 2**64 - 1), max_size=RECORD_LABELS)
 TERMS = st.builds(Terms, U64, U64, LABELS, U64, U64, st.booleans())
 RECORDS = st.builds(
-    *(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, U64, TERMS, U64, st.integers(0, 2**16 - 1)),
-    st.integers(0, MAX_PARTS - 1),
+    *(Record, DIGESTS, st.none() | DIGESTS, DIGESTS, st.integers(0, 2**40 - 1), TERMS, U64, st.integers(0, 2**16 - 1)),
+    *(st.integers(0, MAX_PARTS - 1), st.integers(0, 2**24 - 1).map(lambda pages: pages * 4096)),
 )
 
 
@@ -363,8 +363,7 @@ FEW_RECORDS = st.builds(
         st.booleans(),
     ),
     U64,
-    st.just(0),
-    st.just(0),
+    *(st.just(0), st.just(0), st.just(0)),
 )
 FEW_SCOPES = st.builds(
     Scope,

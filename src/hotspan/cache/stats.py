@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from hotspan.core.types import Tier
 from hotspan.tiers.base import Transfer
+from hotspan.tiers.compressing import Packing
 
 
 @dataclass(slots=True)
@@ -12,8 +13,9 @@ class CacheStats:
     """Counts since the last `take`.
 
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
-    (tier, fault). Blends by what became of them, their tokens by kind, their checks by result; `is_blending` and what
-    the last checks found where that changed.
+    (tier, fault). What tiers compress by (tier, what): chunks stored by what was chosen, bytes of those that were
+    compressed as chunks and as stored, seconds of encoding and decoding. Blends by what became of them, their tokens by
+    kind, their checks by result; `is_blending` and what the last checks found where that changed.
     """
 
     lookup_tokens: int = 0
@@ -28,6 +30,9 @@ class CacheStats:
     stores_late: Counter[Tier] = field(default_factory=Counter)
     expired: Counter[Tier] = field(default_factory=Counter)
     invalidated: Counter[Tier] = field(default_factory=Counter)
+    compression_chunks: Counter[tuple[Tier, str]] = field(default_factory=Counter)
+    compression_bytes: Counter[tuple[Tier, str]] = field(default_factory=Counter)
+    compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
     blends: Counter[str] = field(default_factory=Counter)
     blended_tokens: Counter[str] = field(default_factory=Counter)
@@ -65,8 +70,20 @@ class CacheStats:
         else:
             self.store_bytes[tier] += transfer.bytes
             self.store_seconds.setdefault(tier, []).append(transfer.seconds)
+        if transfer.packing is not None:
+            self._packed(tier, transfer, transfer.packing)
 
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""
         self.load_bytes[tier] += size
         self.load_seconds.setdefault(tier, []).append(seconds)
+
+    def _packed(self, tier: Tier, transfer: Transfer, packing: Packing) -> None:
+        what = tier, "decode" if transfer.is_load else "encode"
+        if packing.seconds:
+            self.compression_seconds[what] = self.compression_seconds.get(what, 0.0) + packing.seconds
+        if not transfer.is_load:
+            self.compression_chunks[tier, packing.choice] += 1
+            if packing.choice == "compressed":
+                self.compression_bytes[tier, "chunks"] += transfer.bytes
+                self.compression_bytes[tier, "stored"] += packing.stored_bytes

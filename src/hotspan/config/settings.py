@@ -10,7 +10,7 @@ from hotspan.config.options import Spelling, check, names, option
 from hotspan.config.origin import shown
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB
+from hotspan.core.types import GIB, Compress
 from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
 
 ModelDigest = Literal["full", "sampled"]
@@ -39,12 +39,14 @@ class L2Settings:
     url:     redis://, rediss://, file:///, s3:// or sagemaker-hyperpod://.
     options: of its client, by the names of its kind (l2/options.py), and LOG_PASSWORD.
     log:     url of a store that keeps the log of invalidations, where that of `url` can't.
+    compress: whether chunks are compressed there (tiers/compressing.py).
     """
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     log: str | None = None
     threads: int = 4
+    compress: Compress = "auto"
 
     @property
     def store_options(self) -> dict[str, str]:
@@ -192,6 +194,11 @@ class CacheOptions:
         None,
         "Store for the log of invalidations, where the L2 keeps none (SageMaker's own daemon): redis:// or file:///.",
     )
+    l2_compress: Compress = option(
+        "auto",
+        "Whether chunks are compressed, without loss, in the L2: auto compresses where its link is slow enough that "
+        "loading them is faster then; always wherever they shrink by 5 %. Replicas read both in each mode.",
+    )
     chunk_tokens: int = option(
         256, "Tokens per chunk, the unit that is stored and loaded.", lmcache=Spelling("chunk_size")
     )
@@ -287,7 +294,9 @@ class CacheOptions:
         return CacheSettings(
             ram_bytes=0 if self.ram_gib is None else int(self.ram_gib * GIB),
             disk=disk,
-            l2=None if self.l2 is None else L2Settings(self.l2, dict(self.l2_option or {}), self.l2_log),
+            l2=None
+            if self.l2 is None
+            else L2Settings(self.l2, dict(self.l2_option or {}), self.l2_log, compress=self.l2_compress),
             chunk_tokens=self.chunk_tokens,
             prompts_only=self.prompts_only,
             model_digest=self.model_digest,
@@ -351,8 +360,8 @@ class CacheOptions:
             raise ConfigError(
                 "--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out"
             )
-        if self.l2 is None and (self.l2_option or self.l2_log is not None):
-            raise ConfigError("--l2-option and --l2-log belong to an L2: name it with --l2")
+        if self.l2 is None and (self.l2_option or self.l2_log is not None or self.l2_compress != "auto"):
+            raise ConfigError("--l2-option, --l2-log and --l2-compress belong to an L2: name it with --l2")
         if self.l2_log is None and LOG_PASSWORD in (self.l2_option or {}):
             raise ConfigError(f"--l2-option {LOG_PASSWORD} belongs to a log of its own: name that with --l2-log")
         if (self.kek is None) != (self.key_store is None):

@@ -8,6 +8,8 @@
 The check covers all fields and tags, each tag its segment of the payload: a frame is whole and this key's, or a fault.
 Plain frames have xxh3 tags, which detect accidents. Sealed frames are encrypted, and their tags are AES-GCM's over the
 segment, its number and all fields: nobody without the key can make, change, swap or cut one.
+
+A payload may be compressed (core/compression.py) before it is framed: tags and lengths are those of what is stored.
 """
 
 import struct
@@ -26,10 +28,13 @@ HEADER_BYTES = PAGE_BYTES
 TAG_BYTES = 16
 MAGIC = b"HOTSPAN\0"
 VERSION = 2
+COMPRESSED_VERSION = 3
+"""Of frames whose payload is compressed, which a reader of version 2 does not take for plain ones."""
+
 ALGORITHM_XXH3 = 0
 ALGORITHM_AES_256_GCM = 1
 
-_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8sQ")
+_FIELDS = struct.Struct("<8sHHIQQQ32s32s16s16s8sQQ")
 _FIELDS_BYTES = 256
 _CHECK_AT = HEADER_BYTES - 16
 _MAX_SEGMENTS = (_CHECK_AT - _FIELDS_BYTES) // TAG_BYTES
@@ -60,6 +65,7 @@ class FrameIdentity:
     stamp:      of the one store that wrote it, 64 random bits; a frame of another one was left in the slot.
     generation: the cache's when the chunk was stored. Written, and not compared.
     expires_s:  Unix time in seconds after which it is a miss; 0 for never. Written, and not compared: see `EXPIRED`.
+    unpacked_bytes: of the chunk, if the payload is compressed; else 0.
     """
 
     key: ChunkKey
@@ -67,6 +73,12 @@ class FrameIdentity:
     stamp: int = 0
     generation: int = 0
     expires_s: int = 0
+    unpacked_bytes: int = 0
+
+    @property
+    def version(self) -> int:
+        """Of its frame."""
+        return COMPRESSED_VERSION if self.unpacked_bytes else VERSION
 
 
 class FrameSealing(Protocol):
@@ -118,6 +130,7 @@ class _Fields(NamedTuple):
     writer: bytes
     nonce: bytes
     stamp: int
+    unpacked_bytes: int
 
 
 def segment_bytes_for(payload_bytes: int) -> int:
@@ -223,7 +236,7 @@ def verify_header(
     fields = _Fields._make(_FIELDS.unpack_from(header, 0))
     if fields.magic != MAGIC:
         return FrameFault.MAGIC
-    if fields.version != VERSION:
+    if fields.version != identity.version:
         return FrameFault.VERSION
     if xxhash.xxh3_128_digest(header[:_CHECK_AT]) != header[_CHECK_AT:]:
         return FrameFault.HEADER
@@ -233,7 +246,8 @@ def verify_header(
         return FrameFault.KEY
     if fields.namespace != identity.namespace:
         return FrameFault.NAMESPACE
-    if fields.payload_bytes != payload_bytes or fields.segment_bytes != segment_bytes_for(payload_bytes):
+    lengths = (payload_bytes, segment_bytes_for(payload_bytes), identity.unpacked_bytes)
+    if (fields.payload_bytes, fields.segment_bytes, fields.unpacked_bytes) != lengths:
         return FrameFault.LENGTH
     if fields.stamp != identity.stamp:
         return FrameFault.STAMP
@@ -278,7 +292,7 @@ def _put_fields(
         header,
         0,
         MAGIC,
-        VERSION,
+        identity.version,
         algorithm,
         segment_bytes_for(payload_bytes),
         payload_bytes,
@@ -288,4 +302,5 @@ def _put_fields(
         identity.namespace,
         *secrets,
         identity.stamp,
+        identity.unpacked_bytes,
     )

@@ -1,12 +1,15 @@
 """The nouns that every layer shares."""
 
 from enum import Enum, IntEnum
-from typing import NewType
+from typing import Literal, NewType
 
 from msgspec import Struct
 
 ChunkKey = NewType("ChunkKey", bytes)
 """32 bytes that name one chunk's KV: namespace, adapter, tokens and everything before them, KV cache group."""
+
+Compress = Literal["auto", "never", "always"]
+"""Whether a tier stores chunks compressed; "auto" leaves it to what is faster."""
 
 PAGE_BYTES = 4096
 """What O_DIRECT, the frame header and a slot are aligned to."""

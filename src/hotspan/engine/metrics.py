@@ -43,6 +43,18 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_invalidated": OffloadingCounterMetadata("Chunks that their owner took back, by tier.", _TIER),
     "hotspan_cache_expired": OffloadingCounterMetadata("Chunks whose time was over, by tier.", _TIER),
     "hotspan_cache_tier_up": OffloadingGaugeMetadata("1 while a tier takes part, 0 while it is given up.", _TIER),
+    "hotspan_compression_chunks": OffloadingCounterMetadata(
+        "Chunks written to a tier, by what was chosen: compressed, left (it would not shrink by 5 %), plain (not "
+        "tried: the tier is fast enough, or the configuration says so).",
+        ("tier", "choice"),
+    ),
+    "hotspan_compression_bytes": OffloadingCounterMetadata(
+        "Bytes of the chunks that were written compressed, as chunks and as stored; their quotient is the ratio.",
+        ("tier", "what"),
+    ),
+    "hotspan_compression_seconds": OffloadingCounterMetadata(
+        "Time that a tier's threads took to encode and decode.", ("tier", "what")
+    ),
     "hotspan_cache_cuts": OffloadingCounterMetadata(
         "Requests whose prefix was cut: a promotion was late or found no room."
     ),
@@ -183,6 +195,9 @@ class CacheMetrics:
                 self._add(f"hotspan_cache_{name}", value, tier.value)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
+        for name in ("compression_chunks", "compression_bytes", "compression_seconds"):
+            for (tier, what), value in getattr(counts, name).items():
+                self._add(f"hotspan_{name}", value, tier.value, what)
         for result, count in counts.blends.items():
             self._add("hotspan_blend_requests", count, result)
         for kind, count in counts.blended_tokens.items():

@@ -206,7 +206,9 @@ class _Opening:
 
         def opened(again: bool) -> RemoteTier:
             store, depth = open_store("--l2", l2.url, options), max(4, self.spec.slots // 4)
-            remote = RemoteOptions(store, follower, l2.threads, store_depth=depth, keys=self.keyring)
+            remote = RemoteOptions(
+                store, follower, l2.threads, store_depth=depth, keys=self.keyring, compress=l2.compress
+            )
             return RemoteTier(remote, self.namespace, self.spec.slot_bytes, self.clock)
 
         return opened

@@ -5,10 +5,13 @@ Errors are logged as text: the exception holds on to the buffers of its transfer
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock
+from hotspan.core.compression import compress, decompress
 from hotspan.core.frame import (
     HEADER_BYTES,
     FrameFault,
@@ -23,6 +26,7 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
 from hotspan.l2.view import LogView, is_of
 from hotspan.tiers.base import Fault, FrameKeys
+from hotspan.tiers.compressing import Compressing, Packing
 from hotspan.tiers.record import Record
 from hotspan.tiers.sealed import open_frame, seal_frame
 
@@ -39,15 +43,27 @@ class Ended(NamedTuple):
     fault: Fault | None
     seconds: float = 0.0
     found: Found | None = None
+    packing: Packing | None = None
 
 
 DROPPED = Ended(Fault.DROPPED)
+
+
+class _Framed(NamedTuple):
+    """A chunk as it is to be put."""
+
+    record: Record
+    frame: list[memoryview]
+    packing: Packing
 
 
 class StoreJobs:
     """Jobs of one tier; threads may share it.
 
     view: of the store's log, as it is now. keys: None for plain frames.
+
+    scratch: a job's own memory, whose last part, as long as a chunk, is for what is compressed:
+             [ header | with keys: a frame's ciphertext, and a page | compressed ]
     """
 
     def __init__(
@@ -57,12 +73,16 @@ class StoreJobs:
         namespace: bytes,
         keys: FrameKeys | None,
         clock: Clock,
+        compressing: Compressing,
     ) -> None:
         self._store = store
         self._view = view
         self._namespace = namespace
         self._keys = keys
         self._clock = clock
+        self._compressing = compressing
+        self._moving = 0
+        self._lock = threading.Lock()
 
     def find(self, chunks: Sequence[Chunk], tenant: int) -> dict[ChunkKey, Found] | None:
         """What is there of a text; None if the store did not answer."""
@@ -71,7 +91,9 @@ class StoreJobs:
             for group in _groups(chunks):
                 keys = [chunk.key for chunk in group]
                 is_chain = len(group) == 1 or group[1].parent is not None
+                started_s = self._clock.monotonic()
                 some = self._store.find(keys, tenant, is_chain=is_chain)
+                self._compressing.asked(self._clock.monotonic() - started_s)
                 found |= {one.record.key: one for one in some if one is not None}
         except OSError as error:
             logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
@@ -81,45 +103,40 @@ class StoreJobs:
     def put(self, record: Record, scratch: memoryview, payload: memoryview) -> Ended:
         """Store a chunk, unless it is there; one that may not be read gives way."""
         started_s = self._clock.monotonic()
-        fault, found = None, None
+        fault, found, packing = None, None, None
         try:
             if self._is_there(record):
                 self._join_there(record)
-            elif (frame := self._sealed(record, scratch, payload)) is None:
+            elif (framed := self._framed(record, scratch, payload)) is None:
                 fault = Fault.GONE
-            elif self._store.put(record, frame):
-                found = Found(record, record.terms)
+            elif self._put(framed):
+                found, packing = Found(framed.record, record.terms), framed.packing
             else:  # somebody else was faster
                 self._join_there(record)
         except OSError as error:
             fault = Fault.DROPPED if error.errno in _REFUSED else Fault.IO
             logger.warning("l2_store_failed error=%s", str(error))
-        return Ended(fault, self._clock.monotonic() - started_s, found)
+        return Ended(fault, self._clock.monotonic() - started_s, found, packing)
 
     def get(self, found: Found, scratch: memoryview, into: memoryview) -> Ended:
         """Load a chunk. What `into` holds is undefined after a fault."""
         started_s = self._clock.monotonic()
         record = found.record
-        identity = FrameIdentity(record.key, self._namespace, record.stamp)
-        header, now_s = scratch[:HEADER_BYTES], self._clock.unix()
-        fault: Fault | None = None
-        wrong: FrameFault | None = None
+        packing: Packing | None = None
+        wrong: Fault | FrameFault | None
         try:
-            staging = into if self._keys is None else scratch[HEADER_BYTES : HEADER_BYTES + len(into)]
-            checked = Checked(header, into)
-            if not self._store.get(found, [header, staging], checked.landed if self._keys is None else None):
-                fault = Fault.GONE
-            elif self._keys is None:
-                wrong = checked.fault(identity, now_s)
-            else:
-                wrong = open_frame(scratch, into, identity, now_s, self._keys.opening)
+            payload = self._compressed(scratch, into)[: record.payload_bytes] if record.unpacked_bytes else into
+            wrong = self._read(found, scratch, payload)
+            if wrong is None and (packing := self._unpacked(record, payload, into)) is None:
+                wrong = FrameFault.PAYLOAD
         except OSError as error:
-            fault = Fault.IO
+            wrong = Fault.IO
             logger.warning("l2_load_failed error=%s", str(error))
-        if wrong is not None:
+        fault = wrong if isinstance(wrong, Fault) else None
+        if isinstance(wrong, FrameFault):
             fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
             logger.warning("l2_frame_refused fault=%s", wrong.value)
-        return Ended(fault, self._clock.monotonic() - started_s)
+        return Ended(fault, self._clock.monotonic() - started_s, packing=packing)
 
     def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
         """Write what hits added to chunks; whether that is done."""
@@ -147,15 +164,83 @@ class StoreJobs:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _sealed(self, record: Record, scratch: memoryview, payload: memoryview) -> list[memoryview] | None:
+    def _framed(self, record: Record, scratch: memoryview, payload: memoryview) -> _Framed | None:
         """A chunk's frame; None if its tenant has no key any more."""
         terms, header = record.terms, scratch[:HEADER_BYTES]
-        identity = FrameIdentity(record.key, self._namespace, record.stamp, terms.generation, terms.expires_s)
-        if self._keys is None:
+        sealing = None
+        if self._keys is not None and (sealing := self._keys.sealing(terms.tenant)) is None:
+            return None
+        packing, size = Packing("plain", len(payload)), len(payload)
+        if self._compressing.wants():
+            packing = self._packed(payload, room := self._compressed(scratch, payload))
+            if packing.choice == "compressed":
+                payload = room[: packing.stored_bytes]
+                record = record._replace(payload_bytes=len(payload), unpacked_bytes=size)
+        identity = replace(self._identity(record), generation=terms.generation, expires_s=terms.expires_s)
+        if sealing is None:
             seal(header, payload, identity)
-            return [header, payload]
-        sealing = self._keys.sealing(terms.tenant)
-        return None if sealing is None else [header, seal_frame(scratch, payload, identity, sealing)]
+            return _Framed(record, [header, payload], packing)
+        return _Framed(record, [header, seal_frame(scratch, payload, identity, sealing)], packing)
+
+    def _packed(self, payload: memoryview, room: memoryview) -> Packing:
+        """Compress a chunk, if it shrinks."""
+        started_s = self._clock.monotonic()
+        size = compress(payload, room)
+        self._compressing.encoded(len(payload), size)
+        seconds = self._clock.monotonic() - started_s
+        return Packing("compressed", size, seconds) if size else Packing("left", len(payload), seconds)
+
+    def _unpacked(self, record: Record, payload: memoryview, into: memoryview) -> Packing | None:
+        """Restore a chunk, if it is compressed; None if that gives another one."""
+        if not record.unpacked_bytes:
+            return Packing("plain", len(payload))
+        started_s = self._clock.monotonic()
+        if not decompress(payload, into):
+            return None
+        seconds = self._clock.monotonic() - started_s
+        self._compressing.decoded(len(into), seconds)
+        return Packing("compressed", len(payload), seconds)
+
+    def _read(self, found: Found, scratch: memoryview, payload: memoryview) -> Fault | FrameFault | None:
+        """Read a frame's payload, verified; a fault if it is not that of the record. Raises: OSError."""
+        record, header = found.record, scratch[:HEADER_BYTES]
+        identity, now_s = self._identity(record), self._clock.unix()
+        if self._keys is None:
+            checked = Checked(header, payload)
+            is_there = self._crossing(lambda: self._store.get(found, [header, payload], checked.landed), record)
+            return checked.fault(identity, now_s) if is_there else Fault.GONE
+        staging = scratch[HEADER_BYTES : HEADER_BYTES + len(payload)]
+        if not self._crossing(lambda: self._store.get(found, [header, staging]), record):
+            return Fault.GONE
+        return open_frame(scratch, payload, identity, now_s, self._keys.opening)
+
+    @staticmethod
+    def _compressed(scratch: memoryview, chunk: memoryview) -> memoryview:
+        """The part of the scratch for what is compressed."""
+        return scratch[len(scratch) - len(chunk) :]
+
+    def _identity(self, record: Record) -> FrameIdentity:
+        return FrameIdentity(record.key, self._namespace, record.stamp, unpacked_bytes=record.unpacked_bytes)
+
+    def _put(self, framed: _Framed) -> bool:
+        return self._crossing(lambda: self._store.put(framed.record, framed.frame), framed.record, is_load=False)
+
+    def _crossing(self, move: Callable[[], bool], record: Record, *, is_load: bool = True) -> bool:
+        """Move a frame, and note how long its bytes took."""
+        with self._lock:
+            self._moving += 1
+            moving = self._moving
+        started_s = self._clock.monotonic()
+        try:
+            is_done = move()
+        finally:
+            with self._lock:
+                moving = max(moving, self._moving)
+                self._moving -= 1
+        if is_done:
+            seconds = self._clock.monotonic() - started_s
+            self._compressing.crossed(record.payload_bytes, seconds, moving, is_load=is_load)
+        return is_done
 
     def _is_there(self, record: Record) -> bool:
         """Whether an object of that chunk is there, and may be read; one that may not is deleted."""

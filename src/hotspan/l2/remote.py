@@ -14,6 +14,7 @@ deleted (jobs.py).
 """
 
 import logging
+import os
 import secrets
 import threading
 from collections import deque
@@ -27,7 +28,7 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier
+from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Compress, Tier
 from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
@@ -35,6 +36,7 @@ from hotspan.l2.known import KnownChunks, Moment
 from hotspan.l2.view import readable
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
+from hotspan.tiers.compressing import Compressing
 from hotspan.tiers.io import IoQueue, IoThreads
 from hotspan.tiers.record import Record
 
@@ -60,6 +62,7 @@ class RemoteOptions:
     follower:    of the store's log; it outlives the tier.
     threads:     that move frames. store_depth: stores in flight.
     keys:        None writes plain frames.
+    compress:    whether chunks are compressed (tiers/compressing.py). Compressed ones are read in any case.
     queue:       makes the I/O threads, or stands in for them.
     """
 
@@ -68,6 +71,7 @@ class RemoteOptions:
     threads: int = 4
     store_depth: int = 16
     keys: FrameKeys | None = None
+    compress: Compress = "never"
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
 
@@ -88,7 +92,8 @@ class RemoteTier:
         self._store_depth = options.store_depth
         self._marks = follower.marks
         self._clock = clock or SystemClock()
-        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock)
+        compressing = Compressing(options.compress, min(options.threads, os.cpu_count() or 1))
+        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, compressing)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
@@ -99,7 +104,7 @@ class RemoteTier:
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
         self._landed = threading.Event()
-        scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if options.keys is not None else 0)
+        scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if options.keys is not None else 0) + payload_bytes
         self._queue = options.queue("l2", options.threads, scratch)
         self._log_queue = options.queue("l2-log", 1, HEADER_BYTES)
         self._commits = GroupCommit(self._log_queue, lambda number, scopes: follower.append(scopes))
@@ -316,7 +321,8 @@ class RemoteTier:
         return self._transfer(record.key, ended, is_load=True)
 
     def _transfer(self, key: ChunkKey, ended: Ended, *, is_load: bool) -> Transfer:
-        return Transfer(key, is_load, ended.fault, self._payload_bytes if ended.fault is None else 0, ended.seconds)
+        size = self._payload_bytes if ended.fault is None else 0
+        return Transfer(key, is_load, ended.fault, size, ended.seconds, ended.packing)
 
     def _submit_marks(self, at_most: int | None) -> None:
         if self._marks and not self._is_marking:

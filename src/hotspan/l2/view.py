@@ -202,4 +202,6 @@ def readable(
 
 def is_of(found: Found, wanted: Record) -> bool:
     """Whether what was found is the chunk that is wanted: of its name, parent, namespace and size."""
-    return found.record[:4] == wanted[:4]
+    record = found.record
+    is_named = record[:3] == wanted[:3] and record.chunk_bytes == wanted.chunk_bytes
+    return is_named and record.payload_bytes <= record.chunk_bytes

@@ -5,6 +5,8 @@ import mmap
 
 from hotspan.core.types import Chunk, ChunkKey
 
+_LOW_BITS = bytes(value & 0x0F for value in range(256))
+
 HANG_S = 60.0
 """After which a test takes it that something hangs, also on a machine that stands still now and then."""
 
@@ -21,8 +23,11 @@ def chain(name: str, length: int) -> list[Chunk]:
 
 
 def content(key: ChunkKey, size: int, version: int = 0) -> bytes:
-    """`size` bytes that follow from the key and a version, and that no other key or version has."""
-    return hashlib.shake_128(key + version.to_bytes(4, "little")).digest(size)
+    """`size` bytes that follow from the key and a version, and that no other key or version has.
+
+    They shrink to about half, so that a tier that compresses does.
+    """
+    return hashlib.shake_128(key + version.to_bytes(4, "little")).digest(size).translate(_LOW_BITS)
 
 
 def aligned(size: int, fill: bytes = b"") -> memoryview:

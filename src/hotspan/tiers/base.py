@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hotspan.core.frame import FrameSealing
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
+from hotspan.tiers.compressing import Packing
 
 
 class Fault(Enum):
@@ -36,7 +37,8 @@ class Fault(Enum):
 class Transfer:
     """One finished transfer of one chunk.
 
-    bytes:     payload moved. seconds: on the I/O thread, without the wait in the queue.
+    bytes:     of the chunk. seconds: on the I/O thread, without the wait in the queue.
+    packing:   whether it was compressed; None in a tier that does not compress.
     """
 
     key: ChunkKey
@@ -44,6 +46,7 @@ class Transfer:
     fault: Fault | None
     bytes: int
     seconds: float
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)

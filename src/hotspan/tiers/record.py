@@ -7,7 +7,7 @@ from typing import NamedTuple
 import xxhash
 
 from hotspan.core.terms import WINDOW, Terms, shared
-from hotspan.core.types import ChunkKey
+from hotspan.core.types import PAGE_BYTES, ChunkKey
 
 RECORD_BYTES = 256
 RECORD_LABELS = 12
@@ -23,14 +23,20 @@ MAX_PARTS = 1 << (16 - PART_BITS_AT)
 """Slots of one chunk."""
 
 _MAX_INDEX = 0xFFFF
+SIZE_BITS = 40
+"""Of the field with the payload's length; above them, of a compressed one, the chunk's length in pages."""
+
+_MAX_SIZE, _MAX_PAGES = (1 << SIZE_BITS) - 1, (1 << (64 - SIZE_BITS)) - 1
 
 
 class Record(NamedTuple):
     """One stored chunk.
 
+    payload_bytes:  behind the frame's header.
     stamp: of the store that wrote it; its frame must say the same.
     place: in its text, counted in chunks; 65535 stands for that and all above.
     part:  which of the chunk's slots this one is.
+    unpacked_bytes: of the chunk, whole pages, if the payload is compressed; else 0.
     """
 
     key: ChunkKey
@@ -41,11 +47,23 @@ class Record(NamedTuple):
     stamp: int = 0
     place: int = 0
     part: int = 0
+    unpacked_bytes: int = 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the chunk, as it is in RAM."""
+        return self.unpacked_bytes or self.payload_bytes
 
 
 def pack(record: Record) -> bytes:
-    """The 256 bytes of a record. Labels beyond those that fit make it wild."""
+    """The 256 bytes of a record. Labels beyond those that fit make it wild.
+
+    Raises: ValueError for sizes that it can't hold: a bug of the caller.
+    """
     terms = record.terms
+    pages, odd = divmod(record.unpacked_bytes, PAGE_BYTES)
+    if odd or pages > _MAX_PAGES or record.payload_bytes > _MAX_SIZE:
+        raise ValueError(f"{record.payload_bytes} bytes of payload, {record.unpacked_bytes} unpacked")
     labels = sorted(terms.labels, key=lambda label: (label != WINDOW, label))
     is_wild = terms.is_wild or len(labels) > RECORD_LABELS
     labels = [*labels[:RECORD_LABELS], *[0] * (RECORD_LABELS - len(labels))]
@@ -53,7 +71,8 @@ def pack(record: Record) -> bytes:
     flags |= record.part << PART_BITS_AT
     body = _RECORD.pack(
         *(LIVE, flags, min(record.place, _MAX_INDEX), record.key, record.parent or bytes(32), record.namespace),
-        *(record.payload_bytes, terms.generation, terms.expires_s, terms.tenant, terms.adapter, record.stamp, *labels),
+        *(record.payload_bytes | pages << SIZE_BITS, terms.generation, terms.expires_s),
+        *(terms.tenant, terms.adapter, record.stamp, *labels),
     )[:CHECK_AT]
     return body + xxhash.xxh3_64_digest(body)
 
@@ -81,4 +100,5 @@ def unpack(data: bytes) -> Record | None:
     named = shared(frozenset(value for value in labels if value))
     terms = Terms(tenant, adapter, named, generation, expires_s, bool(flags & IS_WILD))
     above = ChunkKey(parent) if flags & HAS_PARENT else None
-    return Record(ChunkKey(key), above, namespace, size, terms, stamp, place, flags >> PART_BITS_AT)
+    part, unpacked_bytes = flags >> PART_BITS_AT, (size >> SIZE_BITS) * PAGE_BYTES
+    return Record(ChunkKey(key), above, namespace, size & _MAX_SIZE, terms, stamp, place, part, unpacked_bytes)

@@ -29,6 +29,7 @@ from hotspan.tiers.record import (
     PART_BITS_AT,
     RECORD_BYTES,
     RECORD_LABELS,
+    SIZE_BITS,
     Record,
     pack,
     pack_parts,
@@ -162,6 +163,7 @@ class DiskTable:
         columns = (self._records[name][slots].tolist() for name in names)
         for slot, flags, key, parent, namespace, tenant, expires_s, size in zip(slots, *columns, strict=True):
             above = ChunkKey(parent) if flags & HAS_PARENT else None
+            size &= (1 << SIZE_BITS) - 1
             yield slot, flags >> PART_BITS_AT, ChunkKey(key), above, namespace, tenant, expires_s, size
 
     def record(self, slot: int) -> Record:
