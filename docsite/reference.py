@@ -1,4 +1,4 @@
-"""The pages docs/reference/cli.md and metrics.md, from the code: `make reference`."""
+"""The pages docs/reference/cli.md, metrics.md and http.md, from the code: `make reference`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -134,10 +134,13 @@ def _daemon() -> Iterable[Metric]:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
+    from docsite.routes import http_page
+
     REFERENCE.mkdir(exist_ok=True)
     (REFERENCE / "cli.md").write_text(cli_page())
     (REFERENCE / "metrics.md").write_text(metrics_page())
+    (REFERENCE / "http.md").write_text(http_page())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from hotspan.core.types import GIB
+from hotspan.daemon.routes import ROUTES
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, until
 
 
@@ -81,6 +82,19 @@ def client(daemon: DaemonProcess) -> Iterator[Client]:
 def key() -> str:
     """Nobody's yet, of the shape that keys have."""
     return f"org/some model@{0:08x}@{0:x}@{secrets.token_hex(32)}@salt"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_of_the_table_is_answered(daemon: DaemonProcess, key: str, route: str) -> None:
+    """The reference lists no path or method that the daemon does not have."""
+    method, _, path = route.partition(" ")
+    path = path.format(bucket="listed", key=quote(key, safe=""), id="0-0")
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=2 * PATIENCE_S)
+    connection.request(method, path, b"value" if method == "PUT" else b"")
+    response = connection.getresponse()
+    said = response.read()
+    connection.close()
+    assert response.status != 405 and b"no such path" not in said
 
 
 @pytest.mark.parametrize("size", [1, 28, 4095, 4096, 4097, 1_000_003, 7 * 1024 * 1024 + 28])

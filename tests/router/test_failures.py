@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from xxhash import xxh3_128_digest
 
+from hotspan.router.routes import OWN_ROUTES
 from hotspan.router.session import Split
 from hotspan.router.settings import HealthSettings, Replica
 from hotspan.router.types import Strategy
@@ -211,6 +212,18 @@ async def test_the_operator_drains_while_clients_hold_all_memory() -> None:
         assert at.router._bodies._held.take(b"", 1 << 20)
         assert await at.status() == 503
         assert await at.status({"replica": one.url}, "/router/replicas/drain") == 200
+
+
+@pytest.mark.parametrize("route", OWN_ROUTES)
+async def test_every_route_of_the_table_is_answered(route: str) -> None:
+    """The reference lists no path or method that the router does not have; of another it says what there is."""
+    method, _, path = route.partition(" ")
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        body = {"json": {"replica": fake.url, "group": "none"}} if method == "POST" else {}
+        async with at.client.request(method, at.url + path, **body) as answer:
+            assert "there are GET" not in await answer.text()
+        async with at.client.request("DELETE", at.url + path) as answer:
+            assert answer.status == 404 and route in await answer.text()
 
 
 async def test_administration_takes_a_token() -> None:

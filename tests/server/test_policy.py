@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
+from docsite.reference import REFERENCE
+from docsite.routes import http_page
 from hotspan.config.tenants import Tenants
 from hotspan.server.policy import (
     ADMIN,
@@ -219,3 +221,8 @@ def test_what_runs_code_or_ends_others_work_is_the_administrators(real_app: Star
     table = access_table(has_keys=False, has_given_token=False)
     for path in ("/collective_rpc", "/sleep", "/v1/load_lora_adapter", "/adapters", "/update_weights", "/pause"):
         assert path in paths and table[path] is Access.ADMIN
+
+
+def test_reference_of_routes_is_that_of_the_code() -> None:
+    """docs/reference/http.md is what `make reference` writes."""
+    assert (REFERENCE / "http.md").read_text() == http_page()

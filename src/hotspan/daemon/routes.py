@@ -1,11 +1,5 @@
 """The daemon's HTTP routes, for clients of HyperPod's managed tier (docs/daemon.md).
 
-    PUT    /v1/kv/{bucket}/{key}                             200, 409 there already or being written, 413, 507 no room
-    POST   /v1/kv/{bucket}/{key}/leases?timeout_ms=&ttl_s=   200 {"id", "offsets"}, 404, 504 not whole in memory yet
-    POST   /v1/leases/{id}/release                           200, whether or not there is such a lease
-    DELETE /v1/kv/{bucket}/{key}                             200, 404, 503 gone, but the disk does not confirm it
-    GET    /health, /metrics, /v1/stats                      200
-
 A path is split as it came and each segment decoded once: `%2F` is part of a name, and `%40` is `@`.
 """
 
@@ -26,6 +20,20 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange, Receive, Scope, Send
 from hotspan.l2.options import OWN_BUCKET
+
+ROUTES = {
+    "PUT /v1/kv/{bucket}/{key}": "Store the body. 409: there already, or being written; 413: too large; 507: no room.",
+    "POST /v1/kv/{bucket}/{key}/leases": (
+        "Hold an object for reading: `{id, offsets}` in the shared memory. `?timeout_ms=` waits for one that is being "
+        "written, `?ttl_s=` is how long it is held. 404: not there; 504: not whole in memory yet."
+    ),
+    "POST /v1/leases/{id}/release": "End a lease; 200 also if there is none.",
+    "DELETE /v1/kv/{bucket}/{key}": "Remove an object. 404: not there; 503: gone, but the disk does not confirm it.",
+    "GET /health": "200 while the daemon serves. Also at `--metrics-port`.",
+    "GET /metrics": "Prometheus metrics. Also at `--metrics-port`.",
+    "GET /v1/stats": "The same figures as JSON.",
+}
+"""What is answered, by method and path."""
 
 MAX_HOLD_S = 60.0
 MAX_UNWANTED_BYTES = 256 * MIB

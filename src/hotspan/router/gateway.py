@@ -37,7 +37,7 @@ from hotspan.router.measured import follow_metrics
 from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
 from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
-from hotspan.router.routes import CANARY, DRAIN, REPLICAS, RESET, RESUME, Route, response_of, route_of
+from hotspan.router.routes import CANARY, DRAIN, OWN_ROUTES, REPLICAS, RESET, RESUME, Route, response_of, route_of
 from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.shadow import Shadows
@@ -257,8 +257,7 @@ class Gateway:
             self.health[name].drain(is_drained=path == DRAIN)
             await exchange.respond(200, orjson.dumps(self._shown(name)))
         else:
-            known = f"GET {REPLICAS}, POST {DRAIN}, POST {RESUME}, GET {CANARY} and POST {RESET}"
-            raise HttpError(404, f"there are {known}")
+            raise HttpError(404, f"there are {', '.join(OWN_ROUTES)}")
         return "answered"
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -7,10 +7,16 @@ from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
 
 OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
-"""GET lists the replicas. POST {"replica": URL} takes one out of service, or back."""
-
 CANARY, RESET = f"{OWN}/canary", f"{OWN}/canary/reset"
-"""GET shows what shadow requests found. POST {"group": NAME} ends a rollback."""
+
+OWN_ROUTES = {
+    f"GET {REPLICAS}": "The replicas: health, load, what the router knows of their caches.",
+    f"POST {DRAIN}": 'Take the replica of `{"replica": URL}` out of service.',
+    f"POST {RESUME}": 'Put the replica of `{"replica": URL}` back into service.',
+    f"GET {CANARY}": "What shadow requests found, by group.",
+    f"POST {RESET}": 'End the rollback of the group of `{"group": NAME}`.',
+}
+"""The administrator's routes, answered by the router."""
 
 
 class Route(Enum):

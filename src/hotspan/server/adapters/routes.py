@@ -38,6 +38,7 @@ class AdapterRoutes:
         self._is_open = is_open
 
     async def register(self, request: Request) -> dict[str, Any]:
+        """Register `name` from `src`. `preload` (true) loads it now, `pin` (false) keeps it loaded."""
         asked = await _asked(request, "name", "src", "preload", "pin", "tenant")
         name = _text(asked, "name")
         preload, pin = _flag(asked, "preload"), _flag(asked, "pin")
@@ -52,6 +53,7 @@ class AdapterRoutes:
         return {"status": f"Adapter {_shown(request, name)} registered"}
 
     async def update(self, request: Request) -> dict[str, Any]:
+        """Replace `src`, and set `preload` and `pin`, as far as they are given."""
         name = request.path_params["adapter_name"]
         asked = await _asked(request, "name", "src", "preload", "pin", "tenant")
         if asked.get("name", name) != name:
@@ -64,16 +66,19 @@ class AdapterRoutes:
         return {"status": f"Adapter {_shown(request, name)} updated"}
 
     async def delete(self, request: Request) -> dict[str, Any]:
+        """Unregister an adapter."""
         name = request.path_params["adapter_name"]
         asked = await _asked(request, "tenant")
         await self._registry.delete(name, _owner(asked) or SERVER)
         return {"status": f"Adapter {_shown(request, name)} unregistered"}
 
     async def describe(self, request: Request) -> dict[str, Any]:
+        """An adapter: name, whether it is pinned and loaded, digest of its files."""
         asked = await _asked(request, "tenant")
         return self._described(self._registry.describe(request.path_params["adapter_name"], _owner(asked) or SERVER))
 
     async def list(self, request: Request) -> dict[str, Any]:
+        """The adapters, `limit` (100) at a time; `next_page_token` goes on."""
         asked = await _asked(request, "limit", "next_page_token", "tenant")
         limit, token = _count(asked, "limit", 1, 100), _count(asked, "next_page_token", 0, 0)
         found, end = self._registry.seen_by(_owner(asked)), token + limit
@@ -111,7 +116,10 @@ def adapter_router(registry: AdapterRegistry | None, models: Collection[str], *,
             ("DELETE", ADAPTER, AdapterRoutes.delete),
             ("POST", UPDATE, AdapterRoutes.update),
         ):
-            router.add_api_route(prefix + path, _answering(routes, handler), methods=[method], name=handler.__name__)
+            answer = _answering(routes, handler)
+            router.add_api_route(
+                prefix + path, answer, methods=[method], name=handler.__name__, description=handler.__doc__
+            )
     return router
 
 
