@@ -109,6 +109,10 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
+.PHONY: compression
+compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 4 minutes)
+	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
+
 .PHONY: step-cost
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
@@ -139,8 +143,8 @@ invalidation-storm: develop  ## What a tenant's thousand updates a minute cost t
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
-.PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing
-proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+.PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing bits
+proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz bits identity timing soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: develop  ## R1: 10,000 kills of writing processes
 	@$(BIN)/python -m proofs kill --cycles 10000 --output $(R)/kill.json
 power: develop  ## R2: 100,000 power losses
@@ -163,6 +167,8 @@ replicas: develop  ## R11: 10,000 seeds of replicas that share an L2
 	@$(BIN)/python -m proofs replicas --seeds 10000 --output $(R)/replicas.json
 fuzz: develop  ## R8: 100,000 malformed frames, tables, logs, requests and settings
 	@$(BIN)/python -m proofs fuzz --cases 100000 --output $(R)/fuzz.json
+bits: develop  ## R12: a million chunks compressed and restored
+	@$(BIN)/python -m proofs compression --cases 1000000 --output $(R)/compression.json
 identity: develop  ## R9: digests at store and at load
 	@$(BIN)/python -m benchmarks.identity --output $(R)/identity.json
 timing: develop  ## What a tenant learns from its time to first token, in 10,000 probes

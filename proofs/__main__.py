@@ -18,7 +18,7 @@ from hotspan.cli.output import explained
 from hotspan.core.errors import ConfigError
 from proofs.proof import print_proof, write_proof
 
-NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz")
+NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz", "compression")
 
 
 def main(
@@ -33,7 +33,7 @@ def main(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: number of simulations.")] = None,
     every: Annotated[int | None, typer.Option(min=1, help="fault, l2: N runs every Nth fault only.")] = None,
-    cases: Annotated[int | None, typer.Option(min=1, help="fuzz: number of inputs.")] = None,
+    cases: Annotated[int | None, typer.Option(min=1, help="fuzz, compression: number of inputs.")] = None,
     hours: Annotated[float | None, typer.Option(help="soak, l2: duration, in hours.")] = None,
     duty: Annotated[float | None, typer.Option(help="soak: fraction of one core to use.")] = None,
     directory: Annotated[Path | None, typer.Option(help="kill, soak: directory on a real disk for the tier.")] = None,

@@ -1,4 +1,4 @@
-"""R1 to R10, small: each proof passes, was about something, and fails when what it guards is taken away."""
+"""R1 to R12, small: each proof passes, was about something, and fails when what it guards is taken away."""
 
 import errno
 import gc
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotspan.cache.ram import RamTier
+from hotspan.core import planes
 from hotspan.core.directives import parse_directives
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found
@@ -16,7 +17,7 @@ from hotspan.l2.view import LogView
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
-from proofs import fault, flip, fuzz, kill, model, power, replicas, simulate, soak
+from proofs import compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.power_run import open_tier
 from proofs.proof import Proof
 from proofs.simulated.inline import InlineQueues
@@ -247,3 +248,16 @@ def test_soak_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             break
     assert not proof.passed and proof.figures["wrong_bytes"] > 0
     assert soak.drift([100.0] * 10 + [102.0] * 10) > 0.01 > soak.drift([100.0, 99.0, 101.0] * 8)
+
+
+def test_compression() -> None:
+    """R12: a thousand chunks of all types come back, and damaged ones are refused."""
+    found = passed(compression.run(compression.Options(cases=1000), silent))
+    assert found["damaged"] > 300 and min(found[kind] for kind in compression.KINDS) > 100
+
+
+def test_compression_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With planes in the wrong order nothing comes back."""
+    join = planes.join
+    monkeypatch.setattr("hotspan.core.compression.join", lambda parts, into: join(parts[::-1], into))
+    assert not compression.run(compression.Options(cases=100), silent).passed
