@@ -9,17 +9,19 @@ from hotspan.config.options import build, options_of
 from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Terms
+from hotspan.core.types import PAGE_BYTES, Compress
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES
 from hotspan.l2.open import open_store, parse_store_url
 from hotspan.l2.remote import RemoteOptions, RemoteTier
-from hotspan.testing.chunks import aligned
+from hotspan.testing.chunks import aligned, content
 from hotspan.tiers.record import RECORD_BYTES
-from proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
+from proofs.fuzz_bench import NAMESPACE, Bench, Broken, mutated
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.memory_store import MemoryServer
 
 _HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
+_SIZE = 3 * PAGE_BYTES
 _NUMBERS = (0.5, 1.0, 4.0, 1e-12, 0.0, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
 _URLS: tuple[str, ...] = (
     "redis://cache:6379/0",
@@ -78,16 +80,18 @@ def url(bench: Bench, rng: random.Random) -> bool:
 
 
 def stored_object(bench: Bench, rng: random.Random) -> bool:
-    """What lies in an L2, changed: a chunk's own bytes, or a miss."""
+    """What lies in an L2, compressed or not, changed: a chunk's own bytes, or a miss."""
+    allowed = {chunk.key: content(chunk.key, _SIZE) for chunk in bench.chunks[:3]}
     server = MemoryServer()
     queues = InlineQueues()
     follower = LogFollower(server.log(), "fuzz")
     follower.poll()
     follower.foreign()
     store = server.store()
-    tier = RemoteTier(RemoteOptions(store, follower, queue=queues.queue), NAMESPACE, SIZE)
+    compress: Compress = rng.choice(("never", "always"))
+    tier = RemoteTier(RemoteOptions(store, follower, compress=compress, queue=queues.queue), NAMESPACE, _SIZE)
     for chunk in bench.chunks[:3]:
-        tier.submit_store(chunk, Terms(labels=frozenset({1})), aligned(SIZE, bench.allowed[chunk.key]))
+        tier.submit_store(chunk, Terms(labels=frozenset({1})), aligned(_SIZE, allowed[chunk.key]))
     queues.run()
     tier.finished()
     key, name = rng.choice(sorted(server.objects.items()))
@@ -95,16 +99,16 @@ def stored_object(bench: Bench, rng: random.Random) -> bool:
     server.data[name] = mutated(rng, head) + rest if rng.random() < 0.5 else head + mutated(rng, rest)
     beside = store.metadata_name(key)
     server.data[beside] += rng.randbytes(rng.choice((0, 1, ENTRY_BYTES, 30)) * rng.choice((0, 0, 1)))
-    reader = RemoteTier(RemoteOptions(server.store(), follower, queue=queues.queue), NAMESPACE, SIZE)
+    reader = RemoteTier(RemoteOptions(server.store(), follower, queue=queues.queue), NAMESPACE, _SIZE)
     reader.ask(bench.chunks[:3], 0)
     queues.run()
     reader.finished()
-    into, found = aligned(SIZE), 0
+    into, found = aligned(_SIZE), 0
     for chunk in bench.chunks[:3]:
         if reader.submit_load(chunk.key, into):
             queues.run()
             if all(transfer.fault is None for transfer in reader.finished()):
                 found += 1
-                if into != bench.allowed[chunk.key]:
+                if into != allowed[chunk.key]:
                     raise Broken("a chunk from the L2 has wrong bytes")
     return found == 3

@@ -17,7 +17,7 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey, Lookup, Tier
+from hotspan.core.types import PAGE_BYTES, ChunkKey, Lookup, Tier
 from hotspan.l2.base import LogPage, ObjectStore, SharedLog
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions, RemoteTier
@@ -29,7 +29,8 @@ from proofs.simulated.keys import FixedKeys
 from proofs.simulated.lower import SettledTier
 from proofs.world import NAMESPACE
 
-SIZE = 4096
+SIZE = 3 * PAGE_BYTES
+"""Of which a compressed chunk takes two."""
 
 Connect = Callable[[Clock], ObjectStore]
 """One more connection to the store that all replicas share, which has a log."""
@@ -106,7 +107,13 @@ class Replica:
         def opened(again: bool) -> RemoteTier:
             keys = FixedKeys(writer + again, seed=7) if self._is_sealed else None
             options = RemoteOptions(
-                self._connected(), self.follower, threads=2, store_depth=3, keys=keys, queue=self.queues.queue
+                self._connected(),
+                self.follower,
+                threads=2,
+                store_depth=3,
+                keys=keys,
+                compress="always" if self._lives % 2 else "never",
+                queue=self.queues.queue,
             )
             return RemoteTier(options, NAMESPACE, SIZE, clock)
 
