@@ -4,8 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from hotspan.cli.main import app
 from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import Aftermath
@@ -132,3 +135,20 @@ def test_a_method_whose_package_is_missing(tiny_model: Path, monkeypatch: pytest
     arguments = parse_engine_arguments(str(tiny_model), words)
     with Aftermath() as aftermath, pytest.raises(ConfigError, match="refuses this configuration: Arctic Inference"):
         _start(arguments, aftermath)
+
+
+def test_the_help_of_serve_leads_to_vllms_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its help names --help-engine, which shows what vLLM takes: by name or all, without what hotspan refuses."""
+    monkeypatch.setattr(FlexibleArgumentParser, "_search_keyword", None)  # it outlives the parser
+
+    def shown(*words: str) -> str:
+        done = CliRunner().invoke(app, ["serve", *words], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "`hotspan serve --help-engine all`" in " ".join(shown("--help").split())
+    found = shown("--help-engine", "max-model-len")
+    assert "--max-model-len" in found and "--dtype" not in found
+    everything = shown("--help-engine", "all")
+    assert "--max-model-len" in everything and "--dtype" in everything
+    assert not {f"--{name.replace('_', '-')}" for name in NOT_SERVED} & set(everything.replace(",", " ").split())

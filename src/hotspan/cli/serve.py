@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,37 @@ if TYPE_CHECKING:
     from hotspan.server.options import ServeOptions
 
 
+def _show_engine_options(about: str | None) -> None:
+    if about is not None:
+        with explained():
+            from hotspan.engine.arguments import show_options
+
+            show_options(about)
+
+
+EngineHelp = Annotated[
+    str | None,
+    typer.Option(
+        "--help-engine",  # vLLM has texts for its options if "--help" is in a word of the command line
+        metavar="all, GROUP or NAME",
+        help="Show vLLM's options and exit: all, a group such as CacheConfig, or those with NAME in their names.",
+        callback=_show_engine_options,
+        is_eager=True,
+        show_default=False,
+    ),
+]
+
+
 @takes(FLAGS)
-def serve(context: typer.Context, model: Model = None, **_flags: Any) -> None:
+def serve(context: typer.Context, model: Model = None, help_engine: EngineHelp = None, **_flags: Any) -> None:
     """Serve MODEL with an OpenAI-compatible API and compute each long text once. A directory of models serves all.
 
-    Every option of `vllm serve` may follow, such as --dtype, --max-model-len or --tensor-parallel-size. Other values
-    come from serving.properties, environment variables and files: `hotspan config explain` shows the origins.
+    Options of vLLM: every option of `vllm serve` may follow MODEL, such as --dtype or --tensor-parallel-size. What is
+    not listed below goes to vLLM as it is written, and vLLM's parser checks it. `hotspan serve --help-engine all` shows
+    these options, `hotspan serve --help-engine max-model-len` those with that name.
+
+    Other values come from serving.properties, environment variables and files: `hotspan config explain` shows the
+    origins.
     """
     with explained():
         from hotspan.config.configuration import Places

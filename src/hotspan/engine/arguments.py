@@ -5,7 +5,7 @@ And the tiers of an engine for which nobody named any.
 
 import contextlib
 import re
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +82,18 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the engine's options contradict each other: {error}") from error
     return arguments
+
+
+def show_options(about: str) -> None:
+    """Print vLLM's options, without those that hotspan refuses, and exit with status 0.
+
+    about: "all", a group such as "CacheConfig", or a part of a name.
+    """
+    parser = make_arg_parser(FlexibleArgumentParser(prog="hotspan serve MODEL", allow_abbrev=False))
+    for action in parser._actions:
+        if action.dest in NOT_SERVED:
+            action.help = SUPPRESS
+    parser.parse_args([f"--help={about}"])
 
 
 def why_no_tiers(arguments: Namespace) -> str | None:
