@@ -38,7 +38,8 @@ def http_page() -> str:
         *_grouped(named),
         *_section("hotspan route", {name: ("administrator", what) for name, what in router.OWN_ROUTES.items()}),
         "",
-        "`/health`, `/ping` and `/metrics` are the router's own. All other routes are those of `hotspan serve`.",
+        "`/health`, `/ping`, `/metrics` and `/dashboard` are the router's own. All other routes are those of",
+        "`hotspan serve`.",
         *_section("hotspan daemon", {name: ("anybody", what) for name, what in daemon.ROUTES.items()}),
     ]
     return "\n".join(lines) + "\n"

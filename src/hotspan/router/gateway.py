@@ -20,6 +20,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
 from hotspan.http.bodies import Bodies, HeldBody
 from hotspan.http.connections import HttpLimits
+from hotspan.http.dashboard import HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
@@ -115,6 +116,7 @@ class Gateway:
             Route.ALL: self._all,
             Route.HEALTH: self._health,
             Route.METRICS: self._page,
+            Route.DASHBOARD: self._dashboard,
             Route.ADMIN: self._admin,
         }
         self._idle = asyncio.Event()
@@ -236,6 +238,12 @@ class Gateway:
         """The metrics."""
         self._access.check_metrics(exchange)
         await exchange.respond(200, self._metrics.page(), CONTENT_TYPE)
+        return "answered"
+
+    async def _dashboard(self, exchange: Exchange) -> str:
+        """A page without data, which reads the metrics and the replicas with the token that it asks for."""
+        page = dashboard()
+        await exchange.respond(200, page.content, HTML, page.headers)
         return "answered"
 
     async def _admin(self, exchange: Exchange) -> str:

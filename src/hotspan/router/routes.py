@@ -3,6 +3,7 @@
 import re
 from enum import Enum
 
+from hotspan.http.dashboard import DASHBOARD
 from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
 
 OWN = "/router"
@@ -30,6 +31,7 @@ class Route(Enum):
     ALL = "all"
     HEALTH = "health"
     METRICS = "metrics"
+    DASHBOARD = "dashboard"
     ADMIN = "admin"
 
 
@@ -55,6 +57,8 @@ def route_of(method: str, path: str) -> Route:
         return Route.HEALTH
     if path == "/metrics":
         return Route.METRICS
+    if path == DASHBOARD:
+        return Route.DASHBOARD
     if path == OWN or path.startswith(f"{OWN}/"):
         return Route.ADMIN
     if _OF_ALL.fullmatch(path):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from hotspan.config.settings import CacheSettings
@@ -15,6 +15,7 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.exchange import OwnRoute
@@ -184,6 +185,11 @@ class CacheAdmin:
             raise HttpError(409, "somebody else is recording: try again 30 s after they have stopped")
         return found
 
+    async def page(self) -> Response:
+        """A page for browsers that shows the metrics and the tiers, live; it asks for the admin token."""
+        page = dashboard()
+        return Response(page.content, headers=dict(page.headers), media_type=HTML)
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _need_cache(self) -> None:
@@ -301,6 +307,7 @@ class CacheAdmin:
 def admin_router(admin: CacheAdmin) -> APIRouter:
     """hotspan's own routes."""
     router = APIRouter(tags=["hotspan"], route_class=OwnRoute)
+    router.get(DASHBOARD, response_class=HTMLResponse)(admin.page)
     router.get("/hotspan/cache")(admin.stats)
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post("/hotspan/cache/clear")(admin.clear)

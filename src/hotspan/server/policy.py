@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotspan.http.dashboard import DASHBOARD
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import HeadError, check_head
@@ -32,6 +33,8 @@ PUBLIC = (
     # Load balancers and kubelets ask without a key. They say that the engine lives, and nothing else.
     "/health",
     "/ping",
+    # A page without data, which asks for the token: a browser has none to show when it opens a page.
+    DASHBOARD,
 )
 
 CANCEL = "/v1/responses/{response_id}/cancel"

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.http.connections import HttpLimits
+from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
 from hotspan.server.admission import Admission
@@ -78,6 +79,10 @@ class StoreFront:
     async def _answer(self, exchange: Exchange, path: str, named: str | None) -> None:
         if path in (PING, HEALTH):
             await self._health(exchange, has_body=path == PING)
+            return
+        if path == DASHBOARD:
+            page = dashboard()
+            await exchange.respond(200, page.content, HTML, page.headers)
             return
 
         async def work(body: bytes) -> None:
