@@ -110,8 +110,9 @@ peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vL
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
 .PHONY: compression
-compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 4 minutes)
+compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 5 minutes)
 	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
+	@$(BIN)/python -m benchmarks.compressed_ttft --output benchmarks/results/compressed-ttft.json
 
 .PHONY: step-cost
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)

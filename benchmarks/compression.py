@@ -167,28 +167,37 @@ def other_codecs(data: bytes, width: int, repetitions: int) -> dict[str, Any]:
 # -- links -------------------------------------------------------------------------------------------------------------
 
 
+class Wire:
+    """A link whose rate all transfers share, in parts that take turns; carries at any rate while that is 0."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.carried_bytes = 0
+        self._free_s = 0.0
+        self._turns = threading.Lock()
+
+    def carry(self, size: int) -> None:
+        """Blocks until so many bytes have crossed."""
+        for first in range(0, size if self.bytes_per_s else 0, WIRE_BYTES):
+            part = min(size - first, WIRE_BYTES)
+            with self._turns:
+                now_s = time.monotonic()
+                self._free_s = max(self._free_s, now_s) + part / self.bytes_per_s
+                self.carried_bytes += part
+                until_s = self._free_s - now_s
+            time.sleep(until_s)
+
+
 class WiredStore(BlobStore):
-    """A store in memory behind a link whose rate all transfers share, in parts that take turns."""
+    """A store in memory behind such a link."""
 
     def __init__(self, server: MemoryServer, bytes_per_s: float) -> None:
         super().__init__(server, server.log())
-        self._bytes_per_s = bytes_per_s
-        self._free_s = 0.0
-        self._turns = threading.Lock()
-        self.read_bytes = 0
+        self.wire = Wire(bytes_per_s)
 
     def get(self, found: Found, into: Sequence[memoryview], landed: Landed | None = None) -> bool:
         is_there = super().get(found, into, landed)
-        left = sum(map(len, into))
-        while left > 0:
-            part = min(left, WIRE_BYTES)
-            with self._turns:
-                now_s = time.monotonic()
-                self._free_s = max(self._free_s, now_s) + part / self._bytes_per_s
-                self.read_bytes += part
-                until_s = self._free_s - now_s
-            time.sleep(until_s)
-            left -= part
+        self.wire.carry(sum(map(len, into)))
         return is_there
 
 
@@ -274,7 +283,7 @@ def over_a_link(data: bytes, rate: float, repetitions: int) -> dict[str, Any]:
     auto.load(chunks, data)
     (transfer,) = auto.put(chain("another", 1), data)
     found["auto"] = transfer.packing.choice if transfer.packing is not None else ""
-    found["bytes"] = {mode: each.store.read_bytes for mode, each in replicas.items()}
+    found["bytes"] = {mode: each.store.wire.carried_bytes for mode, each in replicas.items()}
     for replica in (*replicas.values(), auto):
         replica.close()
     return found
