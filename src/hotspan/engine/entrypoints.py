@@ -12,10 +12,10 @@ else:
 if ENGINE >= (0, 29):
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList, ModelPermission
+    from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList, ModelPermission, PromptTokenUsageInfo
 else:
     from vllm.entrypoints.openai.api_server import build_app, init_app_state
-    from vllm.entrypoints.openai.engine.protocol import ModelCard, ModelList, ModelPermission
+    from vllm.entrypoints.openai.engine.protocol import ModelCard, ModelList, ModelPermission, PromptTokenUsageInfo
 
 if ENGINE >= (0, 28):
     from vllm.entrypoints.serve import create_error_response
@@ -26,6 +26,7 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "ModelPermission",
+    "PromptTokenUsageInfo",
     "build_app",
     "create_error_response",
     "init_app_state",

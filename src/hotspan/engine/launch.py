@@ -27,6 +27,7 @@ from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.guard import RequestGuard, refuse_bodies
+from hotspan.engine.usage import report_blends
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +137,6 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
     try:
         guard.protect(client)
         if _blends(client):
-            from hotspan.engine.usage import report_blends  # of vLLM's it takes what other releases lack
-
             report_blends(client)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)

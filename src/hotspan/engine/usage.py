@@ -11,8 +11,9 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from hotspan.engine.entrypoints import PromptTokenUsageInfo
 
 _BLENDED: ContextVar[dict[str, int] | None] = ContextVar("hotspan_blended", default=None)
 
