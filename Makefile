@@ -278,6 +278,11 @@ site: $(SITE)/.installed  ## Build the documentation site into site/, strictly, 
 reference: develop  ## Write docs/reference/ from the code
 	@$(BIN)/python -m docsite.reference
 
+.PHONY: alerts
+alerts:  ## Check the alert rules and Grafana's queries with promtool (Debian: apt-get install prometheus)
+	@promtool check rules examples/compose/alerts.yml
+	@$(BIN)/python -m docsite.grafana | promtool check rules /dev/stdin
+
 clean:  ## Remove .venv and what the tools cached
 	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""The pages docs/reference/cli.md, metrics.md and http.md, from the code: `make reference`."""
+"""The reference pages (cli.md, metrics.md, http.md) and Grafana's dashboard, from the code: `make reference`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -135,12 +135,14 @@ def _daemon() -> Iterable[Metric]:
 
 def main() -> None:
     """Write the pages."""
+    from docsite.grafana import BOARD, board
     from docsite.routes import http_page
 
     REFERENCE.mkdir(exist_ok=True)
     (REFERENCE / "cli.md").write_text(cli_page())
     (REFERENCE / "metrics.md").write_text(metrics_page())
     (REFERENCE / "http.md").write_text(http_page())
+    BOARD.write_text(board() + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What metrics may say: names in one shape, and labels of a few fixed values, never a tenant, a session or a text."""
 
+import json
 import re
 from dataclasses import fields
 
+from docsite.grafana import BOARD, board, declared
 from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
 from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
@@ -32,3 +34,9 @@ def test_the_daemons_metrics() -> None:
 def test_reference_of_metrics_is_that_of_the_code() -> None:
     """docs/reference/metrics.md is what `make reference` writes."""
     assert (REFERENCE / "metrics.md").read_text() == metrics_page()
+
+
+def test_grafanas_dashboard_is_that_of_the_code() -> None:
+    """examples/compose/grafana/hotspan.json is what `make reference` writes, with each metric of server and router."""
+    assert BOARD.read_text() == board() + "\n"
+    assert all(each.query in json.dumps(json.loads(board()), ensure_ascii=False) for each in declared())
