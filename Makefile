@@ -122,6 +122,10 @@ step-cost: develop  ## What hotspan costs on the engine core's thread per step, 
 blend-overhead: install  ## What blending costs where nothing matches, in CPU-seconds (about 3 minutes)
 	@$(BIN)/python -m benchmarks.blend_overhead --output benchmarks/results/blend-overhead.json
 
+.PHONY: blend-permutator
+blend-permutator: install  ## How much of permuted documents is reused, on a server: 5 contexts of 5,000 tokens (about 3 minutes)
+	@$(BIN)/python -m benchmarks.blend_permutator --output benchmarks/results/blend-permutator.json
+
 .PHONY: chart
 chart: develop  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.demo_chart

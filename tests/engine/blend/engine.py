@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -13,6 +15,7 @@ from hotspan.config.settings import BlendSettings
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.plan import Pace
+from hotspan.engine.blend.runs import Run
 from hotspan.engine.blend.steps import BlendSteps
 
 from ..rig import Rig, rig
@@ -63,6 +66,26 @@ def empty(engine: Rig) -> None:
     engine.forget_ram()
     for owner in list(of(engine).index._owners):
         of(engine).index.forget_owner(owner)
+
+
+def blended_and_exact(
+    engine: Rig, prompt: list[int], **directives: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """KV of each layer of all tokens but the last: as a blended request has it, and as a prefill gives it."""
+    ids, claimed, layers = np.array(prompt, np.uint32), Run(0, len(prompt) - 1), range(len(forward().layers))
+    engine.settle()
+    engine.forget_gpu()
+    engine.start("blended", prompt, 4, **directives)
+    while not engine.scheduler.running:
+        engine.step()
+    own = forward().blocks_of(next(iter(forward()._runner.requests)))
+    found = [forward().read(own, claimed, layer) for layer in layers]
+    scratch = [block for block in range(1, 48) if block not in own][: len(own)]
+    forward().compute(ids, scratch, [claimed])
+    exact = [forward().read(scratch, claimed, layer) for layer in layers]
+    while engine.llm.llm_engine.has_unfinished_requests():
+        engine.step()
+    return found, exact
 
 
 @dataclass

@@ -13,11 +13,10 @@ from hotspan.core.directives import Directives
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.engine.blend import admission
 from hotspan.engine.blend.forward import EngineForward
-from hotspan.engine.blend.runs import Run
 from hotspan.engine.blend.selftest import CanNotBlend, self_test
 
 from ..rig import Rig
-from .engine import WINDOW, Library, ask, blending, empty, forward, of
+from .engine import WINDOW, Library, ask, blended_and_exact, blending, empty, forward, of
 
 ROUNDING = 2e-5
 """In float32 the attention of long texts is summed in tiles that depend on what is computed together, also in prefills
@@ -67,35 +66,16 @@ def test_all_recomputed_is_the_prefill(engine: Rig, monkeypatch: pytest.MonkeyPa
     library = Library(engine, 2000, 3)
     library.learn()
     prompt = library.prompt(2, 1, 0)
-    ids, claimed, layers = np.array(prompt, np.uint32), Run(0, len(prompt) - 1), range(len(forward().layers))
-
-    def blended() -> list[torch.Tensor]:
-        engine.settle()
-        engine.forget_gpu()
-        engine.start("blended", prompt, 4)
-        while not engine.scheduler.running:
-            engine.step()
-        own = forward().blocks_of(next(iter(forward()._runner.requests)))
-        found = [forward().read(own, claimed, layer) for layer in layers]
-        scratch = [block for block in range(1, 48) if block not in own][: len(own)]
-        forward().compute(ids, scratch, [claimed])
-        exact = [forward().read(scratch, claimed, layer) for layer in layers]
-        while engine.llm.llm_engine.has_unfinished_requests():
-            engine.step()
-        return [*found, *exact]
-
-    count = len(layers)
-    whole = blended()
-    assert distance(whole[:count], whole[count:]) > 1.0
+    whole, exact = blended_and_exact(engine, prompt)
+    assert distance(whole, exact) > 1.0
     monkeypatch.setattr(admission, "_MIN_BUDGET", 7)
     monkeypatch.setattr(of(engine), "_step_tokens", 7)
-    sliced = blended()
-    assert distance(sliced[:count], whole[:count]) < ROUNDING
+    sliced, _ = blended_and_exact(engine, prompt)
+    assert distance(sliced, whole) < ROUNDING
     plan, settings = admission.plan_spans, replace(of(engine)._settings, first_k=len(prompt))
     monkeypatch.setattr(of(engine), "_settings", settings)
     monkeypatch.setattr(admission, "plan_spans", lambda *given, **named: plan(*given[:4], 0.0, **named))
-    everything = blended()
-    assert distance(everything[:count], everything[count:]) < ROUNDING
+    assert distance(*blended_and_exact(engine, prompt)) < ROUNDING
 
 
 @pytest.mark.parametrize("is_isolated", [True, False])

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from hotspan.engine.blend import admission, probe
 from hotspan.engine.blend.probe import Probe
 from hotspan.engine.blend.runs import Run, as_positions
 
-from .engine import WINDOW, Library, ask, blending, forward, of
+from .engine import WINDOW, Library, ask, blended_and_exact, blending, of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -24,7 +23,6 @@ def test_selectors_in_an_engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
         library = Library(engine, 1000, 3)
         library.learn()
         prompt = library.prompt(2, 1, 0)
-        ids, claimed, layers = np.array(prompt, np.uint32), Run(0, len(prompt) - 1), range(len(forward().layers))
         plan, chosen = admission.plan_spans, list[list[Run]]()
         monkeypatch.setattr(admission, "plan_spans", lambda *given, **named: plan(*given[:4], 0.0, **named))
         selected = Probe.selected
@@ -36,19 +34,7 @@ def test_selectors_in_an_engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(Probe, "selected", noted)
 
         def blended(mode: str, ratio: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            engine.settle()
-            engine.forget_gpu()
-            engine.start("blended", prompt, 4, blend={"mode": mode, "recompute_ratio": ratio})
-            while not engine.scheduler.running:
-                engine.step()
-            own = forward().blocks_of(next(iter(forward()._runner.requests)))
-            found = [forward().read(own, claimed, layer) for layer in layers]
-            scratch = [block for block in range(1, 48) if block not in own][: len(own)]
-            forward().compute(ids, scratch, [claimed])
-            exact = [forward().read(scratch, claimed, layer) for layer in layers]
-            while engine.llm.llm_engine.has_unfinished_requests():
-                engine.step()
-            return found, exact
+            return blended_and_exact(engine, prompt, blend={"mode": mode, "recompute_ratio": ratio})
 
         def distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
             return max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
