@@ -1,6 +1,6 @@
 """How much of permuted documents is reused: long-doc-permutator on hotspan's server, with blending and without.
 
-usage: python -m benchmarks.blend_permutator [--size tiny] [--requests 6] [--tokens 5000] [--modes M...] [--output FILE]
+usage: python -m benchmarks.blend_permutator [--size tiny] [--requests 4] [--tokens 5000] [--modes M...] [--output FILE]
 
 Five contexts of --tokens tokens stand in another order in each prompt, behind 1,000 tokens of system prompt. Each mode
 has a server of its own, one after the other, over the same model with random weights: the figures are of reuse and of
@@ -80,7 +80,7 @@ def measure(mode: str, model: Path, requests: int, tokens: int, work: Path) -> d
 
 
 def main() -> None:
-    options = arguments(__doc__, size="tiny", requests=6, tokens=5000, modes=["query", "off"])
+    options = arguments(__doc__, size="tiny", requests=4, tokens=5000, modes=["first_k", "off"])
     with tempfile.TemporaryDirectory(prefix="hotspan-blend-permutator-") as directory:
         work = Path(directory)
         model = make_demo_model(work / "model", options.size).path
