@@ -48,25 +48,25 @@ def command(text: str, words: str) -> str:
     return " ".join(found.split("  #")[0].split())
 
 
-def shell(text: str, **variables: str) -> str:
+def shell(text: str, hang_s: float = HANG_S, **variables: str) -> str:
     """What a command prints. It has to succeed."""
     done = subprocess.run(
-        ["bash", "-ec", text], env=ENVIRONMENT | variables, capture_output=True, text=True, timeout=HANG_S
+        ["bash", "-ec", text], env=ENVIRONMENT | variables, capture_output=True, text=True, timeout=hang_s
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 @contextmanager
-def running(text: str, port: int, log: Path, **variables: str) -> Iterator[None]:
-    """A command that goes on until the block ends; inside, its port accepts connections."""
+def running(text: str, port: int, log: Path, said: str = "", **variables: str) -> Iterator[None]:
+    """A command that goes on until the block ends; inside, its port accepts connections and its log has `said`."""
     with log.open("ab") as out:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {text}"], env=ENVIRONMENT | variables, stdout=out, stderr=out, cwd=log.parent
         )
     try:
         until = time.monotonic() + HANG_S
-        while not answers(port):
+        while said not in log.read_text() or not answers(port):
             assert process.poll() is None, f"{text}\n{log.read_text()[-4000:]}"
             assert time.monotonic() < until, f"{text}\n{log.read_text()[-4000:]}"
             time.sleep(0.2)
