@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
-from hotspan.cli.serve import OWN_OPTIONS
+from hotspan.cli.serve import OPTIONS
 from hotspan.config.settings import CacheOptions, TenantShare
 from hotspan.config.tenants import Tenant, Tenants
 from hotspan.core.directives import RetentionRule
@@ -67,7 +67,7 @@ def test_engine_options(tiny_model: Path, options: tuple[str, ...], expected: st
     """An option that vLLM does not know, a value that it does not take, an option that is hotspan's to set."""
     settings = CacheOptions(ram_gib=0.1).settings()
     with pytest.raises(ConfigError) as refused:
-        add_cache(parse_engine_arguments(str(tiny_model), options, OWN_OPTIONS), settings)
+        add_cache(parse_engine_arguments(str(tiny_model), options, OPTIONS), settings)
     assert expected in str(refused.value)
 
 
@@ -150,7 +150,7 @@ def test_every_own_option_is_known_to_suggestions() -> None:
     """What `hotspan serve` takes is what its suggestions draw from."""
     command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     taken = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert taken == set(OWN_OPTIONS)
+    assert taken == set(OPTIONS)
 
 
 def test_taken_port(tiny_model: Path) -> None:

@@ -28,10 +28,16 @@ def _show_engine_options(about: str | None) -> None:
             show_options(about)
 
 
+_ENGINE_HELP = "--help-engine"
+"""vLLM has texts for its options only if `--help` is in a word of the command line."""
+
+OPTIONS = (*OWN_OPTIONS, _ENGINE_HELP)
+"""What `hotspan serve` takes, for hints at what was meant."""
+
 EngineHelp = Annotated[
     str | None,
     typer.Option(
-        "--help-engine",  # vLLM has texts for its options if "--help" is in a word of the command line
+        _ENGINE_HELP,
         metavar="all, GROUP or NAME",
         help="Show vLLM's options and exit: all, a group such as CacheConfig, or those with NAME in their names.",
         callback=_show_engine_options,
@@ -66,7 +72,7 @@ def serve(context: typer.Context, model: Model = None, help_engine: EngineHelp =
 
         configuration = load_checked(context, model)
         show_warnings(configuration)
-        run_server(serve_options(configuration), OWN_OPTIONS)
+        run_server(serve_options(configuration), OPTIONS)
 
 
 def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
@@ -113,7 +119,7 @@ def _serve_one_of_store() -> None:
         if configuration.engine:
             configuration = check_engine(configuration)
         show_warnings(configuration, is_store=True)
-        run_server(assignment.applied(serve_options(configuration)), OWN_OPTIONS, assignment.link)
+        run_server(assignment.applied(serve_options(configuration)), OPTIONS, assignment.link)
     except HotspanError as error:
         Path(assignment.reason).write_text(str(error))
         sys.exit(2)
