@@ -23,6 +23,7 @@ from hotspan.engine.arguments import add_cache, parse_engine_arguments
 from hotspan.server.options import bind, check_exposure
 from hotspan.tiers.directory import open_directory
 
+from ..ports import free_port
 from .conftest import serve_options
 
 
@@ -35,7 +36,8 @@ def _environment() -> Iterator[None]:
 
 def refused(*arguments: str) -> tuple[int, str]:
     """Exit status and last line of a `hotspan serve` in this process: the command has no other way out of it."""
-    done = CliRunner().invoke(app, ["serve", *arguments])
+    port = () if "--port" in arguments else ("--port", str(free_port()))
+    done = CliRunner().invoke(app, ["serve", *arguments, *port])
     return done.exit_code, (done.stderr.strip().splitlines() or [""])[-1]
 
 
