@@ -20,11 +20,11 @@ from hotspan.router.fleet import Fleet
 from hotspan.router.policy import Weights
 from hotspan.router.types import Medium, Strategy
 from hotspan.simulate.caches import Change
-from hotspan.simulate.costs import Sizes
+from hotspan.simulate.costs import Setup, Sizes
 from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import FleetRouter, told_speeds
 from hotspan.simulate.shapes import SHAPES
-from hotspan.simulate.simulation import Setup, Simulation
+from hotspan.simulate.simulation import Simulation
 from proofs.proof import quantile
 
 TRACES = ("conversation", "synthetic")

@@ -20,11 +20,11 @@ from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.router.types import Strategy
 from hotspan.simulate.compare import Comparison, Line
-from hotspan.simulate.costs import Sizes
+from hotspan.simulate.costs import Setup, Sizes
 from hotspan.simulate.routers import UNTOLD
 from hotspan.simulate.shapes import SHAPES, sources
 from hotspan.simulate.show import as_json, print_lines
-from hotspan.simulate.simulation import Setup, Simulation
+from hotspan.simulate.simulation import Simulation
 
 TRACES = ("conversation", "synthetic")
 MAX_IMBALANCE = 2.0

@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import RequestOutputKind
 
+from hotspan.cli.admin_client import RefusedError
 from hotspan.cli.trace import collect, write_rows
 from hotspan.core.trace import read
 from hotspan.engine.traces import Traces, block_keys
@@ -144,15 +145,15 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
 
     def post(path: str, body: dict[str, Any]) -> Any:
         assert path == "/hotspan/trace"
-        return server.traces.fetch(body["recording"])
+        return server.traces.fetch(body["recording"], body["block_tokens"])
 
     def sleep(seconds: float) -> None:
         server.asked(TEXT)
         server.now -= 10  # the next one began earlier
         server.asked(TEXT[:600])
 
-    rows, lost = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
-    assert len(rows) == 4 and lost == 0 and rows == sorted(rows, key=lambda row: row["timestamp"])
+    rows, lost, silent = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
+    assert len(rows) == 4 and (lost, silent) == (0, []) and rows == sorted(rows, key=lambda row: row["timestamp"])
     write_rows(tmp_path / "own.jsonl", rows)
     trace = read(tmp_path / "own.jsonl")
     assert trace.requests[0].at_s == 0 and trace.facts().recorded_ttft_s == 1.0
@@ -166,7 +167,45 @@ def test_an_interrupt_ends_a_recording() -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    rows, lost = collect(
+    rows, lost, _ = collect(
         [lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}] * 2, 60, sleep=interrupted
     )
     assert (len(rows), lost) == (2, 6)
+
+
+def test_blocks_of_another_size(tmp_path: Path) -> None:
+    """The first fetch says how many tokens a key stands for; the file says it too, and can be simulated."""
+    server = Server()
+    server.traces.fetch("a", 128)
+    server.asked(TEXT)
+    found = server.traces.fetch("a")
+    assert found is not None and len(found["rows"][0]["hash_ids"]) == 11
+    write_rows(tmp_path / "own.jsonl", found["rows"])
+    trace = read(tmp_path / "own.jsonl")
+    assert trace.block_tokens == 128 and len(trace.requests[0].keys) == 10
+
+
+def test_the_replicas_of_a_router_are_recorded() -> None:
+    """Rows of all that answer, also in the router's answer with an error; who did not is named; one may answer none."""
+
+    def answer(replica: str, at: int) -> dict[str, Any]:
+        return {"replica": replica, "status": 200, "body": {"rows": [{"timestamp": at}], "running": 1, "dropped": 0}}
+
+    times = iter((0.0, 0.0, 1.0))
+    complete = {"is_complete": True, "replicas": [answer("a", 2), answer("b", 1)]}
+    partial = {"is_complete": False, "replicas": [answer("a", 3), {"replica": "b", "status": 503, "body": None}]}
+    answers = iter((complete, partial))
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if (found := next(answers)) is partial:
+            raise RefusedError("502", found)
+        return found
+
+    rows, lost, silent = collect([post], 1.0, clock=lambda: next(times), sleep=lambda seconds: None)
+    assert [row["timestamp"] for row in rows] == [1, 2, 3] and (lost, silent) == (1, ["b"])
+
+    def refused(path: str, body: dict[str, Any]) -> Any:
+        raise RefusedError("409", {"replicas": [{"replica": "a", "status": 409, "body": None}]})
+
+    with pytest.raises(RefusedError):
+        collect([refused], 1.0)

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from hotspan.core.trace import BLOCK_TOKENS, Request, Trace
-from hotspan.simulate.costs import Costs, Sizes
-from hotspan.simulate.simulation import Setup
+from hotspan.simulate.costs import Costs, Setup, Sizes
 
 RATE = 8000.0
 

@@ -1,11 +1,14 @@
 """What a simulated replica takes, by its costs."""
 
+from dataclasses import replace
+
 import pytest
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import Request, Trace
 from hotspan.router.types import Medium
-from hotspan.simulate.costs import Costs, Sizes
-from hotspan.simulate.simulation import Outcome, Setup, Simulation
+from hotspan.simulate.costs import Costs, Setup, Sizes
+from hotspan.simulate.simulation import Outcome, Simulation
 from tests.simulate.rig import RATE, row, setup, workload
 
 BLOCK_S = 512 / RATE
@@ -99,7 +102,7 @@ def test_an_l2_is_shared() -> None:
         lambda: Costs(prefill_tokens_per_s=0),
         lambda: Costs(step_s=float("nan")),
         lambda: Costs(attention_s=-1),
-        lambda: Sizes(gpu_tokens=511),
+        lambda: Setup(sizes=Sizes(gpu_tokens=511)),
         lambda: Sizes(ram_gib=-1),
         lambda: Setup(replicas=0),
         lambda: Setup(sizes=Sizes(eviction="lfu")),
@@ -110,3 +113,14 @@ def test_what_can_not_be_is_refused(make: object) -> None:
     """Costs, sizes and names that make no sense are errors that say so."""
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
+
+
+def test_smaller_blocks_hold_the_same_bytes() -> None:
+    """A tier holds so many tokens, in blocks of whatever size; the last block of a prompt is computed."""
+    small = Trace("made", tuple(Request(float(at), 1024, 1, tuple(range(4))) for at in (0, 10)), 256)
+    made = setup(sizes=Sizes(gpu_tokens=1024))
+    found = {
+        each.block_tokens: Simulation(replace(made, block_tokens=each.block_tokens), "roundrobin").run(each).found
+        for each in (small, workload(row(0, range(2)), row(10, range(2))))
+    }
+    assert found == {256: 768, 512: 512}

@@ -15,7 +15,7 @@ from hotspan.router.load import TOLD_EVERY_S, Speeds
 from hotspan.router.measured import told_by
 from hotspan.router.types import Medium, Strategy
 from hotspan.simulate.caches import Change
-from hotspan.simulate.costs import GB, Costs, Sizes
+from hotspan.simulate.costs import GB, Costs, Setup, Sizes
 from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import (
     LEAST_LOAD,
@@ -27,7 +27,7 @@ from hotspan.simulate.routers import (
     told_speeds,
 )
 from hotspan.simulate.shapes import SHAPES
-from hotspan.simulate.simulation import Outcome, Setup, Simulation
+from hotspan.simulate.simulation import Outcome, Simulation
 from tests.simulate.rig import row, setup, workload
 
 ENDLESS = Sizes(gpu_tokens=10**9)
@@ -80,7 +80,7 @@ def test_a_rate_is_told_only_once_it_was_measured() -> None:
 
     simulation = Simulation(Setup(replicas=1, costs=Costs(prefill_tokens_per_s=100.0)), Strategy.AUTO)
     fleet = Watching(clock=simulation._clock)
-    simulation._router = FleetRouter(fleet, 1, is_told=True, speeds=told_speeds(Costs(), Sizes()))
+    simulation._router = FleetRouter(fleet, 1, 512, is_told=True, speeds=told_speeds(Costs(), Sizes()))
     simulation.run(workload(*(row(float(at), keys=[at]) for at in range(40))))
     assert told and min(told) == TOLD_EVERY_S and told[1] == 2 * TOLD_EVERY_S
 

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,18 @@ def test_a_rate_scale_squeezes_time(tmp_path: Path) -> None:
     slow, fast = sources(["synthetic"], 50)["synthetic"](4), sources(["synthetic"], 50, 2.0)["synthetic"](4)
     assert [each.at_s / 2 for each in slow.requests] == [each.at_s for each in fast.requests]
     assert all(len(each.keys) <= each.tokens / BLOCK_TOKENS for each in fast.requests)
+
+
+def test_blocks_of_another_size(tmp_path: Path) -> None:
+    """Rows may say how many tokens a block has, all of them the same; a written trace says it too."""
+    rows = [GOOD | {"block_tokens": 256, "hash_ids": [0, 1, 2, 3, 4]}] * 2
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trace = read(path)
+    assert trace.block_tokens == 256 and len(trace.requests[0].keys) == 4
+    write(tmp_path / "again.jsonl", trace)
+    assert read(tmp_path / "again.jsonl") == replace(trace, name="again")
+    for wrong, says in ((GOOD, "the lines before"), (rows[0] | {"block_tokens": 1}, "whole number from 16")):
+        path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(wrong))
+        with pytest.raises(ConfigError, match=says):
+            read(path)

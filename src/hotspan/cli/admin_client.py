@@ -16,6 +16,15 @@ from hotspan.config.secrets import is_token
 from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError
 
+
+class RefusedError(ConfigError):
+    """The server's answer is an error. `body`: its JSON; None if it is none."""
+
+    def __init__(self, message: str, body: Any) -> None:
+        super().__init__(message)
+        self.body = body
+
+
 _EXAMPLE = "http://127.0.0.1:8080"
 
 
@@ -57,7 +66,8 @@ class Admin:
             with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            raise ConfigError(f"{shown} refused: {_reason(error, token)}") from error
+            body = _json(error)
+            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
@@ -85,14 +95,21 @@ def _url(server: str) -> SplitResult:
     return url
 
 
-def _reason(error: urllib.error.HTTPError, token: str | None) -> str:
-    if error.code == 401:
+def _json(error: urllib.error.HTTPError) -> Any:
+    try:
+        return json.load(error)
+    except (ValueError, OSError, HTTPException):
+        return None
+
+
+def _reason(status: int, body: Any, token: str | None) -> str:
+    if status == 401:
         hint = f"give its admin token with --token or {VARIABLE}"
         return f"it wants another admin token: {hint}" if token else f"no admin token is known: {hint}"
     try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"HTTP {error.code}; is it a hotspan server?"
+        return str(body["error"]["message"])
+    except (KeyError, TypeError):
+        return f"HTTP {status}; is it a hotspan server?"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -8,7 +8,7 @@ from hotspan.cli.options import runs
 from hotspan.cli.output import print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
 from hotspan.config.options import json_option, option
-from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.costs import Costs, Setup, Sizes
 
 _SIZE = "May be repeated to compare sizes."
 
@@ -80,7 +80,6 @@ def simulate(options: SimulateOptions) -> None:
     from hotspan.simulate.routers import POLICIES
     from hotspan.simulate.shapes import sources
     from hotspan.simulate.show import as_json, print_lines
-    from hotspan.simulate.simulation import Setup
 
     traces = sources(options.trace, options.requests, options.rate_scale)
     if options.write_trace is not None:

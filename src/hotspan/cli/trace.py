@@ -3,17 +3,19 @@
 import secrets
 import time
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin
+from hotspan.cli.admin_client import Admin, RefusedError
 from hotspan.cli.options import runs
 from hotspan.cli.output import check_writable, print_written
-from hotspan.config.kinds import POSITIVE
+from hotspan.config.kinds import POSITIVE, between
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,11 +31,16 @@ def _group() -> None: ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """Of which server, and for how long."""
+    """Of which server or router, and for how long."""
 
     seconds: float = option(600.0, "Duration of the recording, in seconds. Ctrl-C ends it earlier.", kind=POSITIVE)
     replica: tuple[str, ...] = option(
         (), "URL of a further replica of the same model, recorded into the same file. May be repeated."
+    )
+    block_tokens: int = option(
+        BLOCK_TOKENS,
+        "Tokens per hash. Smaller ones find more of what is shared, in a larger file.",
+        kind=between(*BLOCK_RANGE),
     )
     admin: Admin = field(default_factory=Admin)
 
@@ -46,16 +53,17 @@ def record(
 ) -> None:
     """Record the requests of a running `hotspan serve`: times, lengths and hashes of blocks, and no text.
 
-    The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. Behind a router, name
-    each replica: equal texts have equal hashes on all of them. The trace is for
-    `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`.
+    The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. Of `hotspan route` all
+    replicas are recorded; behind another router name each: equal texts have equal hashes on all of them. The trace is
+    for `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`.
     """
     from hotspan.core.progress import Progress
 
     check_writable(output)
     with Progress(f"recording {options.admin.server}", unit="requests") as progress:
         servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
-        rows, lost = collect([each.post for each in servers], options.seconds, progress.advance)
+        posts = [each.post for each in servers]
+        rows, lost, silent = collect(posts, options.seconds, progress.advance, options.block_tokens)
     if not rows:
         raise ConfigError(f"no request was answered within {options.seconds:g} s: nothing was written")
     write_rows(output, rows)
@@ -64,6 +72,8 @@ def record(
     found = sum(row["cached_length"] for row in rows)
     ttft_ms = sum(row["ttft_ms"] for row in rows) / len(rows)
     typer.echo(f"{len(rows)} requests, hit rate {found / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
+    if silent:
+        typer.secho(f"did not always answer, so that requests may be missing: {', '.join(silent)}", fg="yellow")
     if lost:
         typer.secho(f"{lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
 
@@ -72,11 +82,14 @@ def collect(
     posts: "Sequence[Callable[[str, dict[str, Any]], Any]]",
     seconds: float,
     advance: "Callable[[int], None]" = lambda count: None,
+    block_tokens: int = BLOCK_TOKENS,
     *,
     clock: "Callable[[], float]" = time.monotonic,
     sleep: "Callable[[float], None]" = time.sleep,
-) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all servers, by their time, and how many requests are not among them. Ctrl-C ends it.
+) -> tuple[list[dict[str, Any]], int, list[str]]:
+    """The rows of all servers, by their time, how many requests are not among them, and who did not always answer.
+
+    Ctrl-C ends it.
 
     posts:  ask each server.
     Raises: ConfigError if the server can't be asked, or somebody else records.
@@ -84,10 +97,12 @@ def collect(
     name = secrets.token_hex(16)
     rows: list[dict[str, Any]] = []
     lost = 0
+    silent: set[str] = set()
     ends_s = clock() + seconds
     try:
         while True:
-            answers = [post("/hotspan/trace", {"recording": name}) for post in posts]
+            asked = {"recording": name, "block_tokens": block_tokens}
+            answers = [answer for post in posts for answer in _answers(post, asked, silent)]
             found = [row for answer in answers for row in answer["rows"]]
             lost = sum(answer["running"] + answer["dropped"] for answer in answers)
             rows += found
@@ -99,7 +114,24 @@ def collect(
     except KeyboardInterrupt:
         pass
     rows.sort(key=lambda row: row["timestamp"])
-    return rows, lost
+    return rows, lost, sorted(silent)
+
+
+def _answers(
+    post: "Callable[[str, dict[str, Any]], Any]", asked: dict[str, Any], silent: set[str]
+) -> list[dict[str, Any]]:
+    """Of a server, or of the replicas behind a router; those of them that did not answer are added to `silent`."""
+    try:
+        answer = post("/hotspan/trace", asked)
+    except RefusedError as error:
+        answer = error.body
+        replicas = answer.get("replicas", ()) if isinstance(answer, dict) else ()
+        if not any(each["status"] == HTTPStatus.OK for each in replicas):
+            raise
+    if "replicas" not in answer:
+        return [answer]
+    silent.update(each["replica"] for each in answer["replicas"] if each["status"] != HTTPStatus.OK)
+    return [each["body"] for each in answer["replicas"] if each["status"] == HTTPStatus.OK]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

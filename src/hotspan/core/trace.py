@@ -1,7 +1,8 @@
 """Request traces: what they hold, what they are like, and files in Mooncake's format.
 
 A row of a file is `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}`: each id
-names a block of 512 tokens and all that stands before it; the last block may be a part of one.
+names a block of 512 tokens and all that stands before it; the last block may be a part of one. `"block_tokens": N` in
+every row says that blocks have N tokens instead.
 """
 
 import statistics
@@ -16,6 +17,10 @@ import orjson
 from hotspan.core.errors import ConfigError
 
 BLOCK_TOKENS: Final = 512
+"""Of a published trace's blocks."""
+
+BLOCK_RANGE: Final = (16, 8192)
+"""Of the tokens of a block."""
 
 _MAX_TOKENS: Final = 1 << 24
 _SHARED: Final = 0.02
@@ -65,20 +70,21 @@ class TraceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of arrival."""
+    """Requests in the order of arrival, and how many tokens a key stands for."""
 
     name: str
     requests: tuple[Request, ...]
+    block_tokens: int = BLOCK_TOKENS
 
     @classmethod
-    def of(cls, name: str, requests: Sequence[Request]) -> Self:
+    def of(cls, name: str, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> Self:
         """These requests, with the sessions that a trace does not name.
 
         Raises: ConfigError if there are none.
         """
         if not requests:
             raise ConfigError(f"the trace {name} has no requests: ask for more, or give another")
-        return cls(name, tuple(_with_sessions(requests)))
+        return cls(name, tuple(_with_sessions(requests)), block_tokens)
 
     def faster(self, factor: float) -> Self:
         """The same requests in less time."""
@@ -103,9 +109,7 @@ class Trace:
             span_s=self.requests[-1].at_s - self.requests[0].at_s,
             mean_answer_tokens=statistics.fmean(each.answer_tokens for each in self.requests),
             footprint_blocks=len(asked),
-            recorded_hit_rate=sum(r.cached_tokens or 0 for r in cached) / sum(r.tokens for r in cached)
-            if cached
-            else None,
+            recorded_hit_rate=_hit_rate(cached) if cached else None,
             recorded_ttft_s=statistics.fmean(timed) if timed else None,
             reused=sum(times > 1 for times in asked.values()) / len(asked) if asked else 0.0,
         )
@@ -121,22 +125,27 @@ def read(path: Path, requests: int | None = None) -> Trace:
     Raises: ConfigError that names the line which is not what it should be.
     """
     found: list[Request] = []
+    block_tokens: int | None = None
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    found.append(_request(line, f"{path}, line {number}"))
+                    where = f"{path}, line {number}"
+                    fields = _fields(line, where)
+                    block_tokens = _block_tokens(fields, block_tokens, where)
+                    found.append(_request(fields, block_tokens, where))
                     if len(found) > 1 and found[-1].at_s < found[-2].at_s:
-                        raise ConfigError(f"{path}, line {number}: is earlier than the line before; sort by timestamp")
+                        raise ConfigError(f"{where}: is earlier than the line before; sort by timestamp")
                 if len(found) == requests:
                     break
     except OSError as error:
         raise ConfigError(f"the trace {path} can't be read: {error.strerror}") from error
-    return Trace.of(path.stem, found)
+    return Trace.of(path.stem, found, block_tokens or BLOCK_TOKENS)
 
 
 def write(path: Path, trace: Trace) -> None:
     """Write the requests in Mooncake's format, times in whole milliseconds."""
+    own = {} if trace.block_tokens == BLOCK_TOKENS else {"block_tokens": trace.block_tokens}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for each in trace.requests:
@@ -145,26 +154,40 @@ def write(path: Path, trace: Trace) -> None:
                 "input_length": each.tokens,
                 "output_length": each.answer_tokens,
                 "hash_ids": [*each.keys, *([] if each.partial is None else [each.partial])],
-            }
+            } | own
             file.write(orjson.dumps(fields) + b"\n")
 
 
-def _request(line: bytes, where: str) -> Request:
+def _fields(line: bytes, where: str) -> dict[str, Any]:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{where}: is no JSON ({error})") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: is no JSON object")
+    return fields
+
+
+def _block_tokens(fields: dict[str, Any], before: int | None, where: str) -> int:
+    """Of this row's blocks. Raises: ConfigError if it is no number, or another one than in the rows before."""
+    found, (least, most) = fields.get("block_tokens", BLOCK_TOKENS), BLOCK_RANGE
+    if type(found) is not int or not least <= found <= most:
+        raise ConfigError(f"{where}: block_tokens is no whole number from {least} to {most}: {found!r}")
+    if before not in (None, found):
+        raise ConfigError(f"{where}: has blocks of {found} tokens, the lines before of {before}: record them again")
+    return found
+
+
+def _request(fields: dict[str, Any], block_tokens: int, where: str) -> Request:
     tokens = _count(fields, "input_length", where, least=1)
     answer_tokens = _count(fields, "output_length", where)
     ids = fields.get("hash_ids")
     if not isinstance(ids, list) or not all(type(key) is int and 0 <= key < 1 << 64 for key in ids):
         raise ConfigError(f"{where}: hash_ids is no list of whole numbers from 0 to 2^64")
-    blocks = tokens // BLOCK_TOKENS
+    blocks = tokens // block_tokens
     if not blocks <= len(ids) <= blocks + 1:
         raise ConfigError(
-            f"{where}: {len(ids)} hash_ids do not name the {BLOCK_TOKENS}-token blocks of {tokens} tokens; "
+            f"{where}: {len(ids)} hash_ids do not name the {block_tokens}-token blocks of {tokens} tokens; "
             f"{blocks} or {blocks + 1} do"
         )
     at_ms = fields.get("timestamp")

@@ -46,6 +46,7 @@ _current: ContextVar[_Row | None] = ContextVar("hotspan-trace-row", default=None
 @dataclass(slots=True)
 class _Recording:
     name: str = field(repr=False)
+    block_tokens: int
     began_s: float
     fetched_s: float
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -66,9 +67,10 @@ class Traces:
         self._clock = clock
         self._recording: _Recording | None = None
 
-    def fetch(self, name: str) -> dict[str, Any] | None:
+    def fetch(self, name: str, block_tokens: int = BLOCK_TOKENS) -> dict[str, Any] | None:
         """The rows since the last fetch of the recording of that name, which begins with the first one.
 
+        block_tokens: that a key stands for; the first fetch of a recording says it.
         None while another recording goes on.
         """
         now = self._clock()
@@ -76,7 +78,7 @@ class Traces:
         if found is not None and found.name != name:
             return None
         if found is None:
-            found = self._recording = _Recording(name, now, now)
+            found = self._recording = _Recording(name, block_tokens, now, now)
         found.fetched_s = now
         rows, found.rows, found.kept_keys = found.rows, [], 0
         return {"rows": rows, "running": found.running, "dropped": found.dropped}
@@ -94,7 +96,8 @@ class Traces:
         adapter = request.lora_request.lora_name if request.lora_request is not None else ""
         media = [(each.mm_position.offset, each.identifier) for each in request.mm_features or ()]
         row.tokens = len(request.prompt_token_ids)
-        row.keys = block_keys(request.prompt_token_ids, f"{request.cache_salt}|{adapter}", media, found.secret)
+        root = f"{request.cache_salt}|{adapter}"
+        row.keys = block_keys(request.prompt_token_ids, root, media, found.secret, found.block_tokens)
 
     def _active(self, now: float) -> _Recording | None:
         if self._recording is not None and now - self._recording.fetched_s > _KEPT_S:
@@ -136,11 +139,18 @@ class Traces:
                 "hash_ids": row.keys,
                 "ttft_ms": round((row.first_s - row.began_s) * 1000, 3),
                 "cached_length": row.cached_tokens,
+                "block_tokens": found.block_tokens,
             }
         )
 
 
-def block_keys(tokens: Sequence[int], root: str, media: Iterable[tuple[int, str]], secret: bytes) -> list[int]:
+def block_keys(
+    tokens: Sequence[int],
+    root: str,
+    media: Iterable[tuple[int, str]],
+    secret: bytes,
+    block_tokens: int = BLOCK_TOKENS,
+) -> list[int]:
     """A key for each block of the prompt, also for the last, partial one.
 
     media: where each image or sound begins, and what it is: all of them have the same tokens.
@@ -148,9 +158,9 @@ def block_keys(tokens: Sequence[int], root: str, media: Iterable[tuple[int, str]
     key = root.encode()
     placed = sorted(media)
     found = []
-    for at in range(0, len(tokens), BLOCK_TOKENS):
-        block = array("q", tokens[at : at + BLOCK_TOKENS]).tobytes()
-        seen = "|".join(name for offset, name in placed if at <= offset < at + BLOCK_TOKENS).encode()
+    for at in range(0, len(tokens), block_tokens):
+        block = array("q", tokens[at : at + block_tokens]).tobytes()
+        seen = "|".join(name for offset, name in placed if at <= offset < at + block_tokens).encode()
         key = blake2b(len(key).to_bytes(4, "big") + key + block + seen, key=secret, digest_size=8).digest()
         found.append(int.from_bytes(key, "big"))
     return found

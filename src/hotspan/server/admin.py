@@ -15,6 +15,7 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
@@ -111,6 +112,9 @@ class Recording(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     recording: str = Field(min_length=16, max_length=128, description="At least 16 random characters.")
+    block_tokens: int = Field(
+        BLOCK_TOKENS, ge=BLOCK_RANGE[0], le=BLOCK_RANGE[1], description="Tokens per hash, set by the first call."
+    )
 
 
 class CacheAdmin:
@@ -180,7 +184,7 @@ class CacheAdmin:
 
     async def trace(self, asked: Recording) -> Json:
         """The requests since the last call, without their text. The first call begins a recording, silence ends it."""
-        found = self._engine.trace(asked.recording)
+        found = self._engine.trace(asked.recording, asked.block_tokens)
         if found is None:
             raise HttpError(409, "somebody else is recording: try again 30 s after they have stopped")
         return found

@@ -10,9 +10,9 @@ from hotspan.bench.summary import quantiles
 from hotspan.core.errors import ConfigError
 from hotspan.core.trace import Trace, TraceFacts
 from hotspan.router.types import Medium
-from hotspan.simulate.costs import Sizes
+from hotspan.simulate.costs import Setup, Sizes
 from hotspan.simulate.routers import POLICIES
-from hotspan.simulate.simulation import Load, Outcome, Setup, Simulation
+from hotspan.simulate.simulation import Load, Outcome, Simulation
 
 _POINTS = 200
 """Of a distribution that is kept."""
@@ -114,7 +114,12 @@ class Comparison:
             facts.setdefault(name, []).append(made.facts())
             for sizes, policy in product(self.sizes, self.policies):
                 tell(f"{name}, seed {seed}: {policy}, {sizes.label()}")
-                setup = replace(self.setup, sizes=sizes, replicas=sizes.replicas or self.setup.replicas)
+                setup = replace(
+                    self.setup,
+                    sizes=sizes,
+                    replicas=sizes.replicas or self.setup.replicas,
+                    block_tokens=made.block_tokens,
+                )
                 outcome = Simulation(setup, policy, seed).run(made)
                 line = found.setdefault((policy, sizes), Line(name, policy, sizes, [], _curve(outcome)))
                 line.runs.append(_figures(seed, outcome))

@@ -8,6 +8,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.trace import BLOCK_TOKENS
 from hotspan.core.types import GIB
 from hotspan.router.types import Medium
+from hotspan.simulate.caches import EVICTIONS
 
 GB = 10**9
 
@@ -23,6 +24,9 @@ class Costs:
 
     prefill_tokens_per_s: float = option(8000.0, "Prefill rate of one replica, in tokens per second.", kind=POSITIVE)
     attention_s: float = option(0.0, "Attention cost, in seconds per token and preceding token.", kind=NOT_NEGATIVE)
+    latency_s: float = option(
+        0.0, "Time to the first token outside the engine's work, such as tokenization, in seconds.", kind=NOT_NEGATIVE
+    )
     step_s: float = option(
         0.02, "Duration of a decoding step with one request, in seconds.", name="decode_step_s", kind=POSITIVE
     )
@@ -53,15 +57,11 @@ class Costs:
         """To compute the tokens [start, end) of a prompt, alone."""
         return (end - start) / self.prefill_tokens_per_s + self.attention_s * (end * end - start * start) / 2
 
-    def loading_s(self, medium: Medium, blocks: int) -> float:
-        """To load so many blocks."""
-        if not blocks:
+    def loading_s(self, medium: Medium, tokens: int) -> float:
+        """To load so many tokens."""
+        if not tokens:
             return 0.0
-        return self.load_s[medium] + blocks * self.block_bytes / (self.load_gb_per_s[medium] * GB)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.kv_bytes * BLOCK_TOKENS
+        return self.load_s[medium] + tokens * self.kv_bytes / (self.load_gb_per_s[medium] * GB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,15 @@ class Sizes:
     replicas: int | None = None
 
     def __post_init__(self) -> None:
-        if self.gpu_tokens < BLOCK_TOKENS:
-            raise ConfigError(f"a GPU's pool of {self.gpu_tokens} tokens holds no block of {BLOCK_TOKENS}")
-        if min(self.ram_gib, self.disk_gib, self.l2_gib) < 0:
+        if min(self.gpu_tokens, self.ram_gib, self.disk_gib, self.l2_gib) < 0:
             raise ConfigError("a tier's size can't be negative")
 
-    def blocks(self, medium: Medium, costs: Costs) -> int:
+    def tokens(self, medium: Medium, costs: Costs) -> int:
         """How many fit."""
         if medium is Medium.GPU:
-            return self.gpu_tokens // BLOCK_TOKENS
+            return self.gpu_tokens
         gib = {Medium.RAM: self.ram_gib, Medium.DISK: self.disk_gib, Medium.L2: self.l2_gib}[medium]
-        return int(gib * GIB / costs.block_bytes)
+        return int(gib * GIB / costs.kv_bytes)
 
     def label(self) -> str:
         """What tells it from others, in a few words."""
@@ -101,3 +99,26 @@ class Sizes:
         evicted = [self.eviction] if len(parts) > 1 else []
         counted = [] if self.replicas is None else [f"{self.replicas} replica{'s' * (self.replicas > 1)}"]
         return ", ".join((*parts, *evicted, *counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a trace is replayed over.
+
+    event_delay_s: from a change in a replica's caches to the router; None: no events at all.
+    block_tokens:  of the trace's blocks.
+    """
+
+    replicas: int = 8
+    costs: Costs = field(default_factory=Costs)
+    sizes: Sizes = field(default_factory=Sizes)
+    event_delay_s: float | None = 0.005
+    block_tokens: int = BLOCK_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError("a simulation needs at least 1 replica")
+        if self.sizes.eviction not in EVICTIONS:
+            raise ConfigError(f"there is no eviction {self.sizes.eviction!r}; there are {', '.join(EVICTIONS)}")
+        if self.sizes.gpu_tokens < self.block_tokens:
+            raise ConfigError(f"a GPU's pool of {self.sizes.gpu_tokens} tokens holds no block of {self.block_tokens}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 
-from hotspan.core.trace import BLOCK_TOKENS, Request
+from hotspan.core.trace import Request
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change
 from hotspan.simulate.costs import Costs
@@ -52,6 +52,7 @@ class Replica:
         number: int,
         costs: Costs,
         caches: Mapping[Medium, BlockCache],
+        block_tokens: int,
         on_first: Callable[[Job, float], None],
         on_end: Callable[[Job, float], None],
     ) -> None:
@@ -60,6 +61,7 @@ class Replica:
         self.busy_s = 0.0  # in which something was prefilled
         self._costs = costs
         self._caches = caches
+        self._block_tokens = block_tokens
         self._on_first = on_first
         self._on_end = on_end
         self._queue: deque[Job] = deque()
@@ -124,23 +126,23 @@ class Replica:
 
     def _take(self, job: Job) -> float:
         """Seconds of prefill, of what is found in no cache or not worth loading; all of it is in the caches then."""
-        request, costs, caches = job.request, self._costs, self._caches
-        end = min(len(request.keys), (request.tokens - 1) // BLOCK_TOKENS)  # the last token is always computed
+        request, costs, caches, block = job.request, self._costs, self._caches, self._block_tokens
+        end = min(len(request.keys), (request.tokens - 1) // block)  # the last token is always computed
         held = caches[Medium.GPU].prefix(request.keys, 0, end)
-        job.found = held * BLOCK_TOKENS
+        job.found = held * block
         work_s = 0.0
         for medium in (Medium.RAM, Medium.DISK, Medium.L2):
             cache = caches.get(medium)
             if cache is not None and held < end:
                 until = cache.prefix(request.keys, held, end)
-                load_s = costs.loading_s(medium, until - held)
-                if until > held and load_s < costs.prefill_s(held * BLOCK_TOKENS, until * BLOCK_TOKENS):
-                    job.loaded[medium] = (until - held) * BLOCK_TOKENS
+                load_s = costs.loading_s(medium, (until - held) * block)
+                if until > held and load_s < costs.prefill_s(held * block, until * block):
+                    job.loaded[medium] = (until - held) * block
                     work_s += load_s
                     held = until
         for medium, cache in caches.items():
             job.changes[medium] = cache.use(request.keys)
-        return work_s + costs.prefill_s(held * BLOCK_TOKENS, request.tokens)
+        return work_s + costs.prefill_s(held * block, request.tokens)
 
     def _first(self, job: Job) -> None:
         self._current = None

@@ -5,18 +5,16 @@ ones say in their metrics, and, where events are on, what these tell.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
-from hotspan.core.trace import BLOCK_TOKENS
 from hotspan.router.fleet import Fleet, Ticket
 from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
 from hotspan.router.types import Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
-from hotspan.simulate.costs import GB, Costs, Sizes
+from hotspan.simulate.costs import GB, Costs, Setup, Sizes
 from hotspan.simulate.replica import Job
 
 LEAST_LOAD: Final = "least-load"
@@ -49,11 +47,13 @@ class Router(Protocol):
 class FleetRouter:
     """The router's own object. It learns what a replica says of itself as late as from a real one's metrics.
 
+    block_tokens: that a key of a request stands for.
     speeds: what each says, its rate of prompts only once it has answered.
     """
 
-    def __init__(self, fleet: Fleet, replicas: int, *, is_told: bool, speeds: Speeds) -> None:
+    def __init__(self, fleet: Fleet, replicas: int, block_tokens: int, *, is_told: bool, speeds: Speeds) -> None:
         self.is_told = is_told
+        self._block_tokens = block_tokens
         self._fleet = fleet
         self._speeds = speeds
         self._next_told_s = 0.0
@@ -69,7 +69,7 @@ class FleetRouter:
             for n, name in enumerate(self._names):
                 self._fleet.tell(name, self._speeds, is_measured=n in self._have_answered)
         request = job.request
-        ask = Ask(request.keys, request.tokens, BLOCK_TOKENS, session=request.session)
+        ask = Ask(request.keys, request.tokens, self._block_tokens, session=request.session)
         decision = self._fleet.choose(ask)
         self._tickets[job.index] = self._fleet.dispatch(ask, decision)
         return self._slots.index(decision.replica)
@@ -143,23 +143,21 @@ class PrefixTree(Baseline):
         return chosen
 
 
-def make_router(
-    policy: str, replicas: int, costs: Costs, sizes: Sizes, clock: Clock, rng: random.Random, *, events: bool = True
-) -> Router:
-    """The router of this name.
+def make_router(policy: str, setup: Setup, clock: Clock, rng: random.Random) -> Router:
+    """The router of this name. `auto` and `kvaware` are told what replicas hold if the setup has events.
 
-    events: whether `auto` and `kvaware` are told what replicas hold.
     Raises: ConfigError for a name that is none.
     """
     baselines: dict[str, type[LeastLoad | PrefixTree]] = {LEAST_LOAD: LeastLoad, PREFIX_TREE: PrefixTree}
     if policy in baselines:
-        return baselines[policy](replicas, rng)
+        return baselines[policy](setup.replicas, rng)
     if policy not in POLICIES:
         raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
     strategy = Strategy.AUTO if policy == UNTOLD else Strategy(policy)
-    is_told = events and policy in (Strategy.AUTO, Strategy.KVAWARE)
+    is_told = setup.event_delay_s is not None and policy in (Strategy.AUTO, Strategy.KVAWARE)
     fleet = Fleet(strategy=strategy, clock=clock, rng=rng)
-    return FleetRouter(fleet, replicas, is_told=is_told, speeds=told_speeds(costs, sizes))
+    speeds = told_speeds(setup.costs, setup.sizes)
+    return FleetRouter(fleet, setup.replicas, setup.block_tokens, is_told=is_told, speeds=speeds)
 
 
 def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
@@ -173,10 +171,9 @@ def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
         medium: TierSpeed(costs.load_gb_per_s[medium] * GB / costs.kv_bytes, costs.load_s[medium])
         for medium in (Medium.DISK, Medium.L2)
     }
-    blocks: Sequence[int] = [sizes.blocks(medium, costs) for medium in (Medium.GPU, Medium.RAM, Medium.DISK)]
     return replace(
         unsaid,
         tokens_per_s=costs.prefill_tokens_per_s,
         tiers={**unsaid.tiers, **tiers},
-        cache_tokens=max(blocks) * BLOCK_TOKENS,
+        cache_tokens=max(sizes.tokens(medium, costs) for medium in (Medium.GPU, Medium.RAM, Medium.DISK)),
     )

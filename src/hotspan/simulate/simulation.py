@@ -7,35 +7,15 @@ entry of the heap is stale once its replica has changed since.
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from hotspan.core.errors import ConfigError
 from hotspan.core.trace import Trace
 from hotspan.router.types import Medium
-from hotspan.simulate.caches import EVICTIONS, BlockCache, Change, Lru, make_cache
-from hotspan.simulate.costs import Costs, Sizes
+from hotspan.simulate.caches import BlockCache, Change, Lru, make_cache
+from hotspan.simulate.costs import Setup
 from hotspan.simulate.replica import NEVER, Job, Replica
 from hotspan.simulate.routers import Router, make_router
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a trace is replayed over.
-
-    event_delay_s: from a change in a replica's caches to the router; None: no events at all.
-    """
-
-    replicas: int = 8
-    costs: Costs = field(default_factory=Costs)
-    sizes: Sizes = field(default_factory=Sizes)
-    event_delay_s: float | None = 0.005
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError("a simulation needs at least 1 replica")
-        if self.sizes.eviction not in EVICTIONS:
-            raise ConfigError(f"there is no eviction {self.sizes.eviction!r}; there are {', '.join(EVICTIONS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +76,8 @@ class Simulation:
 
     def __init__(self, setup: Setup, policy: str, seed: int = 0) -> None:
         self._clock = SimulationClock()
-        told = setup.event_delay_s is not None
-        rng = random.Random(f"{policy} {seed}")
-        self._router: Router = make_router(
-            policy, setup.replicas, setup.costs, setup.sizes, self._clock, rng, events=told
-        )
+        self._router: Router = make_router(policy, setup, self._clock, random.Random(f"{policy} {seed}"))
+        self._costs = setup.costs
         self._delay_s = setup.event_delay_s or 0.0
         self._events: deque[tuple[float, int, Medium, Change]] = deque()
         self._heap: list[tuple[float, int, int]] = []
@@ -108,7 +85,8 @@ class Simulation:
         shared = _caches(setup, (Medium.L2,))
         self.replicas = [
             Replica(
-                n, setup.costs, _caches(setup, (Medium.GPU, Medium.RAM, Medium.DISK)) | shared, self._first, self._end
+                *(n, setup.costs, _caches(setup, (Medium.GPU, Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
+                *(self._first, self._end),
             )
             for n in range(setup.replicas)
         ]
@@ -173,7 +151,7 @@ class Simulation:
             medium: sum(job.loaded.get(medium, 0) for job in jobs) for medium in (Medium.RAM, Medium.DISK, Medium.L2)
         }
         return Outcome(
-            ttft_s=[job.first_s - job.arrived_s for job in jobs],
+            ttft_s=[job.first_s - job.arrived_s + self._costs.latency_s for job in jobs],
             tpot_s=[
                 (job.ended_s - job.first_s) / (job.request.answer_tokens - 1) if job.request.answer_tokens > 1 else None
                 for job in jobs
@@ -192,7 +170,7 @@ def _caches(setup: Setup, media: Sequence[Medium]) -> dict[Medium, BlockCache]:
     """One for each medium that has room."""
     found: dict[Medium, BlockCache] = {}
     for medium in media:
-        blocks = setup.sizes.blocks(medium, setup.costs)
+        blocks = setup.sizes.tokens(medium, setup.costs) // setup.block_tokens
         if blocks:
             found[medium] = Lru(blocks) if medium is Medium.GPU else make_cache(setup.sizes.eviction, blocks)
     return found

@@ -15,7 +15,7 @@ from hotspan.bench.workloads.texts import plain_words, pre_warm_up, words_per_to
 from hotspan.config.kinds import NATURAL, POSITIVE
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
-from hotspan.core.trace import BLOCK_TOKENS, Request, read
+from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, read
 
 _CHECKED: Final = 100
 _PRE_WARM_UP_REQUESTS: Final = 4
@@ -48,8 +48,9 @@ class TraceReplayOptions(WorkloadOptions):
         """Pre-warm-up on texts of their own, the requests when they are due, and the first 100 alone."""
         if not self.file:
             raise ConfigError("the workload trace-replay needs --trace-file, a trace in Mooncake's format")
-        requests = read(Path(self.file).expanduser(), self.num_requests or None).faster(self.rate_scale).requests
-        prompts = _Prompts(requests, seed, self.length_scale, await words_per_token(count_tokens))
+        trace = read(Path(self.file).expanduser(), self.num_requests or None).faster(self.rate_scale)
+        requests = trace.requests
+        prompts = _Prompts(trace, seed, self.length_scale, await words_per_token(count_tokens))
         begins_s = requests[0].at_s
         first = pre_warm_up(_PRE_WARM_UP_REQUESTS, self.tokens_each, 8)
         return (
@@ -62,8 +63,9 @@ class TraceReplayOptions(WorkloadOptions):
 class _Prompts(Sequence[Prompt]):
     """The prompts of a trace, each made when it is asked for."""
 
-    def __init__(self, requests: Sequence[Request], seed: int, scale: float, words_per_token: float) -> None:
-        self._requests = requests
+    def __init__(self, trace: Trace, seed: int, scale: float, words_per_token: float) -> None:
+        self._requests: Sequence[Request] = trace.requests
+        self._block_tokens = trace.block_tokens
         self._scale = scale
 
         def words(key: object, tokens: int) -> str:
@@ -82,9 +84,9 @@ class _Prompts(Sequence[Prompt]):
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         request = self._requests[at]
-        block = max(1, round(BLOCK_TOKENS * self._scale))
+        block = max(1, round(self._block_tokens * self._scale))
         parts = [self._words(key, block) for key in request.keys]
-        rest = round((request.tokens - len(request.keys) * BLOCK_TOKENS) * self._scale)
+        rest = round((request.tokens - len(request.keys) * self._block_tokens) * self._scale)
         if rest > 0 or not parts:
             # A trace may leave the last part without a key: it is nobody else's then.
             parts.append(self._words(f"{at} rest" if request.partial is None else request.partial, max(1, rest)))
