@@ -124,6 +124,16 @@ class ManualTier:
             raise KeyError(key)
         return self.kept_on.get(key, Terms())
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        keys = {key for key in self.held if ScopeSet([scope]).takes(key, self._namespace, self.terms(key))}
+        found: dict[ChunkKey, Chunk] = {}
+        for key in keys:
+            at: ChunkKey | None = key
+            while at is not None and at not in found and at in self.held:
+                found[at] = Chunk(at, self._parents.get(at), self._depth(at))
+                at = self._parents.get(at)
+        return list(found.values())
+
     def can_store(self) -> bool:
         return sum(not flight.is_load for flight in self.flights) < self._store_depth
 
@@ -219,6 +229,10 @@ class ManualTier:
             raise AssertionError("a chunk stands behind a gap")
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _depth(self, key: ChunkKey) -> int:
+        above = self._parents.get(key)
+        return 0 if above is None else 1 + self._depth(above)
 
     def _storing(self) -> list[Flight]:
         return [flight for flight in self.flights if not flight.is_load and not flight.deleted]

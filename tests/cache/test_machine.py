@@ -17,10 +17,17 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.base import Fault
+from hotspan.tiers.shares import Share, Shares
 
 from .rig import SIZE, Rig
 
 RAM, DISK = 5, 12
+HOLD_S = 0.1
+"""Of what is announced."""
+
+SHARES = Shares(by_tenant={tenant: Share(floor=0.4) for tenant in (1, 2)})
+"""Prefetches may pin one chunk of each tenant."""
+
 LONG = chain("long", 8)  # does not fit into RAM
 BRANCH = LONG[:2] + [Chunk(c.key, LONG[1].key if c.index == 0 else c.parent, c.index + 2) for c in chain("branch", 3)]
 TEXTS = [LONG, BRANCH, chain("short", 3), chain("other", 4)]
@@ -76,7 +83,7 @@ class Cache(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(RAM, DISK, store_depth=3)
+        self.rig = Rig(RAM, DISK, store_depth=3, shares=SHARES)
         self.cache, self.tier = self.rig.cache, self.rig.tier
         self.version = 0
         self.written: dict[ChunkKey, int] = {}
@@ -179,6 +186,11 @@ class Cache(RuleBasedStateMachine):
         load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
         self.cache.end_load(load.keys)
 
+    @rule(text=st.sampled_from(TEXTS))
+    def announce(self, text: list[Chunk]) -> None:
+        """Somebody says that a request for a text is about to come."""
+        self.cache.prefetches.begin(text, terms_of(text).tenant, HOLD_S, lambda found: None)
+
     # -- the world -----------------------------------------------------------------------------------------------------
 
     @rule(ms=st.integers(1, 70))
@@ -276,6 +288,7 @@ class Cache(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all is released and finished, no pin and no slot is left over, and `clear` gives all room back."""
+        self.rig.clock.advance(HOLD_S)
         for request in self.requests:
             self.cache.release(request.reader)
         for load in self.loads:

@@ -66,6 +66,10 @@ class LowerTiers:
         """Whether answers are on their way."""
         return any(tier.is_up and tier.storage.asking for tier in self.tiers)
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        """What a scope takes in tiers that have an index, with what it stands on there."""
+        return [chunk for tier in self.tiers if tier.is_up for chunk in tier.storage.labelled(scope)]
+
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, joined over the tiers that have it; None if none has."""
         found = [tier.storage.terms(key) for tier in self.tiers if tier.lookup(key)]

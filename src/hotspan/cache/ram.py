@@ -44,19 +44,32 @@ class RamTier:
         self._free = list(range(slab.slots - 1, -1, -1))
         self._held: list[Entry] = []  # forgotten; the engine uses their slots and will not say when that ends
 
-    def add(self, chunk: Chunk, terms: Terms, state: State, lower: LowerTiers) -> Entry | None:
+    def add(
+        self, chunk: Chunk, terms: Terms, state: State, lower: LowerTiers, *, is_modest: bool = False
+    ) -> Entry | None:
         """An entry for a chunk that is not here, in a free slot or that of an evicted leaf; None if there is no room.
 
         A chunk's own parent makes room for it only if a lower tier has it.
+
+        is_modest: other tenants make room only until its own has its floor.
         """
         has_room = self._free and self._lru.may_add(terms.tenant)
-        if not has_room and not self._make_room(chunk, terms.tenant, lower):
+        if not has_room and not self._make_room(chunk, terms.tenant, lower, is_modest=is_modest):
             return None
         entry = Entry(chunk, self._free.pop(), state, terms)
         self.entries[chunk.key] = entry
         self._lru.add(chunk.key, chunk.parent, terms.tenant)
         self.note_expiry(entry)
         return entry
+
+    def drop(self, entry: Entry) -> None:
+        """Let a chunk that a lower tier has go before its turn, unless something needs it here."""
+        if self._lru.is_leaf(entry.chunk.key) and self._may_go(entry.chunk.key):
+            self._free.append(self._take(entry, evicted=False))
+
+    def floor(self, tenant: int) -> int:
+        """How many chunks others leave a tenant."""
+        return self._lru.floor(tenant)
 
     def copied(self, key: ChunkKey) -> Entry | None:
         """The entry of a chunk from or into whose slot the engine copies; of two, the one that was forgotten."""
@@ -145,11 +158,11 @@ class RamTier:
         if any(entry.pins < 0 for entry in self.entries.values()):
             raise AssertionError("a chunk was unpinned more often than pinned")
 
-    def _make_room(self, chunk: Chunk, tenant: int, lower: LowerTiers) -> bool:
+    def _make_room(self, chunk: Chunk, tenant: int, lower: LowerTiers, *, is_modest: bool) -> bool:
         """Evict the leaf whose turn has come, and in a large tier a few more; whether there was one."""
-        spare = 0 if self._free else min(_MAX_SPARE, self.slab.slots // _SLOTS_PER_SPARE)
+        spare = 0 if self._free or is_modest else min(_MAX_SPARE, self.slab.slots // _SLOTS_PER_SPARE)
         for evicted in range(1 + spare):
-            victim = self._victim(chunk, _NOBODY if evicted else tenant, lower)
+            victim = self._victim(chunk, _NOBODY if evicted else tenant, lower, is_modest=is_modest)
             if victim is None or (evicted and lower.waits(victim)):
                 return evicted > 0
             self._free.append(self._take(self.entries[victim], evicted=True))
@@ -157,7 +170,7 @@ class RamTier:
             lower.left(victim)
         return True
 
-    def _victim(self, chunk: Chunk, tenant: int, lower: LowerTiers) -> ChunkKey | None:
+    def _victim(self, chunk: Chunk, tenant: int, lower: LowerTiers, *, is_modest: bool) -> ChunkKey | None:
         """The leaf whose turn has come; one that waits for a lower tier only if those next in turn do so, too."""
         passed_over = 0
 
@@ -170,10 +183,10 @@ class RamTier:
                 return False
             return True
 
-        victim = self._lru.victim(tenant, may_go)
+        victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         if victim is None and passed_over:
             passed_over = _PASSED_OVER
-            victim = self._lru.victim(tenant, may_go)
+            victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         return victim
 
     def _take(self, entry: Entry, *, evicted: bool) -> int:

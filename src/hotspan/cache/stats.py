@@ -14,7 +14,8 @@ class CacheStats:
 
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
     (tier, fault). What tiers compress by (tier, what): chunks stored by what was chosen, bytes of those that were
-    compressed as chunks and as stored, seconds of encoding and decoding. Blends by what became of them, their tokens by
+    compressed as chunks and as stored, seconds of encoding and decoding. Chunks that were prefetched by what became of
+    them: started, used, unused. Blends by what became of them, their tokens by
     kind, their checks by result; `is_blending` and what the last checks found where that changed.
     """
 
@@ -34,6 +35,7 @@ class CacheStats:
     compression_bytes: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
+    prefetches: Counter[str] = field(default_factory=Counter)
     blends: Counter[str] = field(default_factory=Counter)
     blended_tokens: Counter[str] = field(default_factory=Counter)
     blend_seconds: float = 0.0

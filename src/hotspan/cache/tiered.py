@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hotspan.cache.cost import CostModel, Text
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.lower import LowerTiers
+from hotspan.cache.prefetch import Prefetches, by_longest
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.waits import Waits
@@ -53,6 +54,7 @@ class TieredCache:
     patience_s: how long a request waits while nothing lands, without a cost model.
     cost:       decides what is loaded from lower tiers; without one it is all that is there.
     stats:      counts since they were taken; the engine adds what only it knows.
+    prefetches: what was announced.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class TieredCache:
         self._clock = clock or SystemClock()
         self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
         self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost)
+        self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock)
         self._loading = 0
 
     # -- look up ---------------------------------------------------------------------------------------------------
@@ -112,6 +115,8 @@ class TieredCache:
             return Lookup.MISS
         if entry is None:
             entry = self._waits.promote(chunk)
+            if entry is None and self._lower.find(chunk.key) is not None and self.prefetches.give_way():
+                entry = self._waits.promote(chunk)
             if entry is None and self._lower.find(chunk.key) is not None:
                 return self._waits.await_room(reader, self._loading > 0)
             if entry is None:
@@ -152,6 +157,15 @@ class TieredCache:
             else:
                 self._lower.join(chunk.key, terms)
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        """The chunks of RAM and of tiers with an index that a scope takes, with what they stand on there.
+
+        Each behind its parent, the longest text first. Costs as `invalidate`.
+        """
+        found = {chunk.key: chunk for chunk in self._lower.labelled(scope)}
+        found |= {entry.chunk.key: entry.chunk for entry in self.ram.matched(ScopeSet([scope]), self._namespace)}
+        return by_longest(found)
+
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, wherever it lies; None if it is nowhere."""
         entry = self.ram.entries.get(key)
@@ -178,6 +192,7 @@ class TieredCache:
             entry.loads += 1
         self._loading += len(keys)
         self._touch(keys)
+        self.prefetches.used(keys)
         self.release(reader)
         return [entry.slot for entry in entries]
 
@@ -297,6 +312,7 @@ class TieredCache:
                     self.ram.let_go(entry)
                 elif transfer.fault is not None:
                     self._forget(entry)
+        self.prefetches.step()
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a lower tier finishes something, at most `timeout_s`."""
@@ -336,6 +352,7 @@ class TieredCache:
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
         self.ram.check([*self._waits.promoting(), *self._lower.in_flight()])
+        self.prefetches.check()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

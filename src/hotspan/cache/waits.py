@@ -72,14 +72,23 @@ class Waits:
         found = self._promoting if keys is None else self._promoting.keys() & keys
         return {self._promoting[key].source for key in found}
 
-    def promote(self, chunk: Chunk) -> Entry | None:
-        """Start to read a chunk from a lower tier into RAM; None if it is not there or RAM has no room."""
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for a chunk that is being promoted."""
+        return bool(self._readers)
+
+    def promote(self, chunk: Chunk, *, is_modest: bool = False) -> Entry | None:
+        """Start to read a chunk from a lower tier into RAM; None if it is not there or RAM has no room.
+
+        is_modest: as `RamTier.add` says.
+        """
         source = self._lower.find(chunk.key)
         if source is None:
             return None
         if chunk.key in self._promoting or chunk.key in self._ram.forgotten:
             return None  # forgotten, and its slot is still in use: two of one name could not be told apart
-        entry = self._ram.add(chunk, self._lower.terms(chunk.key) or Terms(), State.PROMOTING, self._lower)
+        terms = self._lower.terms(chunk.key) or Terms()
+        entry = self._ram.add(chunk, terms, State.PROMOTING, self._lower, is_modest=is_modest)
         if entry is None:
             return None
         if not source.submit_load(chunk.key, self._ram.slab.slot(entry.slot)):

@@ -146,6 +146,9 @@ class RemoteTier:
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        return []  # a store knows chunks by name alone
+
     def can_store(self) -> bool:
         return len(self._storing) < self._store_depth and self._follower.is_fresh
 

@@ -126,6 +126,10 @@ class StorageTier(Protocol):
         """The terms of a chunk that is here. Raises: KeyError if it is not."""
         ...
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        """The chunks here that a scope takes, and all that they stand on; none in a tier without an index of labels."""
+        ...
+
     def can_store(self) -> bool:
         """Whether its queue has room for a store; if not, ask again when transfers have ended."""
         ...

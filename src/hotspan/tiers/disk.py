@@ -61,6 +61,16 @@ class DiskTier(DiskSlab):
     def terms(self, key: ChunkKey) -> Terms:
         return self.record(key).terms
 
+    def labelled(self, scope: Scope) -> list[Chunk]:
+        found: dict[ChunkKey, Chunk] = {}
+        for slot in self._table.taken([scope], slot_of=self._slot_of):
+            key: ChunkKey | None = self._table.key(slot)
+            while key is not None and key not in found and self.lookup(key):
+                record = self.record(key)
+                found[key] = Chunk(key, record.parent, record.place)
+                key = record.parent
+        return list(found.values())
+
     def holds_back(self, key: ChunkKey, terms: Terms) -> bool:
         # A chunk that comes back while its invalidation is not logged would have the old bytes' generation, perhaps in
         # their slot; nothing of that kind is left to what a power loss drops and keeps.

@@ -158,14 +158,21 @@ class LeafArc:
 
     # -- who makes room ------------------------------------------------------------------------------------------------
 
-    def victim(self, tenant: int, may_go: Callable[[ChunkKey], bool]) -> ChunkKey | None:
+    def victim(
+        self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False
+    ) -> ChunkKey | None:
         """The leaf to evict for a chunk of `tenant`, or None if no leaf may go. Removes nothing.
 
         Tenants above their floors pay. If nothing of theirs may go, or the tenant is at its quota, it pays itself.
+
+        is_modest: others pay only while the tenant is below its floor.
         """
         passed: list[tuple[Held, Leaves, Leaf]] = []
-        found = self._payers_first(may_go, passed) if self.may_add(tenant) else None
         own = self._tenants.get(tenant)
+        others_pay = self.may_add(tenant)
+        if is_modest:
+            others_pay = others_pay and (0 if own is None else own.chunks) < self.floor(tenant)
+        found = self._payers_first(may_go, passed) if others_pay else None
         while found is None and own is not None and (first := own.first()) is not None:
             found = self._unless_pinned(own, *first, may_go, passed)
         for held, leaves, leaf in passed:
@@ -177,6 +184,15 @@ class LeafArc:
         """Whether a chunk of the tenant may come; at its quota only if one of its own goes."""
         held = self._tenants.get(tenant)
         return (held.chunks if held is not None else 0) < _part(self._slots, self._shares.quota(tenant))
+
+    def floor(self, tenant: int) -> int:
+        """How many chunks others leave a tenant that holds so many, also one that holds none yet."""
+        comes = tenant not in self._tenants and not self._shares.has_floor(tenant)
+        return _part(self._capacity, self._shares.floor(tenant, self._sharing + comes))
+
+    def is_leaf(self, key: ChunkKey) -> bool:
+        """Whether a chunk is here and no other chunk here stands on it."""
+        return key in self._nodes and key not in self._children
 
     def tenants(self) -> dict[int, int]:
         """How many chunks each tenant holds."""
@@ -324,7 +340,7 @@ class LeafArc:
         return node is not None and node.used == leaf[0] and leaf[1] not in self._children
 
     def _may_pay(self, held: Held) -> bool:
-        return held.chunks > _part(self._capacity, self._shares.floor(held.tenant, self._sharing))
+        return held.chunks > self.floor(held.tenant)
 
 
 def _part(capacity: int, fraction: float) -> int:

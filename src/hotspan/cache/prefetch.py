@@ -1,0 +1,237 @@
+"""Chunks that are brought into RAM before a request asks for them, because somebody announced it.
+
+    announced --answers of tiers that must ask--> known --a few at a time--> pinned in RAM --load--> used
+                                                                               | its time is over
+                                                                               v
+                                                                     dropped from RAM, unless it was used
+
+A prefetch gives way to everything else: it starts nothing while a request waits for promotions, holds at most a part of
+what its tenant is sure of in RAM, and takes room from other tenants only until its own has as much as it is sure of.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hotspan.cache.entry import Entry, State
+from hotspan.cache.lower import LowerTiers
+from hotspan.cache.ram import RamTier
+from hotspan.cache.stats import CacheStats
+from hotspan.cache.waits import Waits
+from hotspan.core.clock import Clock
+from hotspan.core.types import MIB, Chunk, ChunkKey, Tier
+
+SHARE = 0.5
+"""The part of a tenant's floor in RAM that its prefetches may pin. A tenant that is alone has a floor of half of RAM."""
+
+ANSWERS_S = 1.0
+"""How long a prefetch waits for tiers that must ask elsewhere."""
+
+MAX_PREFETCHES = 256
+"""Of one tenant; with one more, its oldest ends."""
+
+_IDLE_BYTES, _BUSY_BYTES, _MAX_DEPTH = 64 * MIB, 16 * MIB, 32
+"""In flight for prefetches while no request is there, and beside requests: one that comes waits for so much at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an announced text has: chunks by the fastest tier that has them, and how many are brought into RAM."""
+
+    chunks: dict[Tier, int]
+    started: int
+
+
+@dataclass(slots=True, eq=False)
+class _Prefetch:
+    """One announcement.
+
+    chunks:  parents first. unknown: one of them of which a tier has yet to say whether it has it.
+    todo:    to be promoted, in order; None until it is known what there is.
+    entries: pinned, and not used yet.
+    """
+
+    tenant: int
+    chunks: Sequence[Chunk]
+    asks_until_s: float
+    until_s: float
+    told: Callable[[Found], None]
+    unknown: ChunkKey | None = None
+    todo: deque[Chunk] | None = None
+    entries: dict[ChunkKey, Entry] = field(default_factory=dict)
+
+
+def by_longest(chunks: Mapping[ChunkKey, Chunk]) -> list[Chunk]:
+    """Chunks of several texts, each behind its parent, the texts with most chunks first."""
+    ordered: dict[ChunkKey, Chunk] = {}
+    for chunk in sorted(chunks.values(), key=lambda chunk: chunk.index, reverse=True):
+        path: list[Chunk] = []
+        at: Chunk | None = chunk
+        while at is not None and at.key not in ordered:
+            path.append(at)
+            at = chunks.get(at.parent) if at.parent is not None else None
+        ordered |= {each.key: each for each in reversed(path)}
+    return list(ordered.values())
+
+
+class Prefetches:
+    """All of them, oldest first. The cache's thread calls it.
+
+    is_busy: requests are there, so that prefetches are paced.
+    """
+
+    def __init__(self, ram: RamTier, lower: LowerTiers, waits: Waits, stats: CacheStats, clock: Clock) -> None:
+        self._ram = ram
+        self._lower = lower
+        self._waits = waits
+        self._stats = stats
+        self._clock = clock
+        self._all: list[_Prefetch] = []
+        self._moving: list[Entry] = []
+        self.is_busy = False
+
+    # -- announced ---------------------------------------------------------------------------------------------------
+
+    def begin(self, chunks: Sequence[Chunk], tenant: int, hold_s: float, told: Callable[[Found], None]) -> None:
+        """Bring what lower tiers have of these chunks into RAM, and keep it there for `hold_s` at most.
+
+        chunks: each behind its parent; only those of `tenant` are brought.
+        told:   called once, when it is known what there is: at once, or when tiers have answered that must ask.
+        """
+        own = [each for each in self._all if each.tenant == tenant]
+        if len(own) >= MAX_PREFETCHES:
+            self._end(own[0])
+        now_s = self._clock.monotonic()
+        self._lower.ask(chunks, tenant)
+        self._all.append(_Prefetch(tenant, chunks, now_s + ANSWERS_S, now_s + hold_s, told))
+        self.step()
+
+    def used(self, keys: Iterable[ChunkKey]) -> None:
+        """A request loads these chunks: they need no pin of a prefetch's any more."""
+        if not self._all:
+            return
+        for key in keys:
+            for each in self._all:
+                if (entry := each.entries.pop(key, None)) is not None:
+                    entry.pins -= 1
+                    self._stats.prefetches["used"] += not entry.deleted
+
+    def give_way(self) -> bool:
+        """A request finds no room: end all prefetches. Whether that may have made some."""
+        held = any(each.entries for each in self._all)
+        for each in list(self._all):
+            self._end(each)
+        return held
+
+    # -- in between --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether `step` has something to do soon."""
+        return any(each.todo is None or each.todo for each in self._all) or bool(self._moving)
+
+    @property
+    def ends_s(self) -> float | None:
+        """When the time of the next is over (monotonic); None if there is none."""
+        return min((each.until_s for each in self._all), default=None)
+
+    def held(self, tenant: int) -> int:
+        """The chunks that are pinned for a tenant."""
+        return sum(len(each.entries) for each in self._all if each.tenant == tenant)
+
+    def most(self, tenant: int) -> int:
+        """How many may be."""
+        return int(SHARE * self._ram.floor(tenant))
+
+    def step(self) -> None:
+        """Take note of answers and of times that are over, and start what may be."""
+        if not self._all:
+            return
+        now_s = self._clock.monotonic()
+        for each in list(self._all):
+            if each.todo is None and (now_s >= each.asks_until_s or not self._is_asking(each)):
+                self._decide(each)
+            if now_s >= each.until_s or not (each.todo or each.todo is None or each.entries):
+                self._end(each)
+        self._moving = [entry for entry in self._moving if entry.state is State.PROMOTING and not entry.deleted]
+        if not self._waits.is_waited_for:  # promotions of requests go first
+            self._start()
+
+    def check(self) -> None:
+        """Raise AssertionError if a chunk that is held may go."""
+        for each in self._all:
+            if any(entry.pins < 1 and not entry.deleted for entry in each.entries.values()):
+                raise AssertionError("a prefetched chunk may be evicted")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_asking(self, each: _Prefetch) -> bool:
+        if each.unknown is None or not self._is_unknown(each.unknown):
+            each.unknown = next((chunk.key for chunk in each.chunks if self._is_unknown(chunk.key)), None)
+        return each.unknown is not None
+
+    def _is_unknown(self, key: ChunkKey) -> bool:
+        return key not in self._ram.entries and self._lower.find(key) is None and bool(self._lower.asked(key))
+
+    def _decide(self, each: _Prefetch) -> None:
+        """Which chunks are brought: those whose ancestors are all there, as far as there is a share for them."""
+        chunks, there = Counter[Tier](), set[ChunkKey]()
+        todo: list[Chunk] = []
+        for chunk in each.chunks:
+            if chunk.parent is not None and chunk.parent not in there:
+                continue
+            source = None if chunk.key in self._ram.entries else self._lower.find(chunk.key)
+            terms = None if source is None else self._lower.terms(chunk.key)
+            if source is not None and terms is not None and terms.tenant == each.tenant:
+                todo.append(chunk)
+            elif chunk.key in self._ram.entries:
+                self._take_over(each, chunk.key)
+            else:
+                continue
+            there.add(chunk.key)
+            chunks[Tier.RAM if source is None else source.tier] += 1
+        planned = sum(len(other.todo or ()) for other in self._all if other.tenant == each.tenant)
+        room = max(0, self.most(each.tenant) - self.held(each.tenant) - planned)
+        each.todo = deque(todo[:room])
+        each.told(Found(dict(chunks), len(each.todo)))
+
+    def _take_over(self, each: _Prefetch, key: ChunkKey) -> None:
+        """What is announced again is held for the later announcement's time."""
+        for other in self._all:
+            if other is not each and other.tenant == each.tenant and key in other.entries:
+                each.entries[key] = other.entries.pop(key)
+
+    def _start(self) -> None:
+        """Promote what is next, the oldest announcement's first, until enough is in flight."""
+        at_most = (_BUSY_BYTES if self.is_busy else _IDLE_BYTES) // self._ram.slab.slot_bytes
+        depth = min(max(1, at_most), _MAX_DEPTH)
+        for each in self._all:
+            while each.todo and len(self._moving) < depth:
+                self._promote(each, each.todo.popleft())
+
+    def _promote(self, each: _Prefetch, chunk: Chunk) -> None:
+        if chunk.key in self._ram.entries:
+            return
+        if chunk.parent is not None and chunk.parent not in self._ram.entries:
+            return  # what it stands on has gone meanwhile
+        has_share = self.held(each.tenant) < self.most(each.tenant)  # tenants may have come since, and made it smaller
+        entry = self._waits.promote(chunk, is_modest=True) if has_share else None
+        if entry is None:
+            each.todo = deque()  # what follows stands on it, or finds no room either
+            return
+        entry.pins += 1
+        each.entries[chunk.key] = entry
+        self._moving.append(entry)
+        self._stats.prefetches["started"] += 1
+
+    def _end(self, each: _Prefetch) -> None:
+        """Unpin what no request came for, and drop it from RAM: lower tiers have it."""
+        self._all.remove(each)
+        if each.todo is None:
+            each.told(Found({}, 0))
+        for entry in reversed(each.entries.values()):
+            entry.pins -= 1
+            if not entry.deleted:
+                self._stats.prefetches["unused"] += 1
+                if self._lower.holds(entry.chunk.key):
+                    self._ram.drop(entry)
