@@ -115,7 +115,7 @@ def _grouped(named: Collection[str]) -> Iterator[str]:
     from hotspan.http.paths import ADAPTER_WRITES
     from hotspan.router.routes import Route, route_of
 
-    behind = {Route.WORK: "best replica", Route.ONE: "one", Route.ALL: "all"}
+    behind = {Route.WORK: "best replica", Route.ONE: "one", Route.ALL: "all", Route.PREFETCH: "best replica"}
     found: dict[tuple[str, str], list[str]] = {}
     for path, who in _access():
         if path not in named and path.startswith("/") and path not in ADAPTER_WRITES:

@@ -51,6 +51,29 @@ def test_a_request_of_another_text_goes_on_as_ever(engine: Core) -> None:
     assert (engine.ask(running), engine.ask(waiting)) == (OWN, OWN)
 
 
+def test_an_announced_text_is_read_from_ram(engine: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its tokens, its session or its tag: the disk is read before the request comes, and not again."""
+    for n, named in enumerate(({"tokens": None}, {"session": "chat"}, {"tags": ["manual"]})):
+        prompt = engine.text(400 + n, LENGTH)
+        engine.stored(prompt, **({} if "tokens" in named else named))
+        engine.forget_gpu()
+        engine.evict_ram()
+        asked = {"tokens": prompt} if "tokens" in named else named
+        told = engine.administer(do="prefetch", tenant="default", hold_s=60.0, **asked)
+        chunks = LENGTH // CHUNK
+        amount = {"chunks": chunks, "tokens": WHOLE}
+        assert told["found"] == {"disk": amount} and told["started"].items() >= amount.items()
+        engine.until(lambda: not engine.cache.prefetches.is_moving, engine.cache.step)
+        disk, loads = engine.cache._lower.tiers[0].storage, list[Any]()
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "submit_load", lambda *load, to=loads: to.append(load))
+            assert engine.ask(prompt) == WHOLE and engine.runner.wrong == 0 and not loads
+        assert engine.cache.prefetches.ends_s is None, "used, and held still"
+        engine.settle()
+    others = engine.administer(do="prefetch", tenant="other", hold_s=60.0, tokens=prompt)
+    assert others["found"] == {} and others["started"]["chunks"] == 0
+
+
 def test_what_comes_before_the_first_token_stays(engine: Core) -> None:
     """`tokens_from` spares the chunks before it, also those that a running request is using."""
     prompt = engine.stored(engine.text(20, LENGTH))

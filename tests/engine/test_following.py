@@ -125,6 +125,22 @@ def test_an_idle_engine_finishes_what_it_was_told(engine: Core) -> None:
     assert engine.ask(prompt) == 0
 
 
+def test_an_idle_engine_prefetches(engine: Core) -> None:
+    """What lower tiers have of a text comes to RAM while nothing else happens, and goes when nobody comes."""
+    prompt = engine.stored(engine.text(11, LENGTH))
+    engine.forget_gpu()
+    engine.evict_ram()
+    tokens = {"do": "prefetch", "tenant": "default", "tokens": prompt}
+    with IdleCore(engine) as idle:
+        told = idle.call("hotspan", tokens | {"hold_s": 60.0})
+        assert sum(each["tokens"] for each in told["found"].values()) == told["started"]["tokens"] == WHOLE
+        engine.until(lambda: not engine.cache.prefetches.is_moving, lambda: None)
+        assert engine.cache.usage()[Tier.RAM].chunks == LENGTH // CHUNK
+        told = idle.call("hotspan", tokens | {"hold_s": 0.001})
+        assert told["found"]["ram"]["tokens"] == WHOLE
+        engine.until(lambda: not engine.cache.usage()[Tier.RAM].chunks, lambda: None)
+
+
 def test_a_burst_is_one_pass_and_stays_with_its_tenant(
     engine: Core, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -277,6 +278,34 @@ async def test_what_all_must_hear_reaches_all(method: str, path: str) -> None:
         for fake in fakes:
             ((got, _, sent, body),) = fake.asked
             assert (got, sent["authorization"], body) == (method, "Bearer admin", b'{"tenant": "a"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"prompt": "a long text. " * 100}, {}),
+        ({"messages": [{"role": "user", "content": "a long text. " * 100}]}, {}),
+        ({"session": "chat"}, {"x-session-id": "chat"}),
+    ],
+)
+async def test_an_announcement_goes_where_its_request_will(body: dict[str, Any], headers: dict[str, str]) -> None:
+    """One replica gets the announcement, and the request after it."""
+    async with replicas(say_ok, say_ok, say_ok) as fakes, routed(fakes) as at:
+        assert await at.status({"prompt": "another"}) == await at.status({"prompt": "and another"}) == 200
+        for fake in fakes:
+            fake.asked.clear()
+        assert await at.status(body, "/hotspan/cache/prefetch", headers=headers) == 200
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        request = {"prompt": "of the chat"} | body if "session" in body else body
+        assert await at.status(request, path, headers=headers) == 200
+        assert sorted(len(fake.asked) for fake in fakes) == [0, 0, 2] and not at.in_flight
+
+
+async def test_an_announcement_of_tags_goes_to_all() -> None:
+    """Nobody knows on whose disk a document is."""
+    async with replicas(say_ok, say_ok) as fakes, routed(fakes) as at:
+        assert await at.status({"tags": ["manual"]}, "/hotspan/cache/prefetch") == 200
+        assert [len(fake.asked) for fake in fakes] == [1, 1]
 
 
 async def test_replicas_that_share_a_log_write_one_entry() -> None:

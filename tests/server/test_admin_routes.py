@@ -21,6 +21,7 @@ ROUTES = (
     ("POST", "/hotspan/cache/check", None),
     ("POST", "/hotspan/cache/clear", None),
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
+    ("POST", "/hotspan/cache/prefetch", {"tags": ["x"]}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
     ("POST", "/hotspan/trace", {"recording": "mine-0123456789ab"}),
@@ -56,10 +57,16 @@ class FakeEngine:
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
 
-    def trace(self, recording: str) -> dict[str, Any] | None:
+    def trace(self, recording: str, block_tokens: int) -> dict[str, Any] | None:
         return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096
+    names = frozenset({"model"})
+
+    async def chat_tokens(self, body: dict[str, Any]) -> list[int]:
+        if "chat_template" in body:
+            raise ValueError("the template is refused")
+        return [len(body["messages"]), *sorted(map(len, body))]
 
     async def tokens(self, prompt: str) -> list[int]:
         return [ord(letter) for letter in prompt]
@@ -117,6 +124,50 @@ def test_the_administrator_names_anybody_or_nobody() -> None:
     assert engine.asked[2] == {"do": "invalidate"}
     reply = ask(engine, "POST", "/hotspan/cache/invalidate", {"tags": []})
     assert reply.status == 400 and "/hotspan/cache/clear" in reply.json["error"]["message"] and len(engine.asked) == 3
+
+
+PREFETCH = ("POST", "/hotspan/cache/prefetch")
+
+
+def test_an_announcement_reaches_its_own_tenant_alone(engine: FakeEngine) -> None:
+    """An API key announces for its tenant, whatever it says; the administrator for any."""
+    assert ask(engine, *PREFETCH, {"session": "chat"}, key="key-a").status == 200
+    assert ask(engine, *PREFETCH, {"tags": ["x"], "tenant": "globex"}).status == 200
+    assert [command["tenant"] for command in engine.asked] == ["acme", "globex"]
+    assert ask(engine, *PREFETCH, {"tags": ["x"], "tenant": "globex"}, key="key-a").status == 403
+    assert ask(engine, *PREFETCH, {"tags": ["x"]}, key=None).status == 401
+    assert len(engine.asked) == 2
+
+
+def test_an_announced_request_is_tokenised_as_it_will_be(engine: FakeEngine) -> None:
+    """Its body as it will be sent: what has no part in the prompt is ignored, adapter and salt name its chunks."""
+    body = {"model": "known", "prompt": "ab", "cache_salt": "s", "max_tokens": 5, "hold_s": 5.0}
+    assert ask(engine, *PREFETCH, body, key="key-a").status == 200
+    wanted = {"do": "prefetch", "tenant": "acme", "hold_s": 5.0, "tokens": [97, 98], "cache_salt": "salt of acme and s"}
+    assert engine.asked[-1] == wanted | {"adapter_name": "known", "adapter_path": "/adapters/known"}
+    assert ask(engine, *PREFETCH, {"prompt": [1, 2], "model": "model"}).status == 200
+    assert engine.asked[-1]["tokens"] == [1, 2] and "adapter_name" not in engine.asked[-1]
+    chat = {"messages": [{"role": "user", "content": "x"}], "tools": [{}], "stream": True}
+    assert ask(engine, *PREFETCH, chat).status == 200
+    assert engine.asked[-1]["tokens"] == [1, 5, 8]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": "a", "tags": ["x"]},
+        {"prompt": [-1]},
+        {"prompt": "a" * 5000},
+        {"tags": [""]},
+        {"messages": [{}], "chat_template": "x"},
+        {"tags": ["x"], "hold_s": 0.0},
+        {"prompt": "a", "model": "unknown"},
+    ],
+)
+def test_announcements_that_name_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
+    """Nothing, two things, and what no request could ask; the engine is not asked."""
+    assert ask(engine, *PREFETCH, body, key="key-a").status in (400, 404, 422) and not engine.asked
 
 
 def test_without_keys_only_the_administrator_forgets() -> None:
@@ -287,7 +338,7 @@ def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
     """Nobody without a credential, a client only what is its own."""
     engine = FakeEngine()
     assert ask(engine, method, path, body, key=None).status == 401
-    if not path.endswith("/invalidate"):
+    if not path.endswith(("/invalidate", "/prefetch")):
         assert ask(engine, method, path, body, key="key-a").status == 403
     assert not engine.asked
 

@@ -22,7 +22,7 @@ from hotspan.core.clock import Clock
 from hotspan.core.types import MIB, Chunk, ChunkKey, Tier
 
 SHARE = 0.5
-"""The part of a tenant's floor in RAM that its prefetches may pin. A tenant that is alone has a floor of half of RAM."""
+"""The part of a tenant's floor in RAM that its prefetches may pin. By default a lone tenant's floor is half of RAM."""
 
 ANSWERS_S = 1.0
 """How long a prefetch waits for tiers that must ask elsewhere."""
@@ -134,6 +134,11 @@ class Prefetches:
     def ends_s(self) -> float | None:
         """When the time of the next is over (monotonic); None if there is none."""
         return min((each.until_s for each in self._all), default=None)
+
+    @property
+    def all_held(self) -> int:
+        """The chunks that are pinned."""
+        return sum(len(each.entries) for each in self._all)
 
     def held(self, tenant: int) -> int:
         """The chunks that are pinned for a tenant."""

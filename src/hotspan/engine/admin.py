@@ -29,8 +29,9 @@ from vllm.v1.request import Request
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
-from hotspan.core.types import Tier
+from hotspan.core.types import Chunk, Tier
 from hotspan.engine.adapters import registered_name
+from hotspan.engine.announcing import Announcer
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.receipts import Receipts
@@ -64,7 +65,9 @@ def replica_name() -> str:
 
 
 class Administrator:
-    """Stats, invalidation, verification and key shredding for one engine. `do` is called on the scheduler's thread.
+    """Stats, invalidation, prefetching, verification and key shredding for one engine.
+
+    `do` is called on the scheduler's thread.
 
     directory: of the disk, where it is noted how far a shared log was followed. hasher: makes the engine's function
                that names blocks.
@@ -96,16 +99,19 @@ class Administrator:
         self._keeper = PositionKeeper(directory, self._submit) if directory is not None else None
         self._waiting: deque[Callable[[], None]] = deque()
         self._calls = CoreCalls(self.run_waiting)
+        self._announcer = Announcer(manager, self._replica, self._calls.knock, clock)
         if follower is not None:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, invalidate, check, shred or rotate."""
+        """Carry out one command: stats, invalidate, prefetch, check, shred or rotate."""
         verb = command["do"]
         if verb == "stats":
             return self._stats()
         if verb == "invalidate":
             return self._invalidate(command)
+        if verb == "prefetch":
+            return self._prefetch(command)
         if verb == "check":
             return self._verify()
         if verb == "shred":
@@ -118,6 +124,7 @@ class Administrator:
         """Do what other threads left to the scheduler's: called before each request and each step, and while idle."""
         self._calls.heard()
         self.follow()
+        self._announcer.turn()
         for _ in range(min(_AT_ONCE, len(self._waiting))):
             self._waiting.popleft()()
         if self._waiting:
@@ -136,6 +143,7 @@ class Administrator:
     def close(self) -> None:
         """Let go of the threads."""
         self._receipts.close()
+        self._announcer.close()
         for threads in (self._texts, self._checks, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -177,6 +185,23 @@ class Administrator:
                 text.add_done_callback(lambda done: ready(True))
         else:
             _attempt(named, answer)
+        return answer
+
+    def _prefetch(self, command: Mapping[str, Any]) -> "Future[Answer]":
+        """Bring a text, or what has a session's or tags' labels, into RAM."""
+        answer: Future[Answer] = Future()
+        tenant, hold_s = tenant_label(str(command.get("tenant") or DEFAULT_TENANT)), float(command["hold_s"])
+
+        def announced(chunks: Sequence[Chunk]) -> None:
+            self._announcer.announce(chunks, tenant, hold_s, answer)
+
+        if command.get("tokens") is None:
+            scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
+            _attempt(lambda: announced(self._manager.cache.labelled(scope)), answer)
+            return answer
+        text = self._texts.submit(self._text, command)
+        named = lambda: announced(sorted(text.result().all_chunks(), key=lambda chunk: chunk.index))  # noqa: E731
+        text.add_done_callback(lambda done: self._later(named, answer))
         return answer
 
     def _text(self, command: Mapping[str, Any]) -> RequestRecord:

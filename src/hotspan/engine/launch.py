@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -97,6 +99,13 @@ class Engine:
         (rendered,) = await self.client.renderer.render_cmpl_async([TextPrompt(prompt=prompt)])
         return list(rendered["prompt_token_ids"])
 
+    async def chat_tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """The tokens of a chat, as /v1/chat/completions makes them of the same fields. Raises: ValueError."""
+        status, said = await _posted(self.app, "/v1/chat/completions/render", dict(body))
+        if status != HTTPStatus.OK:
+            raise ValueError(str(said.get("error", {}).get("message", said)) if isinstance(said, dict) else str(said))
+        return list(said["token_ids"])
+
     @property
     def names(self) -> frozenset[str]:
         """What the base model is called."""
@@ -149,6 +158,36 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
         yield Engine(app, client, guard)
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
+
+
+async def _posted(app: FastAPI, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+    """The status and the JSON of an app's own answer to a request for JSON."""
+    headers = [(b"content-type", b"application/json")]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+    }
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    asked, status, parts = [json.dumps(body).encode()], 0, list[bytes]()
+
+    async def receive() -> dict[str, Any]:
+        if asked:
+            return {"type": "http.request", "body": asked.pop(), "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    try:
+        return status, json.loads(b"".join(parts))
+    except ValueError:
+        return status, None
 
 
 def _blends(client: AsyncLLM) -> bool:

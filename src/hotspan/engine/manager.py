@@ -107,9 +107,15 @@ class HotspanManager(OffloadingManager):
         """A request is about to come: learn what its chunks' names and terms depend on."""
         self.prefixes.expire(self._clock.unix())
         record = self._records[request.request_id] = self._admission.admit(request)
+        self._pace_prefetches()
         self.prefixes.arrive(record)
         if self.outputs is not None:
             self.outputs.admit(record)
+
+    @property
+    def group_count(self) -> int:
+        """Number of KV cache groups whose chunks are kept."""
+        return len(self._admission.groups)
 
     def load_adapter(self, lora: LoRARequest) -> None:
         """The engine is about to load an adapter. Blocks: for one pass over its files."""
@@ -250,6 +256,7 @@ class HotspanManager(OffloadingManager):
         if record is not None:
             self.cache.release(record)
             self._ended.append(record)
+            self._pace_prefetches()
         if self.steps is not None:
             self.steps.forget(req_context.req_id)
         if self.outputs is not None:
@@ -325,13 +332,16 @@ class HotspanManager(OffloadingManager):
         if now_s < self._report_s:
             return None
         self._report_s = now_s + _REPORT_EVERY_S
-        token_bytes = self.cache.ram.slab.slot_bytes * len(self._admission.groups) / self.chunk_tokens
+        token_bytes = self.cache.ram.slab.slot_bytes * self.group_count / self.chunk_tokens
         return self._metrics.report(token_bytes)
 
     def shutdown(self) -> None:
         self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _pace_prefetches(self) -> None:
+        self.cache.prefetches.is_busy = len(self._records) > len(self._ended)
 
     def _record(self, req_context: ReqContext) -> RequestRecord:
         record = kept_state(req_context, RequestRecord)

@@ -58,6 +58,12 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_cuts": OffloadingCounterMetadata(
         "Requests whose prefix was cut: a promotion was late or found no room."
     ),
+    "hotspan_prefetch_chunks": OffloadingCounterMetadata(
+        "Chunks brought into RAM because they were announced (started), by what became of them: used by a request, "
+        "unused when their time was over.",
+        _WHAT,
+    ),
+    "hotspan_prefetch_held_bytes": OffloadingGaugeMetadata("Bytes in RAM that are held for announced requests."),
     "hotspan_cache_store_queue_chunks": OffloadingGaugeMetadata(
         "Chunks that wait to be written to a tier, or are being written, as of the engine's last report.", _TIER
     ),
@@ -172,6 +178,7 @@ class CacheMetrics:
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
+        self._set("hotspan_prefetch_held_bytes", self._cache.prefetches.all_held * self._cache.ram.slab.slot_bytes)
         if self._follower is not None:
             self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
             for what, count in self._follower.take_faults()._asdict().items():
@@ -193,6 +200,8 @@ class CacheMetrics:
         for name in _BY_TIER:
             for tier, value in getattr(counts, name).items():
                 self._add(f"hotspan_cache_{name}", value, tier.value)
+        for what, value in counts.prefetches.items():
+            self._add("hotspan_prefetch_chunks", value, what)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
         for name in ("compression_chunks", "compression_bytes", "compression_seconds"):

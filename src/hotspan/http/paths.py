@@ -30,6 +30,9 @@ STATELESS = (
 )
 """vLLM's routes for posts that change nothing and compute next to nothing."""
 
+PREFETCH = "/hotspan/cache/prefetch"
+"""Announces a request, to the replica that will get it."""
+
 MODEL = "/models/{model}"
 ADAPTERS = "/adapters"
 ADAPTER = "/adapters/{adapter_name}"

@@ -114,6 +114,7 @@ class Gateway:
             Route.WORK: self._work,
             Route.ONE: self._one,
             Route.ALL: self._all,
+            Route.PREFETCH: self._prefetch,
             Route.HEALTH: self._health,
             Route.METRICS: self._page,
             Route.DASHBOARD: self._dashboard,
@@ -180,7 +181,7 @@ class Gateway:
         outcome = "failed"
         try:
             exchange.check(self._decisive, MAX_HEAD_BYTES)
-            if route in (Route.WORK, Route.ONE, Route.ALL):
+            if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH):
                 self._access.check_client(exchange)
             outcome = await self._answers[route](exchange)
         except ClientGone:
@@ -222,11 +223,24 @@ class Gateway:
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
         async with self._body(exchange) as body:
-            # Those that are up come first: the first is asked before the others.
-            names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
-            outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"
+            return await self._fan_out(exchange, body)
+
+    async def _fan_out(self, exchange: Exchange, body: bytes) -> str:
+        # Those that are up come first: the first is asked before the others.
+        names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
+        outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"
         self._metrics.fan_outs[outcome,] += 1
         return outcome
+
+    async def _prefetch(self, exchange: Exchange) -> str:
+        """By the replica that would get the announced request; by all, if only tags are announced."""
+        began_s = self._clock.monotonic()
+        async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
+            tenant = self._access.tenant(exchange.headers)
+            ask = self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
+            if ask.keys or ask.session:
+                return await self._proxy.forward(exchange, body, ask, began_s)
+            return await self._fan_out(exchange, body)
 
     async def _health(self, exchange: Exchange) -> str:
         """Whether requests may be sent here."""

@@ -38,6 +38,7 @@ _PROXIED = ("ok", "client_error", "server_error", "broken", "no_replica", *_ANY)
 _OUTCOMES = {
     **dict.fromkeys((Route.WORK, Route.ONE), _PROXIED),
     Route.ALL: ("complete", "incomplete", *_ANY),
+    Route.PREFETCH: (*_PROXIED, "complete", "incomplete"),
     **dict.fromkeys((Route.HEALTH, Route.METRICS, Route.DASHBOARD, Route.ADMIN), ("answered", *_ANY)),
 }
 """Outcomes of the requests of each route."""

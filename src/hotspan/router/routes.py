@@ -4,7 +4,7 @@ import re
 from enum import Enum
 
 from hotspan.http.dashboard import DASHBOARD
-from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
+from hotspan.http.paths import BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK
 
 OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
@@ -23,12 +23,14 @@ OWN_ROUTES = {
 class Route(Enum):
     """How a request is answered.
 
-    WORK:  by the best replica. ONE: by any replica. ALL: by every replica. The others by the router.
+    WORK:  by the best replica. ONE: by any replica. ALL: by every replica. PREFETCH: by the replica that would get the
+    request, or by all. The others by the router.
     """
 
     WORK = "work"
     ONE = "one"
     ALL = "all"
+    PREFETCH = "prefetch"
     HEALTH = "health"
     METRICS = "metrics"
     DASHBOARD = "dashboard"
@@ -61,6 +63,8 @@ def route_of(method: str, path: str) -> Route:
         return Route.DASHBOARD
     if path == OWN or path.startswith(f"{OWN}/"):
         return Route.ADMIN
+    if path == PREFETCH and method == "POST":
+        return Route.PREFETCH
     if _OF_ALL.fullmatch(path):
         return Route.ALL
     if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and (path in STATELESS or response_of(path))):

@@ -18,7 +18,9 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
+from hotspan.http.paths import PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
+from hotspan.server.announce import Announcement, command_of, owner_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, current_principal
 
@@ -137,25 +139,25 @@ class CacheAdmin:
 
     async def stats(self) -> Json:
         """The contents of each tier, by tenant."""
-        self._need_cache()
-        replicas = await self._ask({"do": "stats"}, DURABLE_S)
+        self.need_cache()
+        replicas = await self.ask({"do": "stats"}, DURABLE_S)
         for tier in (tier for replica in replicas for tier in replica["tiers"].values()):
             tier["tenants"] = {self._names.get(label, label): chunks for label, chunks in tier["tenants"].items()}
         return {"replicas": replicas}
 
     async def check(self) -> Json:
         """Read and verify everything on disk; corrupt chunks are quarantined. Takes as long as reading all of it."""
-        self._need_cache()
-        return {"replicas": await self._ask({"do": "check"}, None)}
+        self.need_cache()
+        return {"replicas": await self.ask({"do": "check"}, None)}
 
     async def clear(self, logged: Logged = None) -> JSONResponse:
         """Invalidate everything, of all tenants."""
-        self._need_cache()
+        self.need_cache()
         return await self._forget({"do": "invalidate"} | _logged(logged), {"everything": True})
 
     async def invalidate(self, asked: Invalidations, logged: Logged = None) -> JSONResponse:
         """Invalidate what matches all given fields. An API key reaches only its own tenant."""
-        self._need_cache()
+        self.need_cache()
         _check_batch(asked)
         do = {"do": "invalidate"} | _logged(logged)
         commands, scopes = [], []
@@ -171,6 +173,19 @@ class CacheAdmin:
                 return await self._forget(do | commands[0], scopes[0])
             return await self._forget(do | {"batch": commands}, {"batch": scopes})
 
+    async def prefetch(self, asked: Announcement) -> Json:
+        """Bring what disk and L2 have of an announced prompt, session or document into RAM, before its request."""
+        self.need_cache()
+        owner = owner_of(current_principal(), asked.tenant)
+        adapter = None
+        if asked.model is not None and asked.model not in self._engine.names:
+            adapter = self.adapter(asked.model, owner)
+        async with self._texts:
+            command = await command_of(asked, self._engine, owner)
+            if adapter is not None:
+                command |= {"adapter_name": adapter.name, "adapter_path": adapter.path}
+            return {"replicas": await self.ask(command, DURABLE_S)}
+
     async def shred(self, asked: WhichTenant) -> JSONResponse:
         """Invalidate all of a tenant and destroy its keys: no stored copy can be read again."""
         self._need_keys()
@@ -179,7 +194,7 @@ class CacheAdmin:
     async def rotate(self, asked: WhichTenant) -> Json:
         """Give a tenant a new root key; stored chunks stay readable."""
         self._need_keys()
-        answers = await self._ask({"do": "rotate", "tenant": asked.tenant}, _SHRED_S)
+        answers = await self.ask({"do": "rotate", "tenant": asked.tenant}, _SHRED_S)
         return {"tenant": asked.tenant, "roots": [answer["root"] for answer in answers]}
 
     async def trace(self, asked: Recording) -> Json:
@@ -196,7 +211,8 @@ class CacheAdmin:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _need_cache(self) -> None:
+    def need_cache(self) -> None:
+        """Raise HttpError 409 if the server has no tiers."""
         if self._cache is None:
             raise HttpError(
                 409,
@@ -205,7 +221,7 @@ class CacheAdmin:
             )
 
     def _need_keys(self) -> None:
-        self._need_cache()
+        self.need_cache()
         if self._cache is None or self._cache.encryption is None:
             raise HttpError(409, "this server has no keys: serve with --kek and --key-store")
 
@@ -260,7 +276,7 @@ class CacheAdmin:
         if tenant is None and self._has_keys:
             raise HttpError(400, "a text belongs to a tenant: say which")
         owner = DEFAULT_TENANT if tenant is None else tenant
-        adapter = None if asked.adapter is None else self._adapter(asked.adapter, owner)
+        adapter = None if asked.adapter is None else self.adapter(asked.adapter, owner)
         tokens = asked.tokens
         if tokens is None:
             try:
@@ -276,7 +292,7 @@ class CacheAdmin:
             "adapter_path": None if adapter is None else adapter.path,
         }
 
-    def _adapter(self, name: str, owner: str) -> EngineAdapter:
+    def adapter(self, name: str, owner: str) -> EngineAdapter:
         """What the names of an adapter's KV are made of."""
         found = None if self._adapters is None else self._adapters.engine_adapter(name, owner)
         if found is None and (path := self._engine.adapter_path(name)) is not None:
@@ -292,7 +308,7 @@ class CacheAdmin:
     async def _forget(self, command: Json, scope: Json, timeout_s: float = DURABLE_S) -> JSONResponse:
         """The receipt, with status 503 if the invalidation would not survive a restart."""
         try:
-            receipt = merged(await self._ask(command, timeout_s)) | {"scope": scope}
+            receipt = merged(await self.ask(command, timeout_s)) | {"scope": scope}
         except TimeoutError:
             return _unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
         if "refused" in receipt:
@@ -301,7 +317,8 @@ class CacheAdmin:
             return JSONResponse(receipt)
         return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
 
-    async def _ask(self, command: Json, timeout_s: float | None) -> list[Json]:
+    async def ask(self, command: Json, timeout_s: float | None) -> list[Json]:
+        """The answer of each engine core. Raises: TimeoutError; HttpError 503 with what the engine said."""
         try:
             return await self._engine.administer(command, timeout_s)
         except EngineError as error:
@@ -314,6 +331,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.get(DASHBOARD, response_class=HTMLResponse)(admin.page)
     router.get("/hotspan/cache")(admin.stats)
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
+    router.post(PREFETCH)(admin.prefetch)
     router.post("/hotspan/cache/clear")(admin.clear)
     router.post("/hotspan/cache/check")(admin.check)
     router.post("/hotspan/trace")(admin.trace)

@@ -14,7 +14,16 @@ from hotspan.http.dashboard import DASHBOARD
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import HeadError, check_head
-from hotspan.http.paths import ADAPTER_READS, ADAPTER_WRITES, BY_NAME, INVOCATIONS, PRIVILEGED, STATELESS, WORK
+from hotspan.http.paths import (
+    ADAPTER_READS,
+    ADAPTER_WRITES,
+    BY_NAME,
+    INVOCATIONS,
+    PREFETCH,
+    PRIVILEGED,
+    STATELESS,
+    WORK,
+)
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
 
 _MATCHED = "hotspan.route"
@@ -49,8 +58,8 @@ CLIENT = (
     *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.
     *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
-    # A tenant may forget what is its own (server/admin.py).
-    "/hotspan/cache/invalidate",
+    # A tenant may forget what is its own, and announce what it is about to ask (server/admin.py).
+    *("/hotspan/cache/invalidate", PREFETCH),
 )
 
 ADMIN = (
@@ -74,7 +83,7 @@ ADMIN = (
 CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
-SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate")
+SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH)
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")

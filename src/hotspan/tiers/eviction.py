@@ -158,9 +158,7 @@ class LeafArc:
 
     # -- who makes room ------------------------------------------------------------------------------------------------
 
-    def victim(
-        self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False
-    ) -> ChunkKey | None:
+    def victim(self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False) -> ChunkKey | None:
         """The leaf to evict for a chunk of `tenant`, or None if no leaf may go. Removes nothing.
 
         Tenants above their floors pay. If nothing of theirs may go, or the tenant is at its quota, it pays itself.
