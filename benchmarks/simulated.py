@@ -11,7 +11,6 @@ second recording with the server's sizes, and the rates fitted to the first one.
 import contextlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -86,12 +85,22 @@ class Server:
                 yield
                 time.sleep(2)
             finally:
-                recorder.send_signal(signal.SIGINT)
+                recorder.terminate()
                 recorder.wait(30)
 
     def replay(self, trace: Path) -> None:
         """By the bench, in open loop, and the first requests once more, alone."""
-        command = (sys.executable, "-m", "hotspan", "bench", "engine", "--url", self.url, "--workload", "trace-replay")
+        command = (
+            sys.executable,
+            "-m",
+            "hotspan",
+            "bench",
+            "engine",
+            "--engine-url",
+            self.url,
+            "--workload",
+            "trace-replay",
+        )
         subprocess.run((*command, "--trace-file", str(trace), "--output", str(self._work / "bench.json")), check=True)
 
 
@@ -101,14 +110,14 @@ def rates(server: Server, work: Path) -> tuple[Costs, float]:
     path = work / "alone.jsonl"
     with server.recorded(path):
         for _ in range(ROUNDS):
-            texts = [[rng.randrange(300, 4000) for _ in range(length)] for length in LENGTHS]
+            texts = [[rng.randrange(300, 2000) for _ in range(length)] for length in LENGTHS]
             for text in texts:
                 server.ask(text)
             for text in texts:  # the last ones are in the engine's pool, the first ones in RAM alone
                 server.ask(text)
     once, many = [], []
     for _ in range(ROUNDS):
-        text = [rng.randrange(300, 4000) for _ in range(200)]
+        text = [rng.randrange(300, 2000) for _ in range(200)]
         once.append(server.ask(text, 1))
         many.append(server.ask(text, 33))
     step_s = (min(many) - min(once)) / 32
@@ -165,7 +174,7 @@ def measure(model: DemoModel, work: Path, share: float, requests: int) -> dict[s
         with process:
             process.wait_until_ready(300, lambda waited, line: None)
             server = Server(process.url, model, work)
-            server.ask(range(300, 3000))
+            server.ask(range(300, 2000))
             costs, step_s = rates(server, work)
             Admin(server=process.url).post("/hotspan/cache/clear", {})
             alone_s = costs.prefill_s(0, 1700) + costs.latency_s + ANSWER_TOKENS * step_s

@@ -1,6 +1,7 @@
 """`hotspan trace`: record which requests of a running server share text, to simulate other sizes on them."""
 
 import secrets
+import signal
 import time
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -33,7 +34,9 @@ def _group() -> None: ...
 class RecordOptions:
     """Of which server or router, and for how long."""
 
-    seconds: float = option(600.0, "Duration of the recording, in seconds. Ctrl-C ends it earlier.", kind=POSITIVE)
+    seconds: float = option(
+        600.0, "Duration of the recording, in seconds. Ctrl-C or SIGTERM ends it earlier.", kind=POSITIVE
+    )
     replica: tuple[str, ...] = option(
         (), "URL of a further replica of the same model, recorded into the same file. May be repeated."
     )
@@ -60,6 +63,7 @@ def record(
     from hotspan.core.progress import Progress
 
     check_writable(output)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does: the rows are written
     with Progress(f"recording {options.admin.server}", unit="requests") as progress:
         servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
         posts = [each.post for each in servers]
