@@ -36,7 +36,7 @@ from hotspan.simulate.simulation import Simulation
 
 BLOCK, STEP_TOKENS, POOL_TOKENS = 256, 512, 8192
 DOCUMENTS, DOCUMENT_BLOCKS, QUESTION_TOKENS, ANSWER_TOKENS = 60, (4, 9), (32, 160), 8
-BUSY = 0.5
+BUSY = 0.4
 """Share of the time that an engine without a cache would compute."""
 
 LENGTHS = (300, 600, 1200, 1800, 2400)

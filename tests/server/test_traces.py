@@ -145,7 +145,7 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
 
     def post(path: str, body: dict[str, Any]) -> Any:
         assert path == "/hotspan/trace"
-        return server.traces.fetch(body["recording"], body["block_tokens"])
+        return server.traces.fetch(body["recording"], body["block_tokens"], is_last=body["is_last"])
 
     def sleep(seconds: float) -> None:
         server.asked(TEXT)
@@ -158,11 +158,12 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
     trace = read(tmp_path / "own.jsonl")
     assert trace.requests[0].at_s == 0 and trace.facts().recorded_ttft_s == 1.0
     assert trace.facts().recorded_hit_rate == pytest.approx(4 * 512 / (2 * 1300 + 2 * 600))
+    assert server.traces.fetch("another") is not None, "the last fetch has ended the recording"
     assert not any("token" in json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines())
 
 
 def test_an_interrupt_ends_a_recording() -> None:
-    """With what came until then, and how many requests are missing."""
+    """With what came until then, the last fetch included, and how many requests are missing."""
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -170,7 +171,7 @@ def test_an_interrupt_ends_a_recording() -> None:
     rows, lost, _ = collect(
         [lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}] * 2, 60, sleep=interrupted
     )
-    assert (len(rows), lost) == (2, 6)
+    assert (len(rows), lost) == (4, 6)
 
 
 def test_blocks_of_another_size(tmp_path: Path) -> None:

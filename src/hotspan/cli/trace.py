@@ -1,5 +1,6 @@
 """`hotspan trace`: record which requests of a running server share text, to simulate other sizes on them."""
 
+import contextlib
 import secrets
 import signal
 import time
@@ -103,20 +104,21 @@ def collect(
     lost = 0
     silent: set[str] = set()
     ends_s = clock() + seconds
-    try:
-        while True:
-            asked = {"recording": name, "block_tokens": block_tokens}
-            answers = [answer for post in posts for answer in _answers(post, asked, silent)]
-            found = [row for answer in answers for row in answer["rows"]]
-            lost = sum(answer["running"] + answer["dropped"] for answer in answers)
-            rows += found
-            advance(len(found))
-            left_s = ends_s - clock()
-            if left_s <= 0:
-                break
+
+    def fetch(*, is_last: bool = False) -> None:
+        nonlocal lost
+        asked = {"recording": name, "block_tokens": block_tokens, "is_last": is_last}
+        answers = [answer for post in posts for answer in _answers(post, asked, silent)]
+        found = [row for answer in answers for row in answer["rows"]]
+        lost = sum(answer["running"] + answer["dropped"] for answer in answers)
+        rows.extend(found)
+        advance(len(found))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        while (left_s := ends_s - clock()) > 0:
+            fetch()
             sleep(min(_FETCH_S, left_s))
-    except KeyboardInterrupt:
-        pass
+    fetch(is_last=True)
     rows.sort(key=lambda row: row["timestamp"])
     return rows, lost, sorted(silent)
 

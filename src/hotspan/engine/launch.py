@@ -85,9 +85,9 @@ class Engine:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
         return self.guard.salt(tenant, salt)
 
-    def trace(self, recording: str, block_tokens: int) -> dict[str, Any] | None:
+    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
         """The requests since the last call, without their text (engine/traces.py); None if somebody else records."""
-        return self.guard.traces.fetch(recording, block_tokens)
+        return self.guard.traces.fetch(recording, block_tokens, is_last=is_last)
 
     @property
     def max_tokens(self) -> int:

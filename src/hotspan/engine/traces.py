@@ -67,10 +67,11 @@ class Traces:
         self._clock = clock
         self._recording: _Recording | None = None
 
-    def fetch(self, name: str, block_tokens: int = BLOCK_TOKENS) -> dict[str, Any] | None:
+    def fetch(self, name: str, block_tokens: int = BLOCK_TOKENS, *, is_last: bool = False) -> dict[str, Any] | None:
         """The rows since the last fetch of the recording of that name, which begins with the first one.
 
         block_tokens: that a key stands for; the first fetch of a recording says it.
+        is_last:      ends the recording.
         None while another recording goes on.
         """
         now = self._clock()
@@ -81,6 +82,8 @@ class Traces:
             found = self._recording = _Recording(name, block_tokens, now, now)
         found.fetched_s = now
         rows, found.rows, found.kept_keys = found.rows, [], 0
+        if is_last:
+            self._recording = None
         return {"rows": rows, "running": found.running, "dropped": found.dropped}
 
     def followed(self, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind) -> AsyncGenerator[Any, None]:

@@ -117,6 +117,7 @@ class Recording(BaseModel):
     block_tokens: int = Field(
         BLOCK_TOKENS, ge=BLOCK_RANGE[0], le=BLOCK_RANGE[1], description="Tokens per hash, set by the first call."
     )
+    is_last: bool = Field(False, description="Ends the recording.")
 
 
 class CacheAdmin:
@@ -198,10 +199,13 @@ class CacheAdmin:
         return {"tenant": asked.tenant, "roots": [answer["root"] for answer in answers]}
 
     async def trace(self, asked: Recording) -> Json:
-        """The requests since the last call, without their text. The first call begins a recording, silence ends it."""
-        found = self._engine.trace(asked.recording, asked.block_tokens)
+        """The requests since the last call, without their text. The first call begins a recording.
+
+        A call that says so ends it, or silence.
+        """
+        found = self._engine.trace(asked.recording, asked.block_tokens, is_last=asked.is_last)
         if found is None:
-            raise HttpError(409, "somebody else is recording: try again 30 s after they have stopped")
+            raise HttpError(409, "somebody else is recording: try again when they have stopped")
         return found
 
     async def page(self) -> Response:
