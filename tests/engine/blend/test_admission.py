@@ -148,7 +148,7 @@ def test_an_invalidated_request_stores_no_window(scheduler: Scheduler) -> None:
 
 
 def test_what_a_step_has_computed_is_stored_in_it(scheduler: Scheduler) -> None:
-    """Window by window, as prefill goes on; at most four per step."""
+    """Window by window, as prefill goes on."""
     scheduler.run(scheduler.request(0, 1, 2))
     request = scheduler.request(2, 0, 1)
     scheduler.match(request)
@@ -160,6 +160,41 @@ def test_what_a_step_has_computed_is_stored_in_it(scheduler: Scheduler) -> None:
     assert starts == [[], [22], [86, 152, 216, 282]]
     scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing)))
     assert scheduler.windows == 0
+    scheduler.blending.end(request.request_id)
+
+
+@pytest.mark.parametrize("steps", [(560,), (270, 290), (500, 60), (20, 20, 520)])
+def test_every_window_is_stored_however_much_a_step_computes(scheduler: Scheduler, steps: tuple[int, ...]) -> None:
+    """All eight of a prompt, in the step that computes them."""
+    scheduler.run(scheduler.request(0, 1, 2, 3))
+    request = scheduler.request(3, 2, 1, 0)
+    scheduler.match(request)
+    stored = 0
+    for tokens in steps:
+        orders = scheduler.step(request, tokens)
+        request.num_computed_tokens += tokens
+        stored += len(orders.stores) if orders is not None else 0
+    assert stored == 8
+    scheduler.blending.note(Report(stored=list(scheduler.blending._store._storing)))
+    assert scheduler.windows == 8
+    scheduler.blending.end(request.request_id)
+
+
+def test_windows_beyond_a_steps_limit_are_stored_after_the_next(scheduler: Scheduler) -> None:
+    """Also while the answer is written; not once the request may store no more."""
+    scheduler.run(scheduler.request(0, 1, 2, 3))
+    request = scheduler.request(3, 2, 1, 0)
+    record = RequestRecord(request=request, keyer=KEYER, groups=())
+    scheduler.match(request, record)
+    request.num_computed_tokens = 545
+    starts = []
+    for tokens in (2, 1, 1):
+        orders = scheduler.step(request, tokens)
+        request.num_computed_tokens += tokens
+        starts.append([store.start for store in orders.stores] if orders is not None else [])
+        record.may_store = len(starts) < 2
+    assert [len(each) for each in starts] == [4, 4, 0] and sorted(starts[0] + starts[1]) == starts[0] + starts[1]
+    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing)))
     scheduler.blending.end(request.request_id)
 
 

@@ -37,7 +37,7 @@ from hotspan.engine.requests import RequestRecord
 logger = logging.getLogger(__name__)
 
 _STORES_PER_STEP = 4
-"""Windows at most that are stored after one step; others wait until they are seen again."""
+"""Windows that may be stored after a step beyond those that its tokens fill. What is more waits for the next one."""
 
 _MIN_BUDGET = 128
 """Tokens that a step computes of blends, however much else it computes."""
@@ -395,18 +395,21 @@ class Blending:
         return Reader(terms=terms, bare_terms=terms, renews=record.renews)
 
     def _begin_stores(self, scheduled: SchedulerOutput) -> list[StoreJob]:
-        """Stores of windows whose last token this step computes."""
+        """Stores of windows whose last token is computed with this step."""
         stores: list[StoreJob] = []
+        limit = _STORES_PER_STEP + scheduled.total_num_scheduled_tokens // self.index.width
         for request_id, count in scheduled.num_scheduled_tokens.items():
             known = self._requests.get(request_id)
             if known is None or not known.to_store:
                 continue
             computed = known.record.request.num_computed_tokens + count
-            ready = [found for found in known.to_store if found.run.stop <= computed]
-            known.to_store = [found for found in known.to_store if found.run.stop > computed]
-            if known.record.may_store:
-                for found in ready[: _STORES_PER_STEP - len(stores)]:
+            waiting = []
+            for found in known.to_store if known.record.may_store else ():
+                if found.run.stop <= computed and len(stores) < limit:
                     stores += self._begin_store(request_id, known.record, found)
+                else:
+                    waiting.append(found)
+            known.to_store = waiting
         return stores
 
     def _begin_store(self, request_id: str, record: RequestRecord, found: Found) -> list[StoreJob]:
