@@ -42,7 +42,7 @@ def replay_one(policy: Policy, capacity: int, chunks: Sequence[ChunkKey], tenant
     """One request at a tier of so many chunks: how many were there, before the others came."""
     tier = TierCache(capacity, policy)
     hits = tier.prefix(chunks, 0, len(chunks))
-    tier.use(chunks, tenant)
+    tier.use(chunks, tenant=tenant)
     return hits
 
 

@@ -38,3 +38,14 @@ def test_lru_forgets_what_was_used_longest_ago() -> None:
     assert cache.use([3]).went == [11]
     assert cache.use([4]).went == [21]
     assert cache.use([5]).went == [2]
+
+
+def test_what_a_tier_was_not_asked_for_was_not_used() -> None:
+    """Blocks that the GPU had grow old in a tier, whatever stands on them; what is missing comes all the same."""
+    cache = make_cache("arc", 3)
+    for keys in ([1], [2], [3]):
+        cache.use(keys)
+    cache.use([2], range(1))
+    cache.use([1], range(1, 1))
+    assert cache.use([4], range(0)).went == [1]
+    assert cache.use([5, 51], range(0)) == (([5, 51]), [3, 4])

@@ -25,8 +25,12 @@ class BlockCache(Protocol):
     def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
         """The first of the places [start, end) in a prompt whose block is not here; `end` if all are."""
 
-    def use(self, keys: Sequence[int]) -> Change:
-        """A prompt of these blocks was served: all are here now, and used, as far as they fit."""
+    def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
+        """A prompt of these blocks was served: all are here now as far as they fit.
+
+        loaded: the places of those that a tier was asked for; None: of all that it has. What the GPU had is no use of
+                the tiers' chunks, as in the engine.
+        """
 
 
 class Lru:
@@ -46,7 +50,7 @@ class Lru:
                 return n
         return end
 
-    def use(self, keys: Sequence[int]) -> Change:
+    def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
         blocks, came, went = self._blocks, [], []
         touch = blocks.move_to_end
         for key in reversed(keys[: self._capacity]):
@@ -77,15 +81,17 @@ class TierCache:
     def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
         return next((n for n in range(start, end) if keys[n] not in self._policy), end)
 
-    def use(self, keys: Sequence[int], tenant: int = 0) -> Change:
+    def use(self, keys: Sequence[int], loaded: range | None = None, tenant: int = 0) -> Change:
         """As above. What is missing comes in order, until there is no victim: these blocks never evict each other."""
         policy = self._policy
         came: list[int] = []
         went: list[int] = []
-        found = self.prefix(keys, 0, len(keys))
-        policy.touch(reversed(keys[:found]))
+        used = range(self.prefix(keys, 0, len(keys))) if loaded is None else loaded
+        policy.touch(keys[n] for n in reversed(used))
         own = set(keys)
-        for n in range(found, len(keys)):
+        for n in range(len(keys)):
+            if keys[n] in policy:
+                continue
             if len(policy) >= self._capacity or not policy.may_add(tenant):
                 victim = policy.victim(tenant, lambda key: key not in own)
                 if victim is None:

@@ -140,8 +140,9 @@ class Replica:
                     job.loaded[medium] = (until - held) * block
                     work_s += load_s
                     held = until
+        loaded = range(job.found // block, held)
         for medium, cache in caches.items():
-            job.changes[medium] = cache.use(request.keys)
+            job.changes[medium] = cache.use(request.keys, loaded)
         return work_s + costs.prefill_s(held * block, request.tokens)
 
     def _first(self, job: Job) -> None:
