@@ -209,11 +209,12 @@ def _different(trace: Trace) -> list[Request]:
 
 def main() -> int:
     options = arguments(__doc__, requests=200, shares=[0.15, 0.4, 1.0])
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = make_demo_model(Path(scratch) / "model", "demo")
-        found = [measure(model, Path(scratch), share, options.requests) for share in options.shares]
-    for each in found:
-        print(json.dumps(each))
+        for share in options.shares:
+            found.append(measure(model, Path(scratch), share, options.requests))
+            print(json.dumps(found[-1]), flush=True)
     figures = {
         "sizes": found,
         "worst_points": max(each["points"] for each in found),
