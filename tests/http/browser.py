@@ -55,8 +55,9 @@ class Tab:
         return told["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Wait until an expression is true; the page looks at each of its changes."""
-        found = f"""new Promise(done => {{ const look = () => {script} && (seen.disconnect(), done(true));
+        """Wait until an expression is true; the page looks at each of its changes. What throws is not true yet."""
+        found = f"""new Promise(done => {{ const is = () => {{ try {{ return {script} }} catch {{ return false }} }};
+            const look = () => is() && (seen.disconnect(), done(true));
             const seen = new MutationObserver(look);
             seen.observe(document, {{subtree: true, childList: true, attributes: true, characterData: true}}); look();
             }})"""

@@ -88,6 +88,12 @@ CACHE = {
                 "disk": {"chunks": 57920, "tenants": {"acme": 41000, "globex": 16920}},
                 "l2": {"chunks": 0, "tenants": {}},
             },
+            "texts": [
+                {"tags": ["handbook@7"], "first_chunk": "00" * 8, "tenant": "acme", "hits": 412, "tokens": 5_062_656}
+                | {"seconds": 1265.4},
+                {"tags": [], "first_chunk": "5f3a9c0011d2e4b7", "tenant": "globex", "hits": 9, "tokens": 9216}
+                | {"seconds": 2.2},
+            ],
         }
     ]
 }

@@ -37,7 +37,7 @@ def test_metrics_of_the_page_exist() -> None:
 
 def test_anybody_gets_the_page_and_only_the_administrator_its_data() -> None:
     """A browser can open the page without a token; what it shows needs one."""
-    engine = FakeEngine({"replica": "r", "tiers": {}, "is_encrypted": False})
+    engine = FakeEngine({"replica": "r", "tiers": {}, "texts": [], "is_encrypted": False})
     reply = ask(engine, "GET", DASHBOARD, key=None)
     assert reply.status == 200 and reply.body == dashboard().content and not engine.asked
     assert reply.headers["content-type"].startswith("text/html")

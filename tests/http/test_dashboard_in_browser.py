@@ -77,6 +77,8 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         ]
         assert [row[6] for row in rows] == ["3,317", "57,920", "0"]
         tenants = await tab.run("document.querySelector('#tenants tbody').innerText")
+        texts = await tab.run("document.querySelector('#texts tbody').innerText")
+        assert "handbook@7" in texts and "412" in texts and "untagged, first chunk 5f3a9c0011d2e4b7" in texts
         assert tenants.split() == ["acme", "2,100", "41,000", "0", "globex", "1,217", "16,920", "0"]
         for width, scheme in ((1280, "light"), (1280, "dark"), (400, "light")):
             await tab.shot(shots / f"server-{width}-{scheme}.png", width, scheme)

@@ -57,7 +57,7 @@ class FakeEngine:
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
 
-    def trace(self, recording: str, block_tokens: int) -> dict[str, Any] | None:
+    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
         return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096
@@ -346,6 +346,9 @@ def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
 def test_stats_have_names() -> None:
     """Labels of known tenants are shown as names, others as they are."""
     tenants = {f"{tenant_label('acme'):016x}": 5, "00000000000000ff": 1}
-    engine = FakeEngine({"replica": "r", "tiers": {"ram": {"chunks": 6, "tenants": tenants}}, "is_encrypted": True})
+    texts = [{"tags": ["manual"], "tenant": label} for label in tenants]
+    tiers = {"ram": {"chunks": 6, "tenants": tenants}}
+    engine = FakeEngine({"replica": "r", "tiers": tiers, "texts": texts, "is_encrypted": True})
     (replica,) = ask(engine, "GET", "/hotspan/cache").json["replicas"]
+    assert [text["tenant"] for text in replica["texts"]] == ["acme", "00000000000000ff"]
     assert replica["tiers"]["ram"]["tenants"] == {"acme": 5, "00000000000000ff": 1}

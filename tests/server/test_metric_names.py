@@ -4,6 +4,9 @@ import json
 import re
 from dataclasses import fields
 
+import pytest
+
+from docsite import alerts
 from docsite.grafana import BOARD, board, declared
 from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
@@ -40,3 +43,16 @@ def test_grafanas_dashboard_is_that_of_the_code() -> None:
     """examples/compose/grafana/hotspan.json is what `make reference` writes, with each metric of server and router."""
     assert BOARD.read_text() == board() + "\n"
     assert all(each.query in json.dumps(json.loads(board()), ensure_ascii=False) for each in declared())
+
+
+def test_alerts_are_of_declared_metrics() -> None:
+    """The compose example and the page have what `make reference` writes. Unknown metrics and labels are refused."""
+    assert alerts.FILE.read_text() == alerts.file() and alerts.PAGE.read_text() == alerts.page()
+    assert alerts.rules() in alerts.page()
+    metrics = {each.name: each for each in declared()}
+    for alert in (
+        alerts.Alert("A", "hotspan_cache_no_such", "> 0", ""),
+        alerts.Alert("A", "hotspan_cache_tier_up", "> 0", "", labels={"no_such": "x"}),
+    ):
+        with pytest.raises(KeyError):
+            alert.expression(metrics)

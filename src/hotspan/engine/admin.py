@@ -50,6 +50,9 @@ Answer = dict[str, Any]
 _AT_ONCE = 4
 """Texts' invalidations that are carried out between two steps; the others wait for the next."""
 
+_TEXTS = 20
+"""That saved the most, in the statistics."""
+
 _SLICE_TOKENS = 512
 _PAUSE_S = 0.0005
 """Python runs one thread at a time: between two slices of about 0.3 ms each the scheduler has its turn."""
@@ -160,7 +163,18 @@ class Administrator:
                 "tenants": {f"{label:016x}": chunks for label, chunks in usage.tenants.items()},
                 "is_up": usage.is_up,
             }
-        return {"replica": self._replica, "tiers": tiers, "is_encrypted": self._keyring is not None}
+        texts = [
+            {
+                "tags": list(text.tags),
+                "first_chunk": text.first.hex()[:16],
+                "tenant": f"{text.terms.tenant:016x}",
+                "hits": saved.hits,
+                "tokens": saved.tokens,
+                "seconds": round(saved.seconds, 3),
+            }
+            for text, saved in self._manager.savings.top(_TEXTS)
+        ]
+        return {"replica": self._replica, "tiers": tiers, "texts": texts, "is_encrypted": self._keyring is not None}
 
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """What one command names, or each of its batch, as one invalidation with one receipt."""

@@ -13,8 +13,8 @@ import copy
 import dataclasses
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
-from typing import Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -29,6 +29,9 @@ from hotspan.engine.media import bind_media
 from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
 from hotspan.engine.traces import Traces
+
+if TYPE_CHECKING:
+    from hotspan.engine.tracing import RequestTracing
 
 _PARAMS = "kv_transfer_params"
 CREATES = {
@@ -116,6 +119,7 @@ class RequestGuard:
         bind_media(client.renderer, lambda: self.salt(self._tenant(), None) or "")
         core = client.engine_core
         add_request, generate = core.add_request_async, client.generate
+        tracing = _request_tracing(client)
 
         async def admitted(request: EngineCoreRequest) -> None:
             self.admit(request)
@@ -126,7 +130,12 @@ class RequestGuard:
         def checked(prompt: Any, sampling_params: Any, *rest: Any, **options: Any) -> Any:
             # Not a generator itself: it raises here and now, and not when a stream is first read.
             self.directives((sampling_params.extra_args or {}).get(_PARAMS))
-            outputs = generate(prompt, sampling_params, *rest, **options)
+            if tracing is None:
+                outputs = generate(prompt, sampling_params, *rest, **options)
+            else:
+                headers = options.pop("trace_headers", None)
+                begin = partial(generate, prompt, sampling_params, *rest, **options)
+                outputs = tracing.followed(lambda carried: begin(trace_headers=carried), headers)
             return self.traces.followed(outputs, sampling_params.output_kind)
 
         core.add_request_async = admitted
@@ -164,6 +173,15 @@ class RequestGuard:
             return await create(request, *rest, **options)
 
         return checked
+
+
+def _request_tracing(client: AsyncLLM) -> "RequestTracing | None":
+    """Where requests are traced; None where vLLM traces none."""
+    if not client.vllm_config.observability_config.otlp_traces_endpoint:
+        return None
+    from hotspan.engine.tracing import RequestTracing
+
+    return RequestTracing()
 
 
 def refuse_bodies(app: FastAPI) -> None:

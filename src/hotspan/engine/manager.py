@@ -3,7 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.lora.request import LoRARequest
@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import Request
 
 from hotspan.cache.cost import Text
+from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
@@ -39,6 +40,9 @@ from hotspan.engine.steps import StepWatch
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.tiers.base import Durable
+
+if TYPE_CHECKING:
+    from hotspan.engine.tracing import CacheTracing
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _REPORT_EVERY_S = 1.0
@@ -59,7 +63,8 @@ class HotspanManager(OffloadingManager):
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
     blending: reuse of text that is no prefix, where it is asked for. outputs: of encoders, where they are kept.
-    follower (of the L2's log), keyring: for the metrics. closing: what `shutdown` closes.
+    tracing: where requests are traced. follower (of the L2's log), keyring: for the metrics. closing: what `shutdown`
+    closes.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class HotspanManager(OffloadingManager):
         events: ChunkEvents | None = None,
         blending: Blending | None = None,
         outputs: EncoderOutputs | None = None,
+        tracing: "CacheTracing | None" = None,
         follower: LogFollower | None = None,
         keyring: Keyring | None = None,
     ) -> None:
@@ -83,8 +89,10 @@ class HotspanManager(OffloadingManager):
         self.events = events
         self.blending = blending
         self.outputs = outputs
+        self.tracing = tracing
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
+        self.savings = Savings()
         self._metrics = CacheMetrics(cache, follower, keyring)
         self._admission = admission
         self._clock = clock
@@ -109,6 +117,8 @@ class HotspanManager(OffloadingManager):
         record = self._records[request.request_id] = self._admission.admit(request)
         self._pace_prefetches()
         self.prefixes.arrive(record)
+        if self.tracing is not None:
+            self.tracing.admit(record)
         if self.outputs is not None:
             self.outputs.admit(record)
 
@@ -140,6 +150,7 @@ class HotspanManager(OffloadingManager):
             if first is not None:
                 record.may_store = False
                 hit[record.request.request_id] = first
+        self.savings.invalidate(scopes, self.namespace)
         blocks, stale = self.prefixes.invalidate(scopes, self.namespace, hit)
         for name in stale & self._records.keys():
             self._records[name].may_store = False
@@ -162,7 +173,10 @@ class HotspanManager(OffloadingManager):
         if record.plan is None and self.steps is not None and record.groups:
             prompt, tokens = record.request.num_prompt_tokens, record.ranked[0].tokens
             text = Text(prompt, tokens, record.kept_tokens, self.steps.step_s, self.steps.busy_s)
-            return not self.cache.choose(record.by_group(), record, text)
+            is_waiting = not self.cache.choose(record.by_group(), record, text)
+            if self.tracing is not None:
+                self.tracing.choose(record)
+            return is_waiting
         return self.cache.is_waiting(record)
 
     def blended(self, request: Request, kept_tokens: int, loaded_tokens: int) -> int | None:
@@ -184,7 +198,10 @@ class HotspanManager(OffloadingManager):
             return
         record.is_begun, record.is_answered = True, False
         record.kept_tokens += loaded_tokens
+        record.loaded_tokens = loaded_tokens
         self.cache.stats.lookup_tokens += request.num_prompt_tokens
+        if self.tracing is not None:
+            self.tracing.begin(record)
         if self.steps is not None:
             self.steps.admit(request.request_id, request.num_prompt_tokens, record.kept_tokens)
         chunks = record.all_chunks()
@@ -207,9 +224,13 @@ class HotspanManager(OffloadingManager):
         self._report_s = 0.0
         if (record := self._records.get(request.request_id)) is not None:
             self.prefixes.end(record)
+            if self.tracing is not None:
+                self.tracing.retire(record)
 
     def begin_step(self, scheduled: SchedulerOutput) -> None:
         """A step was scheduled."""
+        if self.tracing is not None:
+            self.tracing.step()
         if self.steps is not None:
             self.steps.begin(scheduled)
 
@@ -292,11 +313,15 @@ class HotspanManager(OffloadingManager):
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
+        record = self._record(req_context)
         size = len(keys) * self.cache.ram.slab.slot_bytes
-        seconds = self._clock.monotonic() - self._record(req_context).load_began_s
+        seconds = self._clock.monotonic() - record.load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)
         if self.cache.cost is not None:
             self.cache.cost.observe_copy(size, seconds)
+        self._note_saved(record, seconds)
+        if self.tracing is not None:
+            self.tracing.load(record, seconds, size)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         record = kept_state(req_context, RequestRecord)
@@ -323,6 +348,7 @@ class HotspanManager(OffloadingManager):
                 self.cache.release(record)
 
     def reset_cache(self) -> None:
+        self.savings.clear()
         if self.outputs is not None:
             self.outputs.clear()
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
@@ -342,6 +368,15 @@ class HotspanManager(OffloadingManager):
 
     def _pace_prefetches(self) -> None:
         self.cache.prefetches.is_busy = len(self._records) > len(self._ended)
+
+    def _note_saved(self, record: RequestRecord, load_s: float) -> None:
+        """A request's load is complete: its text has saved what computing it would have taken more."""
+        chunks = record.all_chunks()
+        if chunks and record.loaded_tokens:
+            begin, end = record.kept_tokens - record.loaded_tokens, record.kept_tokens
+            cost = self.cache.cost
+            saved_s = cost.prefill_s(begin, end) - load_s if cost is not None else 0.0
+            self.savings.note(SavedText(record.tags, chunks[0].key, record.terms), record.loaded_tokens, saved_s)
 
     def _record(self, req_context: ReqContext) -> RequestRecord:
         record = kept_state(req_context, RequestRecord)

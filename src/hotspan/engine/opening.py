@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -43,6 +43,9 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
+
+if TYPE_CHECKING:
+    from hotspan.engine.tracing import CacheTracing
 
 _CLOSE_S = 1.0
 _REST_S = 5.0
@@ -95,6 +98,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             blending=_blending(settings, cache, config, groups),
             outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if keeps_outputs(settings, config) else None,
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
+            tracing=_tracing(cache, config, clock),
             follower=follower,
             keyring=keyring,
         )
@@ -108,6 +112,22 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             follower.start()
         manager.closing = closing.pop_all()
     return Opened(manager, administrator)
+
+
+def _tracing(cache: TieredCache, config: VllmConfig, clock: Clock) -> "CacheTracing | None":
+    """Where requests are traced; None where vLLM traces none."""
+    endpoint = config.observability_config.otlp_traces_endpoint
+    if not endpoint:
+        return None
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import get_tracer_provider
+    from vllm.tracing import init_tracer
+
+    from hotspan.engine.tracing import CacheTracing
+
+    if not isinstance(get_tracer_provider(), TracerProvider):  # this process has no exporter yet
+        init_tracer("hotspan.cache", endpoint)
+    return CacheTracing(cache, clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,10 @@ class RequestRecord(Reader):
     terms, `GpuPrefixes` the fields about spans, the manager the rest.
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
+    tags:      the documents it names.
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     blend:       whether, or how, it asks for blending; None if it does not say.
-    kept_tokens: tokens of its prompt that were cached when it came.
+    kept_tokens: tokens of its prompt that were cached when it came. loaded_tokens: those of them that were loaded.
     is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
     published:   number of its chunks that were published to routers.
     keys:        of its chunks so far.
@@ -66,9 +67,11 @@ class RequestRecord(Reader):
     request: Request
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
+    tags: tuple[str, ...] = ()
     may_store: bool = True
     blend: bool | BlendDirective | None = None
     kept_tokens: int = 0
+    loaded_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False
     is_answered: bool = False
@@ -228,6 +231,7 @@ class Admission:
             request=request,
             keyer=self.keyer(directives.tenant, lora),
             groups=self.groups,
+            tags=directives.tags,
             may_store=not directives.no_store,
             blend=directives.blend,
             terms=directives.terms(adapter, now_s),

@@ -2,7 +2,7 @@
 
 import contextlib
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -242,13 +242,17 @@ def sendable(exchange: Exchange, without: Collection[bytes]) -> list[tuple[str, 
         raise HttpError(error.status, str(error)) from error
 
 
-def forwarded(exchange: Exchange, traceparent: str | None = None) -> list[tuple[str, str]]:
-    """A request's headers as replicas get them: the client's own, and where it came from. Raises: HttpError 400."""
+def forwarded(exchange: Exchange, traced: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """A request's headers as replicas get them: the client's own, and where it came from.
+
+    traced: headers in place of the client's that name its trace.
+    Raises: HttpError 400.
+    """
     try:
         about = [(name.decode(), header_text(value)) for name, value in exchange.raw_headers if name in _REWRITTEN]
     except HeadError as error:
         raise HttpError(error.status, str(error)) from error
-    headers, result = dict(about), sendable(exchange, _REPLACED)
+    headers, result = dict(about), sendable(exchange, _REPLACED if traced is None else _REPLACED | _TRACE)
     chain = [value for name, value in about if name == _FORWARDED and value]
     if client := exchange.scope.get("client"):
         chain.append(client[0])
@@ -258,13 +262,13 @@ def forwarded(exchange: Exchange, traceparent: str | None = None) -> list[tuple[
     if host := headers.get("x-forwarded-host") or headers.get("host"):
         result.append(("x-forwarded-host", host))
     result.append((REQUEST_ID, exchange.request_id))
-    if trace := traceparent or headers.get("traceparent"):
-        result.append(("traceparent", trace))
-    return result
+    return [*result, *(traced or {}).items()]
 
 
-_REWRITTEN = frozenset((_FORWARDED.encode(), b"x-forwarded-proto", b"x-forwarded-host", b"host", b"traceparent"))
+_REWRITTEN = frozenset((_FORWARDED.encode(), b"x-forwarded-proto", b"x-forwarded-host", b"host"))
 """Headers that name where a request came from, and are written anew."""
+
+_TRACE = frozenset((b"traceparent", b"tracestate"))
 
 _REPLACED = _REWRITTEN | {REQUEST_ID.encode(), b"content-length", b"expect"}
 

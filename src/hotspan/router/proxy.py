@@ -101,10 +101,10 @@ class Proxy:
 
     async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
         """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
-        span = self._tracer(exchange.path, exchange.headers)
+        span = self._tracer(exchange.path, exchange.raw_headers)
         outcome = "failed"
         try:
-            request = _Request(exchange, body, ask, forwarded(exchange, span.traceparent), span, began_s)
+            request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s)
             self._budget.asked()
             self._aim(request)
             while True:

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 
 import uvicorn
 
+from hotspan.config.environment import environment
 from hotspan.core.clock import Clock
 from hotspan.http.serving import BACKLOG, DrainingServer, bind, uvicorn_config
 from hotspan.http.upstream import Upstream
 from hotspan.router.gateway import Gateway, http_limits
 from hotspan.router.settings import RouterSettings
-from hotspan.router.tracing import Tracer, no_tracer, open_tracer
+from hotspan.router.tracing import Tracer, endpoint_of, no_tracer, open_tracer
 
 _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's mallopt(3)."""
@@ -56,8 +57,9 @@ def run_router(settings: RouterSettings) -> None:
 async def _serve(settings: RouterSettings, listener: socket.socket) -> None:
     with contextlib.ExitStack() as stack:
         tracer: Tracer = no_tracer
-        if settings.otlp_endpoint:
-            tracer, end = open_tracer(settings.otlp_endpoint)
+        variables = environment()
+        if endpoint := endpoint_of(settings.otlp_endpoint, variables):
+            tracer, end = open_tracer(endpoint, variables)
             stack.callback(end)
         async with opened(settings, tracer=tracer) as gateway:
             settle_memory()

@@ -226,7 +226,11 @@ class RouterSettings:
     kv_events_key: Path | None = option(
         None, "File (0600) with the key of the replicas' KV events: no others are believed."
     )
-    otlp_endpoint: str | None = option(None, "OTLP endpoint for OpenTelemetry spans, such as http://localhost:4318.")
+    otlp_endpoint: str | None = option(
+        None,
+        "OTLP/HTTP endpoint for OpenTelemetry spans, such as http://localhost:4318. Default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT.",
+    )
     keys: Mapping[bytes, str] = field(default_factory=dict, repr=False)
     admin_token: str | None = field(default=None, repr=False)
     events_keys: "CurveKeys | None" = field(default=None, repr=False)

@@ -39,7 +39,7 @@ _MAX_BYTES = 256 * 1024
 
 _QUEUE = 64
 _WITHIN_S = 300.0
-_DROPPED_HEADERS = frozenset((REQUEST_ID, "accept-encoding", "traceparent"))
+_DROPPED_HEADERS = frozenset((REQUEST_ID, "accept-encoding", "traceparent", "tracestate"))
 
 _DIRECTIVES = "kv_transfer_params"
 _LEAVES_NOTHING = {"no_store": True, "renew": False}

@@ -139,11 +139,13 @@ class CacheAdmin:
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Json:
-        """The contents of each tier, by tenant."""
+        """The contents of each tier, by tenant, and the texts that saved the most computing."""
         self.need_cache()
         replicas = await self.ask({"do": "stats"}, DURABLE_S)
         for tier in (tier for replica in replicas for tier in replica["tiers"].values()):
             tier["tenants"] = {self._names.get(label, label): chunks for label, chunks in tier["tenants"].items()}
+        for text in (text for replica in replicas for text in replica["texts"]):
+            text["tenant"] = self._names.get(text["tenant"], text["tenant"])
         return {"replicas": replicas}
 
     async def check(self) -> Json:

@@ -100,7 +100,7 @@ async def receipt(request: Request) -> Response:
 
 
 async def stats(request: Request) -> Response:
-    return JSONResponse({"replicas": [{"replica": f"{NAME}-replica", "is_encrypted": False, "tiers": {}}]})
+    return JSONResponse({"replicas": [{"replica": f"{NAME}-replica", "is_encrypted": False, "texts": [], "tiers": {}}]})
 
 
 async def metrics(request: Request) -> Response:
