@@ -296,7 +296,7 @@ async def test_an_announcement_goes_where_its_request_will(body: dict[str, Any],
             fake.asked.clear()
         assert await at.status(body, "/hotspan/cache/prefetch", headers=headers) == 200
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        request = {"prompt": "of the chat"} | body if "session" in body else body
+        request = {"prompt": "of the chat. " * 1000} | body if "session" in body else body
         assert await at.status(request, path, headers=headers) == 200
         assert sorted(len(fake.asked) for fake in fakes) == [0, 0, 2] and not at.in_flight
 
