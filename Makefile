@@ -276,7 +276,7 @@ dist: $(RELEASE)/.installed  ## Build wheel and sdist, check them, and try the w
 	@tests/install_smoke.sh $(PYTHON) dist
 
 # The documentation site, in an environment of its own: it needs neither the engine nor hotspan.
-.PHONY: site reference
+.PHONY: site site-shots reference
 SITE := .venv-site
 $(SITE)/.installed: docsite/requirements.txt
 	@[ -x $(SITE)/bin/python ] || $(PYTHON) -m venv $(SITE)
@@ -285,6 +285,8 @@ $(SITE)/.installed: docsite/requirements.txt
 site: $(SITE)/.installed  ## Build the documentation site into site/, strictly, and check its links and anchors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --clean
 	@$(SITE)/bin/python docsite/check.py site
+site-shots: site  ## Screenshots of three pages of the site, in headless Chromium (Debian: apt-get install chromium)
+	@$(SITE)/bin/python docsite/shots.py site docs/images/site
 reference: develop  ## Write docs/reference/ from the code
 	@$(BIN)/python -m docsite.reference
 

@@ -130,6 +130,7 @@ def test_notebook(served: Served, model: Path, tmp_path: Path, monkeypatch: pyte
         "http://localhost:8080": f"http://127.0.0.1:{alone}",
         "http://localhost:8081": served.url,
         "VOLUME_GIB = 2 ": "VOLUME_GIB = 0.02 ",
+        '"--quiet"]': '"--quiet", "--ldqa-document-length", "1000"]',
     }
     with running(" ".join([f"{BIN}/hotspan serve {model} --no-cache --port {alone}", *SMALL]), alone, tmp_path / "log"):
         for cell in cells:
