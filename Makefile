@@ -120,6 +120,11 @@ compression: develop  ## How far KV shrinks without loss, how fast, and what tha
 	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
 	@$(BIN)/python -m benchmarks.compressed_ttft --output benchmarks/results/compressed-ttft.json
 
+.PHONY: prefetch
+prefetch: develop  ## What announcing a request and warming its document gain, and what that costs others (about 5 minutes)
+	@$(BIN)/python -m benchmarks.prefetch --requests 12 --streams 16 --output benchmarks/results/prefetch.json
+	@$(BIN)/python -m benchmarks.warming --output benchmarks/results/warming.json
+
 .PHONY: step-cost
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json

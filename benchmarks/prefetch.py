@@ -4,8 +4,8 @@ inter-token latency of another request while chunks are prefetched, against none
 usage: python -m benchmarks.prefetch [--requests 10] [--streams 8] [--output FILE]
 
 One engine; a Llama shape with random weights in bfloat16 and 32 KiB of KV per token. The ways are taken in turns in one
-run, with the engine's own prefix cache empty. While it waits for an announced request, the engine is idle, and its core
-looks at prefetches every 2 ms, as in a server. Every block is digested when it is stored and when it is loaded.
+run, each after a second in which the engine is idle, with the engine's own prefix cache empty. Meanwhile its core looks
+at prefetches every 2 ms, as in a server. Every block is digested when it is stored and when it is loaded.
 """
 
 import statistics
@@ -36,23 +36,31 @@ def announce(engine: Rig, text: list[int]) -> Any:
     return engine.connector.administrator.do(command)
 
 
+def idle(engine: Rig) -> None:
+    """One second without a request."""
+    until_s = time.perf_counter() + AHEAD_S
+    while time.perf_counter() < until_s:
+        engine.connector.administrator.run_waiting()
+        time.sleep(PACE_S)
+
+
 def from_disk(engine: Rig, text: list[int]) -> float:
     engine.evict_ram()
-    return ask(engine, text)
-
-
-def from_ram(engine: Rig, text: list[int]) -> float:
-    ask(engine, text)
+    idle(engine)
     return ask(engine, text)
 
 
 def announced(engine: Rig, text: list[int]) -> float:
     engine.evict_ram()
-    answer, until_s = announce(engine, text), time.perf_counter() + AHEAD_S
-    while time.perf_counter() < until_s:
-        engine.connector.administrator.run_waiting()
-        time.sleep(PACE_S)
+    answer = announce(engine, text)
+    idle(engine)
     assert answer.result()["started"]["chunks"] == TOKENS // 256
+    return ask(engine, text)
+
+
+def from_ram(engine: Rig, text: list[int]) -> float:
+    """Runs behind the others: the text is in RAM."""
+    idle(engine)
     return ask(engine, text)
 
 

@@ -295,6 +295,37 @@ def test_several_choices_and_beams(house: House) -> None:
     assert status == 400 and "beam search" in said["error"]["message"]
 
 
+def test_documents_are_warmed_before_their_first_question(house: House, tmp_path: Path) -> None:
+    """The first question finds all whole chunks before it; to warm again computes nothing; the file's name is a tag."""
+    (tmp_path / "docs").mkdir()
+    texts = {f"{n}.txt": prose(900 + n, WORDS) for n in range(2)}
+    for name, text in texts.items():
+        (tmp_path / "docs" / name).write_text(text)
+    (tmp_path / "template").write_text("Read this.\n{document}\nQuestion: {question}")
+    words = ("warm", str(tmp_path / "docs"), "--template", str(tmp_path / "template"), "--api-key", KEYS["acme"])
+    words += ("--token", house.token, "--ttl", "1h", "--json")
+    runs = [json.loads(house.cache(*words).stdout) for _ in range(2)]
+    assert [run["texts"] for run in runs] == [2, 2] and not runs[0]["failed"] and runs[0]["bytes"] > 0
+    assert runs[0]["cached"] == 0 and runs[1]["tokens"] - runs[1]["cached"] < 2 * 256
+    for text in texts.values():
+        assert house.ask("acme", f"Read this.\n{text}\nQuestion: what is new?") >= runs[0]["tokens"] // 2 - 2 * 256
+    assert house.ask("globex", f"Read this.\n{texts['0.txt']}\nQuestion: what is new?") == 0
+    house.invalidate(KEYS["acme"], tags=["0.txt"])
+    assert house.ask("acme", f"Read this.\n{texts['0.txt']}\nQuestion: what?") < 256
+
+
+def test_an_announced_chat_is_the_one_that_is_asked(house: House) -> None:
+    """The same messages name the same chunks; those of another tenant find nothing."""
+    chat = {"model": house.server.model, "messages": [{"role": "user", "content": prose(910, WORDS)}], "max_tokens": 1}
+    status, said = house.call("POST", "/v1/chat/completions", KEYS["acme"], chat)
+    assert status == 200, said
+    for who, chunks in (("acme", said["usage"]["prompt_tokens"] // 256), ("globex", 0)):
+        status, told = house.call("POST", "/hotspan/cache/prefetch", KEYS[who], chat)
+        assert status == 200, told
+        (replica,) = told["replicas"]
+        assert sum(found["chunks"] for found in replica["found"].values()) == chunks
+
+
 def test_who_reaches_what(house: House) -> None:
     """Of the table of routes, one of each kind on the wire: public, clients', the administrator's, not there."""
     for method, path, *expected in (

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException
@@ -43,6 +44,10 @@ class Admin:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
         return self._call("GET", path, None, timeout_s)
 
+    def text(self, path: str, timeout_s: float = 30) -> str:
+        """The text of a page. Raises: ConfigError, as `get`."""
+        return str(self._call("GET", path, None, timeout_s, lambda answer: answer.read().decode()))
+
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 60) -> Any:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
         return self._call("POST", path, body, timeout_s)
@@ -51,7 +56,14 @@ class Admin:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
         return self._call("DELETE", path, None, timeout_s)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        timeout_s: float,
+        read: Callable[[Any], Any] = json.load,
+    ) -> Any:
         url = _url(self.server)
         shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
         is_local = is_loopback(url.hostname or "")
@@ -64,7 +76,7 @@ class Admin:
         request = urllib.request.Request(shown + path, data, headers, method=method)
         try:
             with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
-                return json.load(answer)
+                return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
             raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body) from error

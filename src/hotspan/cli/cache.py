@@ -2,7 +2,7 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +20,12 @@ from hotspan.core.types import GIB
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hotspan.cli.warming import Room, Warmed
+
 cache = typer.Typer(help="Show, verify, invalidate and remove cached data.", no_args_is_help=True)
 
 _CHECK_S = 24 * 3600.0
+_WARM_S = 3600.0
 _YES = "Do not ask for confirmation."
 
 
@@ -165,6 +168,87 @@ def remove(
 def invalidate(options: InvalidateOptions) -> None:
     """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""
     _show_receipt(options.admin.post("/hotspan/cache/invalidate", options.body()), options.json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmOptions(StatsOptions):
+    """What every text's request has, and when it is sent."""
+
+    model: str = option("", "Model name of the requests, or an adapter's. Default: the first one of /v1/models.")
+    template: Path | None = option(
+        None,
+        "File with the prompt's template: {document} stands for the text; what comes from {question} on is left out.",
+    )
+    tag: tuple[str, ...] = option(
+        (), "Tag of all texts, beside the name of their file. May be repeated.", also="--tags"
+    )
+    ttl: str = option("", "Time to live, such as 12h or 7d. Default: until it is evicted, or by a retention rule.")
+    api_key: str = option("", "API key of the tenant. Default: OPENAI_API_KEY, else the admin token.")
+    wait_for_idle: bool = option(
+        True,
+        "Send each text when the server has no other request, as its metrics show (for the administrator).",
+        also="--no-wait-for-idle",
+    )
+    priority: int | None = option(
+        None, "Priority of the requests, for a server with --scheduling-policy priority; higher is later."
+    )
+
+    def common(self) -> dict[str, Any]:
+        """The fields of every request but its model."""
+        common: dict[str, Any] = {"max_tokens": 1, "temperature": 0}
+        common |= {} if self.priority is None else {"priority": self.priority}
+        return common | ({"kv_transfer_params": {"ttl": self.ttl}} if self.ttl else {})
+
+
+@cache.command("warm")
+@runs(WarmOptions)
+def warm(
+    options: WarmOptions,
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files and directories with documents. A .jsonl file has a text per line.")
+    ],
+) -> None:
+    """Compute documents or prompts on a running server while it is idle, so that their first question is a hit.
+
+    Running it again resumes it: what is cached already is only looked up. Exit status 1 if a text was refused.
+    """
+    import time
+
+    from hotspan.cli import warming
+    from hotspan.config.environment import environment
+    from hotspan.core.progress import Progress
+
+    texts = warming.warmups(paths, None if options.template is None else _text(options.template), options.tag)
+    admin = options.admin
+    key = options.api_key or environment().get("OPENAI_API_KEY", "")
+    client = replace(admin, token=key) if key else admin
+    server = warming.Server(lambda path, body: client.post(path, body, _WARM_S), lambda: admin.text("/metrics"))
+    common = options.common() | {"model": options.model or client.get("/v1/models")["data"][0]["id"]}
+    with Progress(f"warming {admin.server}", len(texts), "texts") as progress:
+        done = warming.warm(
+            texts, server, common, waits_for_idle=options.wait_for_idle, sleep=time.sleep, advance=progress.advance
+        )
+    room = warming.room_of(server.metrics()) if options.wait_for_idle else warming.Room(0, 0)
+    _show_warmed(done, room, options)
+    if done.failed:
+        raise typer.Exit(1)
+
+
+def _show_warmed(done: "Warmed", room: "Room", options: WarmOptions) -> None:
+    size, lives = done.tokens * room.token_bytes, f"ttl {options.ttl}" if options.ttl else "until evicted"
+    if options.json:
+        print_json(asdict(done) | {"bytes": round(size), "lives": lives})
+        return
+    for failure in done.failed:
+        typer.secho(f"not warmed: {failure}", fg="yellow")
+    shown = f", {size / GIB:.3f} GiB of KV in each tier" if size else ""
+    computed = done.tokens - done.cached
+    typer.echo(
+        f"{done.texts} texts, {done.tokens:,} tokens: {computed:,} computed, {done.cached:,} cached before{shown}; "
+        f"they live {lives}"
+    )
+    if size > room.capacity_bytes > 0:
+        typer.secho(f"the largest tier has {room.capacity_bytes / GIB:.3f} GiB: some are evicted again", fg="yellow")
 
 
 def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, Any]:

@@ -101,10 +101,10 @@ class Engine:
 
     async def chat_tokens(self, body: Mapping[str, Any]) -> list[int]:
         """The tokens of a chat, as /v1/chat/completions makes them of the same fields. Raises: ValueError."""
-        status, said = await _posted(self.app, "/v1/chat/completions/render", dict(body))
+        status, said = await _posted(self.app, "/tokenize", dict(body))
         if status != HTTPStatus.OK:
             raise ValueError(str(said.get("error", {}).get("message", said)) if isinstance(said, dict) else str(said))
-        return list(said["token_ids"])
+        return list(said["tokens"])
 
     @property
     def names(self) -> frozenset[str]:
@@ -176,7 +176,8 @@ async def _posted(app: FastAPI, path: str, body: Mapping[str, Any]) -> tuple[int
     async def receive() -> dict[str, Any]:
         if asked:
             return {"type": "http.request", "body": asked.pop(), "more_body": False}
-        return {"type": "http.disconnect"}
+        await asyncio.Event().wait()  # nobody hangs up: a route that listens for that ends with the answer
+        raise AssertionError("nobody sets it")
 
     async def send(message: MutableMapping[str, Any]) -> None:
         nonlocal status

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 1 << 22
 _MAX_HOLD_S = 600.0
-_CHAT = ("messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "documents")
+_CHAT = ("messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt")
 
 Json = dict[str, Any]
 
@@ -32,7 +32,6 @@ class Announcement(BaseModel):
     )
     messages: list[Json] | None = Field(None, min_length=1, description="Messages of /v1/chat/completions.")
     tools: list[Json] | None = Field(None, description="With messages: as in the request.")
-    documents: list[Json] | None = Field(None, description="With messages: as in the request.")
     chat_template: str | None = Field(None, description="With messages: as in the request.")
     chat_template_kwargs: Json | None = Field(None, description="With messages: as in the request.")
     add_generation_prompt: bool | None = Field(None, description="With messages: as in the request.")

@@ -1,0 +1,207 @@
+"""What `hotspan cache warm` does: texts are computed once on a running server while it has nothing else to do."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from hotspan.core.errors import ConfigError
+
+DOCUMENT, QUESTION = "{document}", "{question}"
+_LOOK_S = 0.5
+_ATTEMPTS = 5
+_WAITS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_LOADS = ("vllm:num_requests_running", "vllm:num_requests_waiting", "hotspan_router_in_flight_requests")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """One text to compute.
+
+    name: for messages. body: the prompt of its request. head: text before the document, which does not carry the tags.
+    """
+
+    name: str
+    body: Json
+    directives: Json
+    head: str = ""
+
+
+@dataclass(slots=True)
+class Warmed:
+    """What came of it. tokens: of prompts; cached: those of them that were cached before. failed: names, and why."""
+
+    texts: int = 0
+    tokens: int = 0
+    cached: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How the server is asked. Both raise ConfigError; a refusal has the answer as `body`.
+
+    post: path, body -> answer. metrics: the page.
+    """
+
+    post: Callable[[str, Json], Any]
+    metrics: Callable[[], str]
+
+
+def warmups(paths: Iterable[Path], template: str | None, tags: Sequence[str]) -> list[Warmup]:
+    """The texts of files and directories.
+
+    A .jsonl file has an object per line: `text` (a document), `prompt` or `messages`, and `tags` and `session` of its
+    own. Any other file is one document, which is also tagged with its name, in a directory with its path there.
+
+    template: of a prompt, with {document}; what comes from {question} on is left out.
+    Raises:   ConfigError for what can't be read.
+    """
+    found: list[Warmup] = []
+    for path in paths:
+        if path.suffix == ".jsonl" and not path.is_dir():
+            found += _lines(path, template, tags)
+            continue
+        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        for each in files:
+            name = each.relative_to(path).as_posix() if path.is_dir() else path.name
+            found.append(_document(_read(each), name, template, {"tags": sorted({*tags, name})}))
+    if not found:
+        raise ConfigError("there is nothing to warm: give files or directories with documents")
+    return found
+
+
+def warm(
+    texts: Sequence[Warmup],
+    server: Server,
+    common: Json,
+    *,
+    waits_for_idle: bool,
+    sleep: Callable[[float], None],
+    advance: Callable[[], None] = lambda: None,
+) -> Warmed:
+    """Compute texts one after the other, each with a request for one token.
+
+    What is cached already is found, and costs next to nothing: to resume is to run it again.
+
+    common: fields of every request. waits_for_idle: each is sent when no other request runs or waits.
+    """
+    done = Warmed()
+    heads: dict[str, int] = {}
+    for each in texts:
+        try:
+            if each.head and each.head not in heads:
+                asked = {"prompt": each.head} | ({"model": common["model"]} if "model" in common else {})
+                heads[each.head] = int(server.post("/tokenize", asked)["count"])
+            head = {"tags_from": heads[each.head]} if each.head and each.directives.get("tags") else {}
+            body = common | each.body
+            body["kv_transfer_params"] = common.get("kv_transfer_params", {}) | each.directives | head
+            while waits_for_idle and not is_idle(server.metrics()):
+                sleep(_LOOK_S)
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            usage = _patiently(lambda body=body, path=path: server.post(path, body), sleep)["usage"]  # type: ignore[misc]
+        except ConfigError as error:
+            if not _is_about_text(error):
+                raise
+            done.failed.append(f"{each.name}: {error}")
+        else:
+            done.texts += 1
+            done.tokens += usage["prompt_tokens"]
+            done.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        advance()
+    return done
+
+
+def is_idle(page: str) -> bool:
+    """Whether a server's or a router's metrics show no request. Raises: ConfigError for another page."""
+    loads = [sample.value for name in _LOADS for sample in _samples(page, name)]
+    if not loads:
+        raise ConfigError("the server's metrics do not show whether it is idle: warm with --no-wait-for-idle")
+    return not sum(loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """token_bytes: of one token's KV in a tier. capacity_bytes: of the largest tier; 0 if that is not known."""
+
+    token_bytes: float
+    capacity_bytes: float
+
+
+def room_of(page: str) -> Room:
+    """What a server's metrics show of its tiers."""
+    capacities = [sample.value for sample in _samples(page, "hotspan_cache_capacity_bytes")]
+    return Room(_value(page, "hotspan_cache_token_bytes"), max(capacities, default=0.0))
+
+
+def _patiently(post: Callable[[], Any], sleep: Callable[[float], None]) -> Any:
+    """An answer, also of a server that has no room at first."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return post()
+        except ConfigError as error:
+            if _code(error) not in _WAITS or attempt + 1 == _ATTEMPTS:
+                raise
+        sleep(_LOOK_S * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _code(error: ConfigError) -> int:
+    """The status in a refusal; 0 if there is none."""
+    body = getattr(error, "body", None)
+    said = body.get("error") if isinstance(body, dict) else None
+    code = said.get("code") if isinstance(said, dict) else None
+    return code if isinstance(code, int) else 0
+
+
+def _is_about_text(error: ConfigError) -> bool:
+    """Whether another text may fare better: this one is too long, or wrong."""
+    return _code(error) in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+def _document(text: str, name: str, template: str | None, directives: Json) -> Warmup:
+    head, _, tail = (template if template is not None else DOCUMENT).partition(DOCUMENT)
+    return Warmup(name, {"prompt": head + text + tail.partition(QUESTION)[0]}, directives, head)
+
+
+def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Warmup]:
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        name = f"{path.name}:{number}"
+        try:
+            row = json.loads(line)
+            directives: Json = {"tags": sorted({*tags, *map(str, row.get("tags", ()))})}
+            directives |= {"session": row["session"]} if "session" in row else {}
+            kinds = [kind for kind in ("text", "prompt", "messages") if kind in row]
+            if len(kinds) != 1:
+                raise ValueError("give one of text, prompt and messages")
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{name}: this is no text to warm ({error})") from error
+        if kinds == ["text"]:
+            yield _document(str(row["text"]), name, template, directives)
+        else:
+            yield Warmup(name, {kinds[0]: row[kinds[0]]}, directives)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
+
+
+def _value(page: str, name: str) -> float:
+    return float(sum(sample.value for sample in _samples(page, name)))
+
+
+def _samples(page: str, name: str) -> Iterator[Any]:
+    lines = [line for line in page.splitlines() if line.startswith(name)]
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        yield from family.samples
