@@ -109,9 +109,11 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
-.PHONY: simulated paths
+.PHONY: simulated clean-demo paths
 simulated: install  ## The simulator beside a real server, on the same requests (about 15 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json
+clean-demo: develop  ## How long `make demo` takes from a clone with an empty home, the install included (about 8 minutes)
+	@$(BIN)/python -m benchmarks.clean_demo --output benchmarks/results/clean-demo.json
 paths: develop  ## Minutes until the first hit on the path of each kind of user (about 15 minutes)
 	@$(BIN)/python -m benchmarks.paths --output benchmarks/results/paths.json
 
