@@ -44,6 +44,12 @@ OVERVIEW = (
     ),
     ("Tiers that are up", "short", "hotspan_cache_tier_up"),
     ("Requests at each replica", "short", "hotspan_router_in_flight_requests"),
+    ("GPU utilization", "percentunit", "hotspan_gpu_utilization_ratio"),
+    (
+        "GPU-seconds per request",
+        "s",
+        "sum(avg_over_time(hotspan_gpu_utilization_ratio[5m])) / sum(rate(vllm:request_success_total[5m]))",
+    ),
 )
 """Title, unit, PromQL. The first ten are in docs/guides/monitoring.md."""
 
@@ -89,6 +95,7 @@ class Declared(NamedTuple):
 def declared() -> list[Declared]:
     """The metrics of server and router. Imports vLLM."""
     from docsite.reference import _router
+    from hotspan.engine import gpus
     from hotspan.engine.metrics import DEFINITIONS
 
     server = [
@@ -100,8 +107,9 @@ def declared() -> list[Declared]:
         )
         for name, each in DEFINITIONS.items()
     ]
+    gpu = Declared(gpus.NAME, "gauge", ("gpu",), gpus.MEANING)
     router = [Declared(each.name, each.type, tuple(each._labelnames), each.documentation) for each in _router()]
-    return server + sorted(router)
+    return [*server, gpu, *sorted(router)]
 
 
 def board() -> str:

@@ -47,6 +47,7 @@ def cli_page() -> str:
 
 def metrics_page() -> str:
     """docs/reference/metrics.md. Imports vLLM."""
+    from hotspan.engine import gpus
     from hotspan.engine.metrics import DEFINITIONS
 
     server = [
@@ -54,6 +55,7 @@ def metrics_page() -> str:
         for name, each in DEFINITIONS.items()
     ]
     rows = [_metric(name, kind, labels, each.documentation) for name, kind, labels, each in server]
+    rows.append(_metric(gpus.NAME, "gauge", ("gpu",), gpus.MEANING))
     lines = [
         "# Metrics",
         "",

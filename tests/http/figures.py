@@ -31,6 +31,10 @@ class Figures:
         )
         for name, value in (("running", 3), ("waiting", 1)):
             Gauge(f"vllm:num_requests_{name}", "x", registry=self._registry).set(value)
+        gpus = Gauge("hotspan_gpu_utilization_ratio", "x", ["gpu"], registry=self._registry)
+        for number, busy in (("0", 0.9), ("1", 0.7)):
+            gpus.labels(number).set(busy)
+        self._ended = Counter("vllm:request_success", "x", registry=self._registry)
         for tier, used, size in (("ram", 46.5, 64), ("disk", 812, 1024), ("l2", 0, 0)):
             self._of("hotspan_cache_used_bytes", tier).set(used * GIB)
             self._of("hotspan_cache_capacity_bytes", tier).set(size * GIB)
@@ -50,6 +54,7 @@ class Figures:
         self._steps += 1
         wave = self._steps % 5
         self._of("hotspan_cache_lookup_tokens").inc(20000)
+        self._ended.inc(4)
         for tier, tokens in (("ram", 9000 + 700 * wave), ("disk", 3000), ("l2", 400)):
             self._of("hotspan_cache_hit_tokens", tier).inc(tokens)
             self._of("hotspan_cache_load_bytes", tier).inc(tokens * 57344)

@@ -67,6 +67,8 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         await tab.until("history_.length >= 4")
         rate = figures.hit_rate
         assert await tab.run("document.querySelector('#cards dd').textContent") == f"{100 * rate:.1f} %"
+        cards = await tab.run("document.querySelector('#cards').innerText")
+        assert "GPU utilization" in cards and "80.0 %" in cards and "of GPU per request" in cards
         rows = await tab.run(
             "[...document.querySelectorAll('#tiers tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
         )

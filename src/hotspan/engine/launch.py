@@ -28,6 +28,7 @@ from hotspan.engine.compat import ask_cores
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
+from hotspan.engine.gpus import gpus_shown
 from hotspan.engine.guard import RequestGuard, refuse_bodies
 from hotspan.engine.usage import report_blends
 
@@ -155,7 +156,8 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
         if client.vllm_config.speculative_config is not None:
             report_drafts(app, client)
         await client.reset_mm_cache()
-        yield Engine(app, client, guard)
+        with gpus_shown(client.vllm_config.parallel_config.world_size):
+            yield Engine(app, client, guard)
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
 
