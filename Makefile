@@ -114,7 +114,7 @@ simulated: install  ## The simulator beside a real server, on the same requests 
 	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json
 clean-demo: develop  ## How long `make demo` takes from a clone with an empty home, the install included (about 8 minutes)
 	@$(BIN)/python -m benchmarks.clean_demo --output benchmarks/results/clean-demo.json
-paths: develop  ## Minutes until the first hit on the path of each kind of user (about 15 minutes)
+paths: develop helm  ## Minutes until the first hit on the path of each kind of user (about 15 minutes)
 	@$(BIN)/python -m benchmarks.paths --output benchmarks/results/paths.json
 
 .PHONY: compression

@@ -57,7 +57,12 @@ def until(condition: object, what: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """However a process is ended, its children end, also one that ignores SIGTERM, and its directory is removed."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # who runs the tests may ignore it
+    )
     assert parent.stdout is not None
     directory, *pids = parent.stdout.readline().split()
     assert Path(directory).is_dir() and not any(gone(int(pid)) for pid in pids)
