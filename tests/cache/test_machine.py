@@ -191,6 +191,11 @@ class Cache(RuleBasedStateMachine):
         """Somebody says that a request for a text is about to come."""
         self.cache.prefetches.begin(text, terms_of(text).tenant, HOLD_S, lambda found: None)
 
+    @rule(tag=st.integers(1, len(TEXTS)), chunks=st.integers(0, 3))
+    def pin(self, tag: int, chunks: int) -> None:
+        """The owner of a text has it evicted last."""
+        self.cache.pins.put(1 + (tag - 1) % 2, frozenset({tag}), chunks * SIZE, HOLD_S)
+
     # -- the world -----------------------------------------------------------------------------------------------------
 
     @rule(ms=st.integers(1, 70))

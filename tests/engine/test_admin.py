@@ -88,6 +88,21 @@ def test_an_announced_text_is_read_from_ram(engine: Core, monkeypatch: pytest.Mo
     assert others["found"] == {} and others["started"]["chunks"] == 0
 
 
+def test_a_pin_is_of_what_has_its_tag(engine: Core) -> None:
+    """Requests with the tag, in any version, store what the pin takes; those of another tag or tenant do not."""
+    said = engine.administer(do="pin", tenant="default", tags=["pinned"], bytes=1 << 20, hold_s=60.0)
+    assert said["bytes"] == 1 << 20
+    (pin,) = engine.cache.pins.live()
+    for seed, tag, is_pinned in ((500, "pinned@3", True), (501, "other", False)):
+        known = set(engine.cache.ram.entries)
+        engine.ask(engine.text(seed, LENGTH), tags=[tag])
+        engine.settle()
+        fresh = [entry for key, entry in engine.cache.ram.entries.items() if key not in known]
+        assert fresh and all(pin.takes(entry.terms) is is_pinned for entry in fresh)
+    engine.administer(do="pin", tenant="default", tags=["pinned"], bytes=0, hold_s=60.0)
+    assert not engine.cache.pins.live()
+
+
 def test_what_comes_before_the_first_token_stays(engine: Core) -> None:
     """`tokens_from` spares the chunks before it, also those that a running request is using."""
     prompt = engine.stored(engine.text(20, LENGTH))

@@ -18,7 +18,7 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.http.options import tls_options
-from hotspan.http.paths import ADAPTER_WRITES, PREFETCH
+from hotspan.http.paths import ADAPTER_WRITES, PIN, PREFETCH
 from hotspan.http.serving import bind
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.options import bind_admin
@@ -115,7 +115,11 @@ def test_every_route_has_a_port(has_client_adapters: bool) -> None:
     assert all(any(at) for at in served.values())
     both = {name for name, at in served.items() if all(at)}
     administrators = {*ADMIN} - ({*ADAPTER_WRITES} if has_client_adapters else set())
-    assert both == {*PUBLIC, *SHARED} - administrators and {*CLIENT} & both == {"/hotspan/cache/invalidate", PREFETCH}
+    assert both == {*PUBLIC, *SHARED} - administrators and {*CLIENT} & both == {
+        "/hotspan/cache/invalidate",
+        PREFETCH,
+        PIN,
+    }
 
 
 def test_one_port_for_both_is_refused() -> None:

@@ -22,6 +22,7 @@ ROUTES = (
     ("POST", "/hotspan/cache/clear", None),
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
     ("POST", "/hotspan/cache/prefetch", {"tags": ["x"]}),
+    ("POST", "/hotspan/cache/pin", {"tags": ["x"], "gib": 1.0}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
     ("POST", "/hotspan/trace", {"recording": "mine-0123456789ab"}),
@@ -168,6 +169,19 @@ def test_an_announced_request_is_tokenised_as_it_will_be(engine: FakeEngine) -> 
 def test_announcements_that_name_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
     """Nothing, two things, and what no request could ask; the engine is not asked."""
     assert ask(engine, *PREFETCH, body, key="key-a").status in (400, 404, 422) and not engine.asked
+
+
+def test_a_pin_has_tags_a_quota_and_an_end() -> None:
+    """Of the own tenant; a pin too many is a 409, and what is no pin never reaches the engine."""
+    engine, pin = FakeEngine({"replica": "r"}), ("POST", "/hotspan/cache/pin")
+    assert ask(engine, *pin, {"tags": ["x"], "gib": 0.5, "hold_s": 60.0}, key="key-a").status == 200
+    assert engine.asked == [{"do": "pin", "tenant": "acme", "tags": ["x"], "bytes": 1 << 29, "hold_s": 60.0}]
+    assert ask(engine, *pin, {"tags": ["x"], "gib": 1.0, "tenant": "globex"}, key="key-a").status == 403
+    for body in ({"gib": 1.0}, {"tags": [], "gib": 1.0}, {"tags": ["x"]}, {"tags": [""], "gib": 1.0}):
+        assert ask(engine, *pin, body, key="key-a").status in (400, 422)
+    assert len(engine.asked) == 1
+    full = FakeEngine({"replica": "r", "refused": "too many"})
+    assert ask(full, *pin, {"tags": ["x"], "gib": 1.0}, key="key-a").status == 409
 
 
 def test_without_keys_only_the_administrator_forgets() -> None:
@@ -338,7 +352,7 @@ def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
     """Nobody without a credential, a client only what is its own."""
     engine = FakeEngine()
     assert ask(engine, method, path, body, key=None).status == 401
-    if not path.endswith(("/invalidate", "/prefetch")):
+    if not path.endswith(("/invalidate", "/prefetch", "/pin")):
         assert ask(engine, method, path, body, key="key-a").status == 403
     assert not engine.asked
 

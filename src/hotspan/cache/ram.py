@@ -11,6 +11,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.tiers.base import TierUsage
 from hotspan.tiers.eviction import LeafArc
+from hotspan.tiers.pins import Kept, Pins
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
@@ -33,7 +34,7 @@ class RamTier:
     forgotten: what may not, while the engine copies from or into its slot.
     """
 
-    def __init__(self, slab: SharedSlab, shares: Shares | None = None) -> None:
+    def __init__(self, slab: SharedSlab, shares: Shares | None = None, pins: Pins | None = None) -> None:
         self.slab = slab
         self.entries: dict[ChunkKey, Entry] = {}
         self.forgotten: dict[ChunkKey, Entry] = {}
@@ -41,6 +42,7 @@ class RamTier:
         self.evictions = 0
         self.gone: deque[ChunkKey] | None = None  # what left since somebody looked; None while nobody does
         self._lru = LeafArc(slab.slots, shares)
+        self.kept = Kept(pins or Pins(), slab.slot_bytes, self._lru.floor, self._parent_here)
         self._free = list(range(slab.slots - 1, -1, -1))
         self._held: list[Entry] = []  # forgotten; the engine uses their slots and will not say when that ends
 
@@ -171,8 +173,11 @@ class RamTier:
         return True
 
     def _victim(self, chunk: Chunk, tenant: int, lower: LowerTiers, *, is_modest: bool) -> ChunkKey | None:
-        """The leaf whose turn has come; one that waits for a lower tier only if those next in turn do so, too."""
-        passed_over = 0
+        """The leaf whose turn has come; one that waits for a lower tier only if those next in turn do so, too.
+
+        One that is pinned goes only if no other may, and is the last in turn then.
+        """
+        passed_over, pinned = 0, list[ChunkKey]()
 
         def may_go(key: ChunkKey) -> bool:
             nonlocal passed_over
@@ -181,20 +186,37 @@ class RamTier:
             if passed_over < _PASSED_OVER and lower.waits(key):
                 passed_over += 1
                 return False
+            if passes_pinned and self.kept.keeps(key, self._terms):
+                pinned.append(key)
+                return False
             return True
+
+        passes_pinned = True
 
         victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         if victim is None and passed_over:
             passed_over = _PASSED_OVER
+            victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
+        self._lru.defer(pinned)
+        if victim is None and pinned:
+            passes_pinned = False
             victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         return victim
 
     def _take(self, entry: Entry, *, evicted: bool) -> int:
         del self.entries[entry.chunk.key]
         self._lru.remove(entry.chunk.key, evicted=evicted)
+        self.kept.left(entry.chunk.key)
         if self.gone is not None:
             self.gone.append(entry.chunk.key)
         return entry.slot
+
+    def _terms(self, key: ChunkKey) -> Terms:
+        return self.entries[key].terms
+
+    def _parent_here(self, key: ChunkKey) -> ChunkKey | None:
+        parent = self.entries[key].chunk.parent
+        return parent if parent in self.entries else None
 
     def _expiring(self) -> list[tuple[int, ChunkKey]]:
         return [(entry.terms.expires_s, key) for key, entry in self.entries.items() if entry.terms.expires_s]

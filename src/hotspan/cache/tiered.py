@@ -27,6 +27,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Durable, TierUsage
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pins import Pins
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 
@@ -54,7 +55,7 @@ class TieredCache:
     patience_s: how long a request waits while nothing lands, without a cost model.
     cost:       decides what is loaded from lower tiers; without one it is all that is there.
     stats:      counts since they were taken; the engine adds what only it knows.
-    prefetches: what was announced.
+    prefetches: what was announced. pins: what is evicted last; those that the disk was opened with.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class TieredCache:
         patience_s: float = PATIENCE_S,
         cost: CostModel | None = None,
         clock: Clock | None = None,
+        pins: Pins | None = None,
     ) -> None:
-        self.ram = RamTier(slab, shares)
+        self.pins = pins or Pins(clock)
+        self.ram = RamTier(slab, shares, self.pins)
         self.stats = CacheStats()
         self._namespace = namespace
         self.cost = cost
@@ -327,6 +330,10 @@ class TieredCache:
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
         return {Tier.RAM: self.ram.usage()} | self._lower.usage()
+
+    def kept(self) -> dict[Tier, int]:
+        """How many chunks pins keep, by tier."""
+        return {Tier.RAM: self.ram.kept.chunks} | self._lower.kept()
 
     def queued(self) -> dict[Tier, int]:
         """How many chunks wait to be written to each lower tier, or are being written."""

@@ -42,6 +42,7 @@ from hotspan.l2.position import PositionKeeper
 from hotspan.tiers.base import AllDurable
 from hotspan.tiers.disk import DiskTier
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pins import MAX_PINS
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Administrator:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, invalidate, prefetch, check, shred or rotate."""
+        """Carry out one command: stats, invalidate, prefetch, pin, check, shred or rotate."""
         verb = command["do"]
         if verb == "stats":
             return self._stats()
@@ -115,6 +116,8 @@ class Administrator:
             return self._invalidate(command)
         if verb == "prefetch":
             return self._prefetch(command)
+        if verb == "pin":
+            return self._pin(command)
         if verb == "check":
             return self._verify()
         if verb == "shred":
@@ -217,6 +220,13 @@ class Administrator:
         named = lambda: announced(sorted(text.result().all_chunks(), key=lambda chunk: chunk.index))  # noqa: E731
         text.add_done_callback(lambda done: self._later(named, answer))
         return answer
+
+    def _pin(self, command: Mapping[str, Any]) -> Answer:
+        """Have chunks with all of some tags evicted last, for a while and up to a quota."""
+        tenant, labels = tenant_label(str(command["tenant"])), tag_labels(command["tags"])
+        if not self._manager.cache.pins.put(tenant, labels, int(command["bytes"]), float(command["hold_s"])):
+            return {"replica": self._replica, "refused": f"a tenant has at most {MAX_PINS} pins: end one"}
+        return {"replica": self._replica, "bytes": int(command["bytes"]), "hold_s": float(command["hold_s"])}
 
     def _text(self, command: Mapping[str, Any]) -> RequestRecord:
         """The text of a command, with the engine's hashes of its blocks. Runs on a thread of its own.

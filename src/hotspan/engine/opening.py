@@ -40,6 +40,7 @@ from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pins import Pins
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
@@ -80,7 +81,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         keyring = _open_keyring(settings, clock)
         if keyring is not None:
             closing.callback(keyring.close)
-        opening = _Opening(spec, config, namespace, clock, keyring)
+        opening = _Opening(spec, config, namespace, clock, keyring, Pins(clock))
         follower = opening.follower()
         if follower is not None:
             closing.callback(follower.close)
@@ -139,6 +140,7 @@ class _Opening:
     namespace: bytes
     clock: Clock
     keyring: Keyring | None
+    pins: Pins
 
     def cache(self, cost: CostModel | None, follower: LogFollower | None) -> tuple[TieredCache, LowerTier | None]:
         """The cache over its tiers, and the disk among these."""
@@ -161,6 +163,7 @@ class _Opening:
             patience_s=_patience_s(settings),
             cost=cost,
             clock=self.clock,
+            pins=self.pins,
         )
         return cache, tiers[0] if settings.disk is not None else None
 
@@ -212,6 +215,7 @@ class _Opening:
             shares=_shares(self.spec.settings),
             step_bytes=step_bytes(disk.bytes),
             reserve_bytes=RESERVE_BYTES,
+            pins=self.pins,
         )
         size = self.spec.slot_bytes
         return lambda again: DiskTier(replace(options, is_new=not again), self.namespace, size, self.clock)

@@ -33,6 +33,8 @@ STATELESS = (
 PREFETCH = "/hotspan/cache/prefetch"
 """Announces a request, to the replica that will get it."""
 
+PIN = "/hotspan/cache/pin"
+
 MODEL = "/models/{model}"
 ADAPTERS = "/adapters"
 ADAPTER = "/adapters/{adapter_name}"

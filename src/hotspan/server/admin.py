@@ -18,9 +18,9 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
-from hotspan.http.paths import PREFETCH
+from hotspan.http.paths import PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
-from hotspan.server.announce import Announcement, command_of, owner_of
+from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, current_principal
 
@@ -189,6 +189,14 @@ class CacheAdmin:
                 command |= {"adapter_name": adapter.name, "adapter_path": adapter.path}
             return {"replicas": await self.ask(command, DURABLE_S)}
 
+    async def pin(self, asked: Pinning) -> Json:
+        """Have what carries some tags evicted last, up to a quota within the tenant's floor, until an end."""
+        self.need_cache()
+        answers = await self.ask(pin_of(asked, owner_of(current_principal(), asked.tenant)), DURABLE_S)
+        if refused := [answer["refused"] for answer in answers if "refused" in answer]:
+            raise HttpError(409, refused[0])
+        return {"replicas": answers}
+
     async def shred(self, asked: WhichTenant) -> JSONResponse:
         """Invalidate all of a tenant and destroy its keys: no stored copy can be read again."""
         self._need_keys()
@@ -338,6 +346,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.get("/hotspan/cache")(admin.stats)
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post(PREFETCH)(admin.prefetch)
+    router.post(PIN)(admin.pin)
     router.post("/hotspan/cache/clear")(admin.clear)
     router.post("/hotspan/cache/check")(admin.check)
     router.post("/hotspan/trace")(admin.trace)

@@ -1,4 +1,4 @@
-"""What a client announces, so that it is brought into RAM before its request comes."""
+"""What clients say of requests to come: what is brought into RAM before, and what is evicted last."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hotspan.core.directives import parse_directives
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.core.types import GIB
 from hotspan.http.errors import HttpError
 from hotspan.server.principal import Principal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 1 << 22
 _MAX_HOLD_S = 600.0
+_MAX_PIN_S = 30 * 86400.0
 _CHAT = ("messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt")
 
 Json = dict[str, Any]
@@ -45,6 +47,36 @@ class Announcement(BaseModel):
     hold_s: float = Field(
         30.0, ge=1.0, le=_MAX_HOLD_S, description="How long it is held in RAM for the request, in seconds."
     )
+
+
+class Pinning(BaseModel):
+    """Which chunks are evicted last, how many bytes of them, and for how long."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tags: list[str] = Field(min_length=1, max_length=64, description="Tags: what carries all of them is evicted last.")
+    gib: float = Field(
+        ge=0.0, le=1 << 30, description="At most so many GiB of it in each tier; 0 ends the pin of these tags."
+    )
+    hold_s: float = Field(3600.0, ge=1.0, le=_MAX_PIN_S, description="For how long, in seconds.")
+    tenant: str | None = Field(
+        None, min_length=1, max_length=512, description="The tenant; for a client with an API key, its own."
+    )
+
+
+def pin_of(asked: Pinning, owner: str) -> Json:
+    """The engine's command. Raises: HttpError 400."""
+    try:
+        parse_directives({"tags": asked.tags})
+    except ValueError as error:
+        raise HttpError(400, str(error)) from error
+    return {
+        "do": "pin",
+        "tenant": owner,
+        "tags": asked.tags,
+        "bytes": int(asked.gib * GIB),
+        "hold_s": asked.hold_s,
+    }
 
 
 def owner_of(principal: Principal, tenant: str | None) -> str:

@@ -19,6 +19,7 @@ from hotspan.http.paths import (
     ADAPTER_WRITES,
     BY_NAME,
     INVOCATIONS,
+    PIN,
     PREFETCH,
     PRIVILEGED,
     STATELESS,
@@ -58,8 +59,8 @@ CLIENT = (
     *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.
     *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
-    # A tenant may forget what is its own, and announce what it is about to ask (server/admin.py).
-    *("/hotspan/cache/invalidate", PREFETCH),
+    # A tenant may forget and pin what is its own, and announce what it is about to ask (server/admin.py).
+    *("/hotspan/cache/invalidate", PREFETCH, PIN),
 )
 
 ADMIN = (
@@ -83,7 +84,7 @@ ADMIN = (
 CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
-SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH)
+SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH, PIN)
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")

@@ -13,6 +13,7 @@ from hotspan.tiers.base import Durable, Transfer
 from hotspan.tiers.check import FrameCheck
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
 from hotspan.tiers.log import Invalidation
+from hotspan.tiers.pins import Kept
 from hotspan.tiers.record import Record
 
 __all__ = ["DiskOptions", "DiskTier"]
@@ -38,7 +39,8 @@ class DiskTier(DiskSlab):
         self._own = namespace
         self._payload_bytes = payload_bytes
         slot_bytes = round_up(HEADER_BYTES + payload_bytes, PAGE_BYTES)
-        super().__init__(options, slot_bytes, clock, namespace=namespace)
+        super().__init__(options, slot_bytes, clock, namespace=namespace, gone=lambda key: self.kept.left(key))
+        self.kept = Kept(options.pins, payload_bytes, self._lru.floor, self._parent_of)
         if self.directory.log is None:
             raise ValueError("a tier's directory has a log")
         self._log = self.directory.log
@@ -163,6 +165,26 @@ class DiskTier(DiskSlab):
         """The chunk's stay in a slot, if it is there whole."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.slot == slot and not entry.writing else None
+
+    def _victim(self, tenant: int, parent: ChunkKey | None) -> ChunkKey | None:
+        """As the slab says; one that is pinned only if no other may go, and it is the last in turn then."""
+        may_go, pinned = self._may_go(parent), list[ChunkKey]()
+
+        def is_free(key: ChunkKey) -> bool:
+            if not may_go(key):
+                return False
+            if self._entries[key].is_own and self.kept.keeps(key, self.terms):
+                pinned.append(key)
+                return False
+            return True
+
+        victim = self._lru.victim(tenant, is_free)
+        self._lru.defer(pinned)
+        return victim if victim is not None or not pinned else self._lru.victim(tenant, may_go)
+
+    def _parent_of(self, key: ChunkKey) -> ChunkKey | None:
+        parent = self.record(key).parent
+        return parent if parent in self._entries else None
 
     def _tick(self) -> None:
         self._purge()

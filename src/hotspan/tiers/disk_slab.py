@@ -25,6 +25,7 @@ from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
 from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, copy, staging_bytes
+from hotspan.tiers.pins import Pins
 from hotspan.tiers.record import MAX_PARTS, Record
 from hotspan.tiers.room import NO_SPACE, SlotRoom
 from hotspan.tiers.shares import Shares
@@ -63,6 +64,7 @@ class DiskOptions:
     shares: Shares = field(default_factory=Shares)
     step_bytes: int | None = None
     reserve_bytes: int = 0
+    pins: Pins = field(default_factory=Pins)
     files: Files = field(default_factory=Files)
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
@@ -398,8 +400,7 @@ class DiskSlab:
             while len(slots) < count and (slot := self._room.take()) is not None:
                 slots.append(slot)
         while len(slots) < count:
-            may_go = self._may_go(record.parent)
-            victim = self._lru.victim(tenant, may_go) if may_evict else None
+            victim = self._victim(tenant, record.parent) if may_evict else None
             if victim is None:
                 self._free_records(slots)
                 return None
@@ -407,6 +408,10 @@ class DiskSlab:
         slots.sort()  # one I/O moves what lies in adjacent slots; slots that were freed last are taken first
         self._free_records(slots[count:])
         return slots[:count]
+
+    def _victim(self, tenant: int, parent: ChunkKey | None) -> ChunkKey | None:
+        """The leaf to evict for a chunk of a tenant with that parent."""
+        return self._lru.victim(tenant, self._may_go(parent))
 
     def _may_go(self, parent: ChunkKey | None) -> Callable[[ChunkKey], bool]:
         def may_go(key: ChunkKey) -> bool:
@@ -427,7 +432,7 @@ class DiskSlab:
         """Evict chunks from so many slots; the file system gets their space."""
         self._lru.resize(max(1, self._room.capacity))
         while slots > 0:
-            victim = self._lru.victim(_NOBODY, self._may_go(None))
+            victim = self._victim(_NOBODY, None)
             if victim is None:
                 return
             freed = self._evict(victim)

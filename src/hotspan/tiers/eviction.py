@@ -132,6 +132,16 @@ class LeafArc:
         for held in touched.values():
             self._post(held)
 
+    def defer(self, leaves: Iterable[ChunkKey]) -> None:
+        """These leaves stay though their turn has come: they are the last of their lists now."""
+        for key in leaves:
+            self._now += 1
+            node = self._nodes[key]
+            node.used = self._now
+            held = self._tenants[node.tenant]
+            held.list_of(node.is_often).push((node.used, key))
+            self._post(held)
+
     def remove(self, key: ChunkKey, *, evicted: bool = False) -> None:
         """A chunk went. One that was evicted is remembered as a ghost, one that was forgotten is not."""
         node = self._nodes.pop(key, None)

@@ -1,0 +1,140 @@
+"""What is pinned is evicted last: while the pin lives, up to its quota and its tenant's floor; nothing else changes."""
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hotspan.cache.entry import Reader
+from hotspan.core.terms import Terms
+from hotspan.core.types import Chunk, Tier
+from hotspan.testing.chunks import aligned, chain, content
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.pins import MAX_PINS, Pins
+from hotspan.tiers.shares import Share, Shares
+
+from .rig import SIZE, Rig
+
+TAG, HOLD_S = frozenset({7}), 60.0
+
+
+def store(rig: Rig, chunks: list[Chunk], tenant: int = 0, labels: frozenset[int] = frozenset()) -> None:
+    """Into RAM, on a tenant's terms."""
+    placed = rig.cache.begin_store(chunks, Reader(terms=Terms(tenant=tenant, labels=labels)))
+    rig.cache.end_store([placement.chunk for placement in placed])
+    rig.cache.check()
+
+
+def flood(rig: Rig, count: int, tenant: int = 0) -> None:
+    for n in range(count):
+        store(rig, chain(f"flood of {tenant}: {n}", 1), tenant)
+
+
+def kept(rig: Rig, chunks: list[Chunk]) -> int:
+    return sum(chunk.key in rig.cache.ram.entries for chunk in chunks)
+
+
+def test_what_is_pinned_outlives_what_is_not() -> None:
+    """A flood larger than RAM leaves it; without the pin, and after its end, it goes."""
+    for size, hold_s, left in ((3 * SIZE, HOLD_S, 3), (0, HOLD_S, 0), (3 * SIZE, 0.0, 0)):
+        with Rig(8) as rig:
+            text = chain("pinned", 3)
+            store(rig, text, labels=TAG)
+            assert rig.cache.pins.put(0, TAG, size, hold_s)
+            flood(rig, 40)
+            assert kept(rig, text) == left == rig.cache.kept()[Tier.RAM]
+
+
+def test_a_pin_ends() -> None:
+    """By its time, or by a pin of the same tags without a quota."""
+    for ends_by_time in (True, False):
+        with Rig(8) as rig:
+            text = chain("pinned", 3)
+            store(rig, text, labels=TAG)
+            rig.cache.pins.put(0, TAG, 3 * SIZE, HOLD_S)
+            flood(rig, 20)
+            assert kept(rig, text) == 3
+            if ends_by_time:
+                rig.clock.advance(HOLD_S)
+            else:
+                rig.cache.pins.put(0, TAG, 0, HOLD_S)
+            for n in range(40):
+                store(rig, chain(f"more {n}", 1))
+            assert not kept(rig, text) and not rig.cache.kept()[Tier.RAM]
+
+
+def test_no_more_than_the_quota_is_kept() -> None:
+    """Of two texts with the tag, as many chunks as the quota holds stay, each with all that it stands on."""
+    with Rig(12) as rig:
+        texts = [chain("one", 3), chain("two", 3)]
+        for text in texts:
+            store(rig, text, labels=TAG)
+        rig.cache.pins.put(0, TAG, 4 * SIZE, HOLD_S)
+        flood(rig, 60)
+        assert sorted(kept(rig, text) for text in texts) in ([1, 3], [0, 3], [2, 2])
+        assert rig.cache.kept()[Tier.RAM] <= 4
+
+
+def test_a_request_finds_room_where_all_is_pinned() -> None:
+    """Pinned chunks go when nothing else may."""
+    with Rig(4, shares=Shares(by_tenant={0: Share(floor=1.0)})) as rig:
+        store(rig, chain("pinned", 4), labels=TAG)
+        rig.cache.pins.put(0, TAG, 4 * SIZE, HOLD_S)
+        store(rig, chain("new", 2))
+        assert kept(rig, chain("new", 2)) == 2
+
+
+def test_pins_are_bounded() -> None:
+    """A tenant has a few; one of the same tags takes the place of its former."""
+    pins = Pins(SimulatedClock())
+    assert all(pins.put(1, frozenset({n + 1}), SIZE, HOLD_S) for n in range(MAX_PINS))
+    assert not pins.put(1, frozenset({1000}), SIZE, HOLD_S) and pins.put(2, frozenset({1000}), SIZE, HOLD_S)
+    assert pins.put(1, frozenset({1}), 2 * SIZE, HOLD_S) and len(pins.live()) == MAX_PINS + 1
+
+
+def test_a_disk_evicts_what_is_pinned_last(tmp_path: Path) -> None:
+    """As RAM does."""
+    pins = Pins()
+    with_pins = DiskOptions(tmp_path / "kv", 8 * (SIZE + 4096), shares=Shares(), pins=pins)
+    tier = DiskTier(with_pins, bytes(32), SIZE)
+    pins.put(0, TAG, 2 * SIZE, HOLD_S)
+
+    def stored(chunk: Chunk, labels: frozenset[int] = frozenset()) -> None:
+        for _ in range(2):  # the second offer may evict
+            tier.submit_store(chunk, Terms(labels=labels), aligned(SIZE, content(chunk.key, SIZE)))
+        while tier._storing:
+            tier.wait(1.0)
+            tier.finished()
+
+    text = chain("pinned", 2)
+    for chunk in text:
+        stored(chunk, TAG)
+    for n in range(30):
+        stored(*chain(f"flood {n}", 1))
+    assert all(tier.lookup(chunk.key) for chunk in text) and tier.kept.chunks == 2 and tier.evicted > 20
+    tier.check()
+    tier.close(5.0)
+
+
+TENANTS = (1, 2, 3)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_pins_take_nobodys_share(data: st.DataObject) -> None:
+    """However tenants pin and store: none that has its floor or less loses a chunk to others."""
+    with Rig(16, shares=Shares(by_tenant={1: Share(floor=0.3)})) as rig:
+        quotas = {tenant: data.draw(st.integers(0, 20)) for tenant in TENANTS}
+        for tenant, quota in quotas.items():
+            rig.cache.pins.put(tenant, TAG, quota * SIZE, HOLD_S)
+        for n in range(data.draw(st.integers(1, 30))):
+            tenant = data.draw(st.sampled_from(TENANTS))
+            before = rig.cache.ram.usage().tenants
+            labels = data.draw(st.sampled_from([TAG, frozenset()]))
+            store(rig, chain(f"text {n}", data.draw(st.integers(1, 3))), tenant, labels)
+            after = rig.cache.ram.usage().tenants
+            for other in {*before} - {tenant}:
+                assert after.get(other, 0) >= min(before[other], rig.cache.ram.floor(other))
+            for each in TENANTS:
+                assert rig.cache.ram.kept.of(each) <= min(quotas[each], after.get(each, 0))
