@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotspan.cache.entry import Reader
-from hotspan.cache.prefetch import MAX_PREFETCHES, Found, by_longest
+from hotspan.cache.prefetch import ANSWERS_S, MAX_PREFETCHES, Found, by_longest
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content
@@ -179,6 +179,27 @@ def test_announcements_are_bounded() -> None:
         for _ in range(MAX_PREFETCHES + 1):
             announce(rig, text)
         assert len(rig.cache.prefetches._all) <= MAX_PREFETCHES and rig.cache.prefetches.held(0) == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_tier_that_must_ask_is_waited_for(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has answered, for a while; what it does not answer by then is not there."""
+    with Rig(RAM, 20) as rig:
+        text, lookup, is_known = chain("a", 3), rig.tier.lookup, False
+        rig.put_below(text)
+        monkeypatch.setattr(rig.tier, "is_asking", lambda key: not is_known)
+        monkeypatch.setattr(rig.tier, "lookup", lambda key: is_known and lookup(key))
+        told = announce(rig, text)
+        rig.cache.step()
+        assert not told and rig.cache.prefetches.is_moving
+        if answers:
+            is_known = True
+        else:
+            rig.clock.advance(ANSWERS_S)
+        rig.cache.step()
+        assert told == [Found({Tier.DISK: 3}, 3) if answers else Found({}, 0)]
+        land(rig)
+        assert rig.cache.prefetches.held(0) == (3 if answers else 0)
 
 
 def test_a_tag_finds_its_chunks_and_what_they_stand_on() -> None:

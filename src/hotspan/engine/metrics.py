@@ -64,8 +64,8 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         _WHAT,
     ),
     "hotspan_prefetch_held_bytes": OffloadingGaugeMetadata("Bytes in RAM that are held for announced requests."),
-    "hotspan_pins": OffloadingGaugeMetadata("Pins of tags that have not ended."),
-    "hotspan_pinned_bytes": OffloadingGaugeMetadata(
+    "hotspan_cache_pins": OffloadingGaugeMetadata("Pins of tags that have not ended."),
+    "hotspan_cache_pinned_bytes": OffloadingGaugeMetadata(
         "Bytes that pins have kept from being evicted, by tier, with those before them in their texts.", _TIER
     ),
     "hotspan_cache_store_queue_chunks": OffloadingGaugeMetadata(
@@ -183,9 +183,9 @@ class CacheMetrics:
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
         self._set("hotspan_prefetch_held_bytes", self._cache.prefetches.all_held * self._cache.ram.slab.slot_bytes)
-        self._set("hotspan_pins", len(self._cache.pins.live()))
+        self._set("hotspan_cache_pins", len(self._cache.pins.live()))
         for tier, chunks in self._cache.kept().items():
-            self._set("hotspan_pinned_bytes", chunks * self._cache.ram.slab.slot_bytes, tier.value)
+            self._set("hotspan_cache_pinned_bytes", chunks * self._cache.ram.slab.slot_bytes, tier.value)
         if self._follower is not None:
             self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
             for what, count in self._follower.take_faults()._asdict().items():
