@@ -43,7 +43,7 @@ def test_what_is_pinned_outlives_what_is_not() -> None:
             store(rig, text, labels=TAG)
             assert rig.cache.pins.put(0, TAG, size, hold_s)
             flood(rig, 40)
-            assert kept(rig, text) == left == rig.cache.kept()[Tier.RAM]
+            assert kept(rig, text) == left == rig.cache.usage()[Tier.RAM].pinned_chunks
 
 
 def test_a_pin_ends() -> None:
@@ -61,7 +61,7 @@ def test_a_pin_ends() -> None:
                 rig.cache.pins.put(0, TAG, 0, HOLD_S)
             for n in range(40):
                 store(rig, chain(f"more {n}", 1))
-            assert not kept(rig, text) and not rig.cache.kept()[Tier.RAM]
+            assert not kept(rig, text) and not rig.cache.usage()[Tier.RAM].pinned_chunks
 
 
 def test_no_more_than_the_quota_is_kept() -> None:
@@ -73,7 +73,7 @@ def test_no_more_than_the_quota_is_kept() -> None:
         rig.cache.pins.put(0, TAG, 4 * SIZE, HOLD_S)
         flood(rig, 60)
         assert sorted(kept(rig, text) for text in texts) in ([1, 3], [0, 3], [2, 2])
-        assert rig.cache.kept()[Tier.RAM] <= 4
+        assert rig.cache.usage()[Tier.RAM].pinned_chunks <= 4
 
 
 def test_a_request_finds_room_where_all_is_pinned() -> None:

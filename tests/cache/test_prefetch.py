@@ -185,15 +185,14 @@ def test_announcements_are_bounded() -> None:
 def test_a_tier_that_must_ask_is_waited_for(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has answered, for a while; what it does not answer by then is not there."""
     with Rig(RAM, 20) as rig:
-        text, lookup, is_known = chain("a", 3), rig.tier.lookup, False
-        rig.put_below(text)
+        text, is_known = chain("a", 3), False
         monkeypatch.setattr(rig.tier, "is_asking", lambda key: not is_known)
-        monkeypatch.setattr(rig.tier, "lookup", lambda key: is_known and lookup(key))
         told = announce(rig, text)
         rig.cache.step()
         assert not told and rig.cache.prefetches.is_moving
         if answers:
             is_known = True
+            rig.put_below(text)
         else:
             rig.clock.advance(ANSWERS_S)
         rig.cache.step()

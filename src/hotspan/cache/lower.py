@@ -12,7 +12,6 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import AllDurable, Durable, TierUsage, Transfer
-from hotspan.tiers.disk import DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 
@@ -105,10 +104,6 @@ class LowerTiers:
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
         return {tier.tier: tier.usage() for tier in self.tiers}
-
-    def kept(self) -> dict[Tier, int]:
-        """How many chunks pins keep in tiers that evict by themselves."""
-        return {tier.tier: tier.storage.kept.chunks for tier in self.tiers if isinstance(tier.storage, DiskTier)}
 
     # -- on its way ------------------------------------------------------------------------------------------------
 

@@ -144,7 +144,8 @@ class RamTier:
     def usage(self) -> TierUsage:
         """How full it is."""
         used, size = self.slab.slots - len(self._free), self.slab.slot_bytes
-        return TierUsage(used, self.slab.slots, used * size, self.slab.bytes, self._lru.tenants())
+        tenants, pinned = self._lru.tenants(), self.kept.chunks
+        return TierUsage(used, self.slab.slots, used * size, self.slab.bytes, tenants, pinned_chunks=pinned)
 
     def check(self, moving: Iterable[Entry]) -> None:
         """Raise AssertionError if the books do not agree. moving: entries whose slots transfers of lower tiers use."""
@@ -177,7 +178,7 @@ class RamTier:
 
         One that is pinned goes only if no other may, and is the last in turn then.
         """
-        passed_over, pinned = 0, list[ChunkKey]()
+        passed_over, pinned, spares_pinned = 0, list[ChunkKey](), True
 
         def may_go(key: ChunkKey) -> bool:
             nonlocal passed_over
@@ -186,12 +187,10 @@ class RamTier:
             if passed_over < _PASSED_OVER and lower.waits(key):
                 passed_over += 1
                 return False
-            if passes_pinned and self.kept.keeps(key, self._terms):
+            if spares_pinned and self.kept.keeps(key, self._terms):
                 pinned.append(key)
                 return False
             return True
-
-        passes_pinned = True
 
         victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         if victim is None and passed_over:
@@ -199,7 +198,7 @@ class RamTier:
             victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         self._lru.defer(pinned)
         if victim is None and pinned:
-            passes_pinned = False
+            spares_pinned = False
             victim = self._lru.victim(tenant, may_go, is_modest=is_modest)
         return victim
 

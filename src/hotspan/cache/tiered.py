@@ -331,10 +331,6 @@ class TieredCache:
         """How full each tier is."""
         return {Tier.RAM: self.ram.usage()} | self._lower.usage()
 
-    def kept(self) -> dict[Tier, int]:
-        """How many chunks pins keep, by tier."""
-        return {Tier.RAM: self.ram.kept.chunks} | self._lower.kept()
-
     def queued(self) -> dict[Tier, int]:
         """How many chunks wait to be written to each lower tier, or are being written."""
         return self._lower.queued()

@@ -178,14 +178,14 @@ class CacheMetrics:
         for tier, usage in self._cache.usage().items():
             self._set("hotspan_cache_used_bytes", usage.bytes, tier.value)
             self._set("hotspan_cache_capacity_bytes", usage.capacity_bytes, tier.value)
+            pinned_bytes = usage.pinned_chunks * self._cache.ram.slab.slot_bytes
+            self._set("hotspan_cache_pinned_bytes", pinned_bytes, tier.value)
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
         self._set("hotspan_prefetch_held_bytes", self._cache.prefetches.all_held * self._cache.ram.slab.slot_bytes)
         self._set("hotspan_cache_pins", len(self._cache.pins.live()))
-        for tier, chunks in self._cache.kept().items():
-            self._set("hotspan_cache_pinned_bytes", chunks * self._cache.ram.slab.slot_bytes, tier.value)
         if self._follower is not None:
             self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
             for what, count in self._follower.take_faults()._asdict().items():

@@ -34,6 +34,7 @@ PREFETCH = "/hotspan/cache/prefetch"
 """Announces a request, to the replica that will get it."""
 
 PIN = "/hotspan/cache/pin"
+"""Has chunks evicted last."""
 
 MODEL = "/models/{model}"
 ADAPTERS = "/adapters"

@@ -53,7 +53,7 @@ class Transfer:
 class TierUsage:
     """How full a tier is, in chunks and bytes; `tenants` says who holds how many chunks.
 
-    is_up: False while it is given up and takes no part.
+    is_up: False while it is given up and takes no part. pinned_chunks: what pins have kept from being evicted.
     """
 
     chunks: int
@@ -62,6 +62,7 @@ class TierUsage:
     capacity_bytes: int
     tenants: dict[int, int]
     is_up: bool = True
+    pinned_chunks: int = 0
 
 
 class FrameKeys(Protocol):

@@ -4,12 +4,13 @@ import logging
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
-from hotspan.tiers.base import Durable, Transfer
+from hotspan.tiers.base import Durable, TierUsage, Transfer
 from hotspan.tiers.check import FrameCheck
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
 from hotspan.tiers.log import Invalidation
@@ -144,6 +145,9 @@ class DiskTier(DiskSlab):
             self._delete_one(self._entries[key])
         self._commits.submit(scopes, durable)
         return len(keys)
+
+    def usage(self) -> TierUsage:
+        return replace(super().usage(), pinned_chunks=self.kept.chunks)
 
     def verification(self) -> FrameCheck:
         """A check of all that is stored here, to be run on another thread; what is corrupt will be quarantined."""
