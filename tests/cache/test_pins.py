@@ -76,6 +76,17 @@ def test_no_more_than_the_quota_is_kept() -> None:
         assert rig.cache.usage()[Tier.RAM].pinned_chunks <= 4
 
 
+def test_no_more_than_the_floor_is_kept() -> None:
+    """However large the quotas of a tenant's pins are together."""
+    with Rig(8) as rig:
+        for n, tag in enumerate((TAG, frozenset({8}))):
+            rig.cache.pins.put(0, tag, 8 * SIZE, HOLD_S)
+            for m in range(3):
+                store(rig, chain(f"text {n} {m}", 1), labels=tag)
+        flood(rig, 40)
+        assert rig.cache.usage()[Tier.RAM].pinned_chunks == 4 == rig.cache.ram.floor(0)
+
+
 def test_a_request_finds_room_where_all_is_pinned() -> None:
     """Pinned chunks go when nothing else may."""
     with Rig(4, shares=Shares(by_tenant={0: Share(floor=1.0)})) as rig:
