@@ -13,12 +13,14 @@ from hotspan.core.extras import EXTRAS, naming_extra
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PARTS = ("router", "daemon", "l2", "tiers", "cache", "keyring", "core", "config", "cli")
+PARTS = ("router", "daemon", "tiers", "keyring", "core", "config", "cli")
+"""What a router or a daemon imports, and every command's module."""
+
 MODULES = [
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     for part in PARTS
     for path in sorted((ROOT / "src" / "hotspan" / part).rglob("*.py"))
-    if part != "router" or "ray" not in path.parts
+    if (part != "router" or "ray" not in path.parts) and path.name != "compression.py"  # of an L2's clients
 ]
 CODE = """
 import importlib, json, sys
@@ -43,6 +45,8 @@ def run(words, **variables):
 json.dump({
     "serve": run(["serve", model]),
     "config check": run(["config", "check", model]),
+    "doctor": run(["doctor", model]),
+    "route --model": run(["route", "--replica", "http://127.0.0.1:1", "--port", "0", "--model", model]),
     "completion": run([], _HOTSPAN_COMPLETE="complete_bash", COMP_WORDS="hotspan da", COMP_CWORD="1"),
 }, sys.stdout)
 """
@@ -64,12 +68,22 @@ def test_router_and_daemon_need_no_extra(outcomes: dict[str, tuple[int, str, str
     assert outcomes
 
 
-@pytest.mark.parametrize("command", ["serve", "config check"])
-def test_a_command_without_the_engine_names_the_extra(command: str, outcomes: dict[str, tuple[int, str, str]]) -> None:
-    """Without vLLM, a command that needs it ends with one line that names the extra, and status 2."""
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("serve", "hotspan[cpu]"),
+        ("config check", "hotspan[cpu]"),
+        ("doctor", "hotspan[cpu]"),
+        ("route --model", "hotspan[tokens]"),
+    ],
+)
+def test_a_command_without_its_extra_names_it(
+    command: str, extra: str, outcomes: dict[str, tuple[int, str, str]]
+) -> None:
+    """Without vLLM or tokenizers, a command that needs it ends with one line that names the extra, and status 2."""
     status, output, exception = outcomes[command]
     assert (status, exception) == (2, "SystemExit")
-    assert "hotspan[cpu]" in output
+    assert extra in output
     assert "Traceback" not in output
 
 
@@ -86,8 +100,12 @@ def test_extras_bring_what_their_message_promises() -> None:
     base = " ".join(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
     assert not [name for name in EXTRAS if name in base]
-    named = " ".join(extras["server"] + extras["bench"])
-    assert {"fastapi", "jsonschema", "safetensors", "plotly"} <= {name for name in EXTRAS if name in named}
+    engine = {name for name, how in EXTRAS.items() if "hotspan[cpu]" in how} - {"vllm", "torch", "transformers"}
+    brought = {name for name in EXTRAS if name in " ".join(extras["server"])}
+    assert engine - {"starlette"} <= brought  # FastAPI brings it
+    assert "hotspan[tokens]" in extras["server"]
+    for extra, package in (("bench", "plotly"), ("tokens", "tokenizers")):
+        assert package in " ".join(extras[extra]) and f"hotspan[{extra}]" in EXTRAS[package]
     assert all("hotspan[bench,server]" in extras[engine] for engine in ("cpu", "gpu"))
 
 

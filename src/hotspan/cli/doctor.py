@@ -12,7 +12,7 @@ import typer
 
 from hotspan.cli.flags import Model, load
 from hotspan.cli.options import built, takes
-from hotspan.cli.output import Printing, print_json
+from hotspan.cli.output import Printing, explained, print_json
 from hotspan.config.keys import FLAGS
 from hotspan.config.options import options_of
 
@@ -27,6 +27,7 @@ _MIN_FILES = 8192
 
 
 @takes((*FLAGS, *options_of(Printing)))
+@explained()
 def doctor(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Check configuration and host for security problems before serving. Exit status 1: problems found.
 

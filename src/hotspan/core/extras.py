@@ -9,6 +9,8 @@ from hotspan.core.errors import ConfigError
 
 _ENGINE: Final = "pip install 'hotspan[cpu]', or 'hotspan[gpu]' on a machine with CUDA"
 _BENCH: Final = "pip install 'hotspan[bench]'"
+_TOKENS: Final = "pip install 'hotspan[tokens]'"
+_PARTS: Final = {_ENGINE: "the engine", _BENCH: "reports", _TOKENS: "tokenizers"}
 
 EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -18,8 +20,11 @@ EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
         "fastapi": _ENGINE,
         "starlette": _ENGINE,
         "jsonschema": _ENGINE,
+        "obstore": _ENGINE,
         "safetensors": _ENGINE,
+        "zstandard": _ENGINE,
         "plotly": _BENCH,
+        "tokenizers": _TOKENS,
     }
 )
 """For each package, as it is imported, the command that installs it."""
@@ -36,7 +41,7 @@ def naming_extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name not in EXTRAS:
             raise
-        part = "the engine" if EXTRAS[error.name] is _ENGINE else "reports"
+        how = EXTRAS[error.name]
         raise ConfigError(
-            f"this command needs the packages of {part}, and {error.name} is not installed: {EXTRAS[error.name]}"
+            f"this command needs the packages of {_PARTS[how]}, and {error.name} is not installed: {how}"
         ) from error

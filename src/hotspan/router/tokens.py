@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -56,7 +57,7 @@ class AddedToken(NamedTuple):
 class TokenTable:
     """The bytes of tokens by ID. About 60 bytes per token; made once per model, in about a second."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Tokenizer") -> None:
         """Raises: ConfigError if the text can't be recovered from its tokens."""
         described = json.loads(tokenizer.to_str())
         self._bytes = _table(tokenizer, described)
@@ -73,6 +74,8 @@ class TokenTable:
     @classmethod
     def load(cls, directory: Path) -> "TokenTable":
         """The table of a model's directory. Raises: ConfigError."""
+        from tokenizers import Tokenizer  # of an extra: who names no model needs none
+
         path = directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -114,7 +117,7 @@ class TokenTable:
         out.append(_led(text[at:], how, is_first=at == 0))
         return "".join(out)
 
-    def _learn(self, tokenizer: Tokenizer, specials: Sequence[str]) -> _Spelling:
+    def _learn(self, tokenizer: "Tokenizer", specials: Sequence[str]) -> _Spelling:
         """The spelling that agrees with the tokenizer on all samples. Raises: ConfigError if none does."""
         samples = [*_samples(specials)]
         spelt = [(text, self.join(tokenizer.encode(text, add_special_tokens=False).ids)) for text in samples]
@@ -134,7 +137,7 @@ class TokenTable:
         normal = unicodedata.normalize(how.form, text) if how.form else text
         return self._stretched(normal, how).encode()
 
-    def _put_in_front(self, tokenizer: Tokenizer) -> bytes:
+    def _put_in_front(self, tokenizer: "Tokenizer") -> bytes:
         """The bytes that the tokenizer puts in front of each prompt."""
         bare = self.join(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
         whole = self.join(tokenizer.encode(_PROBE).ids)
@@ -173,7 +176,7 @@ def _pattern(tokens: tuple[AddedToken, ...]) -> re.Pattern[str]:
     return re.compile("|".join(token.pattern(f"t{at}") for at, token in enumerate(longest)))
 
 
-def _table(tokenizer: Tokenizer, described: Mapping[str, Any]) -> list[bytes | None]:
+def _table(tokenizer: "Tokenizer", described: Mapping[str, Any]) -> list[bytes | None]:
     """The bytes of each token; None for a token without definite bytes."""
     model = described["model"]
     kinds = set(_kinds(described.get("decoder"))) | set(_kinds(described.get("pre_tokenizer")))
