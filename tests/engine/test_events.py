@@ -70,9 +70,9 @@ class Followed(Core):
         self.seen: set[bytes] = set()
         add = self.cache.ram.add
 
-        def seen(chunk: Any, *rest: Any) -> Any:
+        def seen(chunk: Any, *rest: Any, **named: Any) -> Any:
             self.seen.add(chunk.key)
-            return add(chunk, *rest)
+            return add(chunk, *rest, **named)
 
         self.cache.ram.add = seen  # type: ignore[method-assign]
 
