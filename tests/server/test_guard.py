@@ -132,8 +132,12 @@ def guarded() -> tuple[Any, list[Any]]:
         yield request_id
 
     renderer = SimpleNamespace(_process_multimodal=add, _executor=None)
+    observability = SimpleNamespace(otlp_traces_endpoint=None)
     client: Any = SimpleNamespace(
-        engine_core=SimpleNamespace(add_request_async=add), generate=generate, renderer=renderer
+        engine_core=SimpleNamespace(add_request_async=add),
+        generate=generate,
+        renderer=renderer,
+        vllm_config=SimpleNamespace(observability_config=observability),
     )
     GUARD.protect(client)
     return client, seen

@@ -210,11 +210,13 @@ async def relay(
     part: bytes,
     on_part: Callable[[bytes], None] = lambda part: None,
     on_written: Callable[[], None] = lambda: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass a response on, byte for byte.
 
     headers: what the client gets of its head. part: the first of its body, which has been read.
     on_part: called with each before it is sent. on_written: after it, once the client has room for more.
+    on_end:  called when all has come, before the client can see the end.
     Raises:  BrokenError if it breaks off; the caller ends the exchange so that no client takes it for complete.
     """
     left = response.length
@@ -222,11 +224,14 @@ async def relay(
     while part:
         left -= len(part)
         on_part(part)
+        if left == 0:
+            on_end()
         await exchange.write(part, is_last=left == 0)
         on_written()
         if left == 0:
             return
         part = await response.part()
+    on_end()
     await exchange.write(b"", is_last=True)
 
 

@@ -116,6 +116,22 @@ class Client:
         return asyncio.create_task(relay(self.scope, self.receive, self.sent.put))
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/refuse"])
+async def test_the_end_is_reported_before_the_client_has_it(relay: Relay, behind: Behind, path: str) -> None:
+    """Else the replica would still count as busy when the client's next request is routed."""
+    order: list[Any] = []
+    relay._reporter.tell = lambda _, kind: order.append(kind)  # type: ignore[method-assign]
+    client = Client(path, Assignment("127.0.0.1", 1, 7, 2.0))
+
+    async def send(message: dict[str, Any]) -> None:
+        order.append(message.get("more_body", True))
+
+    behind.go_on.set()
+    await relay(client.scope, client.receive, send)
+    assert order.index(Kind.END) < order.index(False)
+    assert order.count(Kind.END) == 1 and Kind.FAILED not in order
+
+
 async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
     """Its first part reaches the client while the server still works; both its first byte and its end are reported."""
     protocol, port = heard

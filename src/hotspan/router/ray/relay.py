@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from hotspan.core.types import GIB
 from hotspan.http.bodies import Bodies
@@ -66,18 +67,26 @@ class Relay:
     async def _relay(self, exchange: Exchange, assignment: Assignment | None) -> None:
         if assignment is not None:
             self.waiting.begin(assignment)
-        kind = Kind.FAILED
-        try:
-            exchange.check(_DECISIVE)
-            async with self._bodies.body(exchange, "") as body, exchange.watched(is_cancelled=True):
-                await self._pass_on(exchange, body, assignment)
-            kind = Kind.END
-        finally:
-            if assignment is not None:
+        is_reported = assignment is None
+
+        def report(kind: Kind) -> None:
+            nonlocal is_reported
+            if assignment is not None and not is_reported:
+                is_reported = True
                 self.waiting.end(assignment)
                 self._reporter.tell(assignment, kind)
 
-    async def _pass_on(self, exchange: Exchange, body: bytes, assignment: Assignment | None) -> None:
+        try:
+            exchange.check(_DECISIVE)
+            async with self._bodies.body(exchange, "") as body, exchange.watched(is_cancelled=True):
+                # Reported before the client sees the end: its next request then finds this replica free.
+                await self._pass_on(exchange, body, assignment, lambda: report(Kind.END))
+        finally:
+            report(Kind.FAILED)
+
+    async def _pass_on(
+        self, exchange: Exchange, body: bytes, assignment: Assignment | None, on_end: Callable[[], None]
+    ) -> None:
         if self._upstream is None:
             raise HttpError(503, "the replica is starting: try again", retry_s=1)
         headers = [(name, value) for name, value in forwarded(exchange) if name != HEADER]
@@ -91,7 +100,7 @@ class Relay:
             if first and assignment is not None:
                 self.waiting.end(assignment)
                 self._reporter.tell(assignment, Kind.FIRST)
-            await relay(exchange, answer, answer.headers, first)
+            await relay(exchange, answer, answer.headers, first, on_end=on_end)
         except BrokenError as error:
             logger.warning("answer_broke_off error=%s", error)
             raise RuntimeError("the replica's server broke off its answer") from error
