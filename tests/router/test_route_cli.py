@@ -204,6 +204,7 @@ def test_unknown_writes_go_to_all() -> None:
     for path in ("/adapters", "/models/m/adapters", "//v1/completions", "/v1/completions/../x", "/sleep", "/"):
         assert route_of("POST", path) is route_of("DELETE", path) is Route.ALL
     assert route_of("GET", "/hotspan/cache") is Route.ALL
+    assert route_of("POST", "/hotspan/cache/warm") is route_of("GET", "/hotspan/cache/warm/1") is Route.WARM
     assert route_of("POST", "/router/replicas/drain") is Route.ADMIN
 
 

@@ -326,6 +326,28 @@ def test_an_announced_chat_is_the_one_that_is_asked(house: House) -> None:
         assert sum(found["chunks"] for found in replica["found"].values()) == chunks
 
 
+def test_a_tenant_has_its_texts_computed(house: House) -> None:
+    """The first question about a warmed document is a hit of its tenant's; nobody else sees the warm-up."""
+    body = {"texts": [{"text": prose(77, WORDS)}], "template": "Read:\n{document}\nQuestion: {question}", "tags": ["w"]}
+    status, begun = house.call("POST", "/hotspan/cache/warm", KEYS["acme"], body)
+    assert status == 202 and begun["texts"] == 1, begun
+    path = f"/hotspan/cache/warm/{begun['id']}"
+    assert house.call("GET", path, KEYS["globex"])[0] == 404
+    deadline = time.monotonic() + PATIENCE_S
+    while (said := house.call("GET", path, KEYS["acme"])[1])["state"] != "done":
+        assert time.monotonic() < deadline and said["state"] in ("waiting", "running"), said
+        time.sleep(0.02)
+    assert said["warmed"] == 1 and said["tokens"] > WORDS and said["bytes"] > 0, said
+    question = f"Read:\n{prose(77, WORDS)}\nQuestion: Which points matter most?"
+    for who, least in (("acme", WORDS // 2), ("globex", 0)):
+        asked = {"model": house.server.model, "prompt": question, "max_tokens": 1}
+        status, answer = house.call("POST", "/v1/completions", KEYS[who], asked)
+        assert status == 200, answer
+        cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        assert cached >= least and bool(cached) is bool(least)
+    assert house.call("DELETE", path, KEYS["acme"])[1]["state"] == "done"
+
+
 def test_who_reaches_what(house: House) -> None:
     """Of the table of routes, one of each kind on the wire: public, clients', the administrator's, not there."""
     for method, path, *expected in (

@@ -13,8 +13,8 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import RequestOutputKind
 
-from hotspan.cli.admin_client import RefusedError
 from hotspan.cli.trace import collect, write_rows
+from hotspan.core.errors import RefusedError
 from hotspan.core.trace import read
 from hotspan.engine.traces import Traces, block_keys
 

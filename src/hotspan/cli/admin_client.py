@@ -15,16 +15,7 @@ from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.config.secrets import is_token
 from hotspan.core.addresses import is_loopback
-from hotspan.core.errors import ConfigError
-
-
-class RefusedError(ConfigError):
-    """The server's answer is an error. `body`: its JSON; None if it is none."""
-
-    def __init__(self, message: str, body: Any) -> None:
-        super().__init__(message)
-        self.body = body
-
+from hotspan.core.errors import ConfigError, RefusedError
 
 _EXAMPLE = "http://127.0.0.1:8080"
 

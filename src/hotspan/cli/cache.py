@@ -20,7 +20,7 @@ from hotspan.core.types import GIB
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hotspan.cli.warming import Room, Warmed
+    from hotspan.http.warming import Room, Warmed
 
 cache = typer.Typer(help="Show, verify, invalidate and remove cached data.", no_args_is_help=True)
 
@@ -212,23 +212,26 @@ def warm(
 
     Running it again resumes it: what is cached already is only looked up. Exit status 1 if a text was refused.
     """
-    import time
+    import asyncio
 
-    from hotspan.cli import warming
     from hotspan.config.environment import environment
     from hotspan.core.progress import Progress
+    from hotspan.http import warming
 
     texts = warming.warmups(paths, None if options.template is None else _text(options.template), options.tag)
     admin = options.admin
     key = options.api_key or environment().get("OPENAI_API_KEY", "")
     client = replace(admin, token=key) if key else admin
-    server = warming.Server(lambda path, body: client.post(path, body, _WARM_S), lambda: admin.text("/metrics"))
+    page = (lambda: admin.text("/metrics")) if options.wait_for_idle else None
+
+    async def post(path: str, body: dict[str, Any]) -> Any:
+        return client.post(path, body, _WARM_S)
+
     common = options.common() | {"model": options.model or client.get("/v1/models")["data"][0]["id"]}
     with Progress(f"warming {admin.server}", len(texts), "texts") as progress:
-        done = warming.warm(
-            texts, server, common, waits_for_idle=options.wait_for_idle, sleep=time.sleep, advance=progress.advance
-        )
-    room = warming.room_of(server.metrics()) if options.wait_for_idle else warming.Room(0, 0)
+        done = warming.Warmed()
+        asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
+    room = warming.Room(0, 0) if page is None else warming.room_of(page())
     _show_warmed(done, room, options)
     if done.failed:
         raise typer.Exit(1)

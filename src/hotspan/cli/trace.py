@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin, RefusedError
+from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
 from hotspan.cli.output import check_writable, print_written
 from hotspan.config.kinds import POSITIVE, between
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 
 if TYPE_CHECKING:

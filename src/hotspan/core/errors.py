@@ -3,6 +3,7 @@
     HotspanError
      +-- ConfigError            what the user wrote can't work; the message says what to write instead
      |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
+     |    +-- RefusedError      another server's answer is an error
      +-- EngineError            the engine could not be started or is not what was expected
      +-- KeyUnavailable         an encryption key can't be had: KMS out of reach, wrapped by another KEK, damaged
      +-- FormatterError         a formatter of the user's failed on a request
@@ -24,6 +25,14 @@ class HotspanError(Exception):
 
 class ConfigError(HotspanError):
     """What the user asked for can't work; the message says what happened, to what, and what to do."""
+
+
+class RefusedError(ConfigError):
+    """A server's answer is an error. `body`: its JSON; None if it is none."""
+
+    def __init__(self, message: str, body: object) -> None:
+        super().__init__(message)
+        self.body = body
 
 
 class DirectoryError(ConfigError):

@@ -36,6 +36,10 @@ PREFETCH = "/hotspan/cache/prefetch"
 PIN = "/hotspan/cache/pin"
 """Has chunks evicted last."""
 
+WARM = "/hotspan/cache/warm"
+WARM_UP = "/hotspan/cache/warm/{warm_up_id}"
+"""Texts that a replica computes while it is idle."""
+
 MODEL = "/models/{model}"
 ADAPTERS = "/adapters"
 ADAPTER = "/adapters/{adapter_name}"

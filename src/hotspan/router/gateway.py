@@ -115,6 +115,7 @@ class Gateway:
             Route.ONE: self._one,
             Route.ALL: self._all,
             Route.PREFETCH: self._prefetch,
+            Route.WARM: self._warm,
             Route.HEALTH: self._health,
             Route.METRICS: self._page,
             Route.DASHBOARD: self._dashboard,
@@ -181,7 +182,7 @@ class Gateway:
         outcome = "failed"
         try:
             exchange.check(self._decisive, MAX_HEAD_BYTES)
-            if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH):
+            if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH, Route.WARM):
                 self._access.check_client(exchange)
             outcome = await self._answers[route](exchange)
         except ClientGone:
@@ -241,6 +242,13 @@ class Gateway:
             if ask.keys or ask.session:
                 return await self._proxy.forward(exchange, body, ask, began_s)
             return await self._fan_out(exchange, body)
+
+    async def _warm(self, exchange: Exchange) -> str:
+        raise HttpError(
+            501,
+            "a router warms nothing by itself: run `hotspan cache warm --server` with its address, which sends each "
+            "text to the replica that is chosen for it, or ask one replica",
+        )
 
     async def _health(self, exchange: Exchange) -> str:
         """Whether requests may be sent here."""

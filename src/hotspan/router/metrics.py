@@ -39,6 +39,7 @@ _OUTCOMES = {
     **dict.fromkeys((Route.WORK, Route.ONE), _PROXIED),
     Route.ALL: ("complete", "incomplete", *_ANY),
     Route.PREFETCH: (*_PROXIED, "complete", "incomplete"),
+    Route.WARM: _ANY,
     **dict.fromkeys((Route.HEALTH, Route.METRICS, Route.DASHBOARD, Route.ADMIN), ("answered", *_ANY)),
 }
 """Outcomes of the requests of each route."""

@@ -4,7 +4,7 @@ import re
 from enum import Enum
 
 from hotspan.http.dashboard import DASHBOARD
-from hotspan.http.paths import BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK
+from hotspan.http.paths import BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WARM, WORK
 
 OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
@@ -24,13 +24,14 @@ class Route(Enum):
     """How a request is answered.
 
     WORK:  by the best replica. ONE: by any replica. ALL: by every replica. PREFETCH: by the replica that would get the
-    request, or by all. The others by the router.
+    request, or by all. WARM: by none. The others by the router.
     """
 
     WORK = "work"
     ONE = "one"
     ALL = "all"
     PREFETCH = "prefetch"
+    WARM = "warm"
     HEALTH = "health"
     METRICS = "metrics"
     DASHBOARD = "dashboard"
@@ -65,6 +66,8 @@ def route_of(method: str, path: str) -> Route:
         return Route.ADMIN
     if path == PREFETCH and method == "POST":
         return Route.PREFETCH
+    if path == WARM or path.startswith(f"{WARM}/"):
+        return Route.WARM
     if _OF_ALL.fullmatch(path):
         return Route.ALL
     if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and (path in STATELESS or response_of(path))):

@@ -44,6 +44,7 @@ class Admission:
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._contended = asyncio.Event()
         self._mean_s = 1.0
         self._is_cut = False
         self.is_draining = False
@@ -78,6 +79,15 @@ class Admission:
     def drain(self) -> None:
         """Admit no more requests."""
         self.is_draining = True
+        self._contended.set()
+
+    async def idle(self) -> None:
+        """Return when no request is in the engine."""
+        await self._idle.wait()
+
+    async def contended(self) -> None:
+        """Return when there are at least two, or the server stops."""
+        await self._contended.wait()
 
     async def drained(self, within_s: float) -> None:
         """Return when the last request has ended; those that have not by then get an error."""
@@ -103,6 +113,8 @@ class Admission:
             raise HttpError(429, message, retry_s=self._retry_s())
         self.in_flight += 1
         self._idle.clear()
+        if self.in_flight > 1:
+            self._contended.set()
 
     @contextlib.asynccontextmanager
     async def _place(self, owner: Principal) -> AsyncIterator[None]:
@@ -114,6 +126,8 @@ class Admission:
             self.in_flight -= 1
             self._places.give(owner, 1)
             self._mean_s += _WEIGHT * (self._clock.monotonic() - began_s - self._mean_s)
+            if self.in_flight < 2 and not self.is_draining:
+                self._contended.clear()
             if not self.in_flight:
                 self._idle.set()
 

@@ -23,6 +23,8 @@ from hotspan.http.paths import (
     PREFETCH,
     PRIVILEGED,
     STATELESS,
+    WARM,
+    WARM_UP,
     WORK,
 )
 from hotspan.server.principal import ANYBODY, Credentials, Principal, asking
@@ -59,8 +61,9 @@ CLIENT = (
     *("/load", "/version"),
     # The schema; a browser has no key to show, so that with keys it is for tools only.
     *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
-    # A tenant may forget and pin what is its own, and announce what it is about to ask (server/admin.py).
-    *("/hotspan/cache/invalidate", PREFETCH, PIN),
+    # A tenant may forget and pin what is its own, announce what it is about to ask, and have it computed before
+    # (server/admin.py).
+    *("/hotspan/cache/invalidate", PREFETCH, PIN, WARM, WARM_UP),
 )
 
 ADMIN = (
@@ -84,7 +87,7 @@ ADMIN = (
 CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
-SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH, PIN)
+SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH, PIN, WARM, WARM_UP)
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")

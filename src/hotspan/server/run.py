@@ -62,6 +62,7 @@ from hotspan.server.options import (
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, Link, current_owner, current_tenant
+from hotspan.server.warming import Warming
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -188,7 +189,9 @@ async def _serve(
                 registry = await _adapters(engine, options, formatters)
                 is_open = options.server.client_adapters is not None
                 engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
-                engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+                warming = None if engine.is_embedding else Warming(has_keys=options.has_keys)
+                admin = CacheAdmin(engine, options.cache, options.tenants, registry, warming)
+                engine.app.include_router(admin_router(admin))
                 if not engine.is_embedding:
                     loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
                     logger.info("load_path_warmed tokens=%d", loaded)
@@ -205,6 +208,9 @@ async def _serve(
                 formatters=formatters,
                 forget=_forget(engine) if options.cache is not None else None,
             )
+            if warming is not None:
+                warming.attach(front, front.admission)
+                stack.push_async_callback(warming.close)
             server = DrainingServer(
                 _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, options.limits),
                 front.admission,

@@ -1,15 +1,15 @@
 """`hotspan cache warm`: which requests it sends, when, and what it says of them. The server is simulated."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotspan.cli.admin_client import RefusedError
 from hotspan.cli.cache import WarmOptions
-from hotspan.cli.warming import Room, Server, is_idle, room_of, warm, warmups
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.warming import Room, Server, Warmed, is_idle, room_of, warm, warmups
 
 PAGE = 'vllm:num_requests_running{engine="0"} %d.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
 TEMPLATE = "Read this.\n{document}\nQuestion: {question}\nAnswer:"
@@ -28,7 +28,7 @@ class FakeServer:
         self.busy -= 1
         return PAGE % (self.busy >= 0)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/tokenize":
             return {"count": len(body["prompt"])}
         assert self.busy < 0, "sent while another request ran"
@@ -51,8 +51,13 @@ class FakeServer:
     def warm(self, paths: list[Path], template: str | None = None, **options: Any) -> Any:
         texts = warmups(paths, template, options.pop("tags", ()))
         common = {"max_tokens": 1} | options.pop("common", {})
-        server = Server(self.post, self.metrics)
-        return warm(texts, server, common, waits_for_idle=True, sleep=self.slept.append, **options)
+        done = Warmed()
+
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+
+        asyncio.run(warm(texts, Server(self.post, self.metrics), common, done, sleep=sleep, **options))
+        return done
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
-"""What `hotspan cache warm` does: texts are computed once on a running server while it has nothing else to do."""
+"""Warming: texts are computed once by a running server, each with a request for one token."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, RefusedError
 
 DOCUMENT, QUESTION = "{document}", "{question}"
 _LOOK_S = 0.5
@@ -47,11 +49,11 @@ class Warmed:
 class Server:
     """How the server is asked. Both raise ConfigError; a refusal has the answer as `body`.
 
-    post: path, body -> answer. metrics: the page.
+    post: path, body -> answer. metrics: the page; None if `post` itself waits until the server is idle.
     """
 
-    post: Callable[[str, Json], Any]
-    metrics: Callable[[], str]
+    post: Callable[[str, Json], Awaitable[Any]]
+    metrics: Callable[[], str] | None = None
 
 
 def warmups(paths: Iterable[Path], template: str | None, tags: Sequence[str]) -> list[Warmup]:
@@ -77,35 +79,50 @@ def warmups(paths: Iterable[Path], template: str | None, tags: Sequence[str]) ->
     return found
 
 
-def warm(
+def warmup(row: Json, name: str, template: str | None, tags: Sequence[str]) -> Warmup:
+    """The text of an object with one of `text`, `prompt` and `messages`, and perhaps `tags` and `session`.
+
+    Raises: ValueError.
+    """
+    directives: Json = {"tags": sorted({*tags, *map(str, row.get("tags", ()))})}
+    directives |= {"session": row["session"]} if "session" in row else {}
+    kinds = [kind for kind in ("text", "prompt", "messages") if kind in row]
+    if len(kinds) != 1:
+        raise ValueError("give one of text, prompt and messages")
+    if kinds == ["text"]:
+        return _document(str(row["text"]), name, template, directives)
+    return Warmup(name, {kinds[0]: row[kinds[0]]}, directives)
+
+
+async def warm(
     texts: Sequence[Warmup],
     server: Server,
     common: Json,
+    done: Warmed,
     *,
-    waits_for_idle: bool,
-    sleep: Callable[[float], None],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     advance: Callable[[], None] = lambda: None,
-) -> Warmed:
+) -> None:
     """Compute texts one after the other, each with a request for one token.
 
     What is cached already is found, and costs next to nothing: to resume is to run it again.
 
-    common: fields of every request. waits_for_idle: each is sent when no other request runs or waits.
+    common:  fields of every request.
+    Mutates: `done`, after each text.
     """
-    done = Warmed()
     heads: dict[str, int] = {}
     for each in texts:
         try:
             if each.head and each.head not in heads:
                 asked = {"prompt": each.head} | ({"model": common["model"]} if "model" in common else {})
-                heads[each.head] = int(server.post("/tokenize", asked)["count"])
+                heads[each.head] = int((await server.post("/tokenize", asked))["count"])
             head = {"tags_from": heads[each.head]} if each.head and each.directives.get("tags") else {}
             body = common | each.body
             body["kv_transfer_params"] = common.get("kv_transfer_params", {}) | each.directives | head
-            while waits_for_idle and not is_idle(server.metrics()):
-                sleep(_LOOK_S)
+            while server.metrics is not None and not is_idle(server.metrics()):
+                await sleep(_LOOK_S)
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-            usage = _patiently(lambda body=body, path=path: server.post(path, body), sleep)["usage"]  # type: ignore[misc]
+            usage = (await _patiently(partial(server.post, path, body), sleep))["usage"]
         except ConfigError as error:
             if not _is_about_text(error):
                 raise
@@ -115,7 +132,6 @@ def warm(
             done.tokens += usage["prompt_tokens"]
             done.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         advance()
-    return done
 
 
 def is_idle(page: str) -> bool:
@@ -140,21 +156,21 @@ def room_of(page: str) -> Room:
     return Room(_value(page, "hotspan_cache_token_bytes"), max(capacities, default=0.0))
 
 
-def _patiently(post: Callable[[], Any], sleep: Callable[[float], None]) -> Any:
+async def _patiently(post: Callable[[], Awaitable[Any]], sleep: Callable[[float], Awaitable[None]]) -> Any:
     """An answer, also of a server that has no room at first."""
     for attempt in range(_ATTEMPTS):
         try:
-            return post()
+            return await post()
         except ConfigError as error:
             if _code(error) not in _WAITS or attempt + 1 == _ATTEMPTS:
                 raise
-        sleep(_LOOK_S * 2**attempt)
+        await sleep(_LOOK_S * 2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _code(error: ConfigError) -> int:
     """The status in a refusal; 0 if there is none."""
-    body = getattr(error, "body", None)
+    body = error.body if isinstance(error, RefusedError) else None
     said = body.get("error") if isinstance(body, dict) else None
     code = said.get("code") if isinstance(said, dict) else None
     return code if isinstance(code, int) else 0
@@ -176,18 +192,9 @@ def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Wa
             continue
         name = f"{path.name}:{number}"
         try:
-            row = json.loads(line)
-            directives: Json = {"tags": sorted({*tags, *map(str, row.get("tags", ()))})}
-            directives |= {"session": row["session"]} if "session" in row else {}
-            kinds = [kind for kind in ("text", "prompt", "messages") if kind in row]
-            if len(kinds) != 1:
-                raise ValueError("give one of text, prompt and messages")
+            yield warmup(json.loads(line), name, template, tags)
         except (ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"{name}: this is no text to warm ({error})") from error
-        if kinds == ["text"]:
-            yield _document(str(row["text"]), name, template, directives)
-        else:
-            yield Warmup(name, {kinds[0]: row[kinds[0]]}, directives)
 
 
 def _read(path: Path) -> str:

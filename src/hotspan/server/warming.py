@@ -1,0 +1,266 @@
+"""Texts that the server computes by itself while it has no requests: POST /hotspan/cache/warm.
+
+client -> Warming: a job of a tenant -> one text at a time -> Front, as that tenant's request, when no other is there
+
+A request that arrives takes the engine at once: the text in work is withdrawn, and goes on later behind what has been
+stored of it.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp
+
+from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.directives import parse_directives
+from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.errors import HttpError
+from hotspan.http.warming import DOCUMENT, Room, Server, Warmed, Warmup, room_of, warm, warmup
+from hotspan.server.admission import Admission
+from hotspan.server.principal import Principal, asking
+
+MAX_TEXTS = 1000
+MAX_JOBS = 16
+"""That are not over, of all tenants; a tenant has at most half of them."""
+
+MAX_HELD_CHARS = 1 << 26
+"""Of the texts of jobs that are not over."""
+
+_KEPT_JOBS, _KEPT_S = 256, 3600.0
+"""Results of jobs that are over."""
+
+_MAX_FAILED = 100
+"""Failures that a result names; others are counted."""
+
+_NAME = "http://warming"
+
+Json = dict[str, Any]
+
+
+class WarmText(BaseModel):
+    """One text: exactly one of `text`, `prompt` and `messages`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str | None = Field(None, max_length=512, description="For the result. Default: its number, from 1 on.")
+    text: str | None = Field(None, description="A document, which goes into the template.")
+    prompt: str | None = Field(None, description="A prompt of /v1/completions.")
+    messages: list[Json] | None = Field(None, min_length=1, description="Messages of /v1/chat/completions.")
+    tags: list[str] = Field([], max_length=64, description="Its own tags, beside those of all texts.")
+    session: str | None = Field(None, description="The id of a session.")
+
+
+class WarmRequest(BaseModel):
+    """Texts to compute."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    texts: list[WarmText] = Field(min_length=1, max_length=MAX_TEXTS, description="The texts, in their order.")
+    template: str | None = Field(
+        None,
+        description="The prompt of a document: {document} stands for it; what comes from {question} on is left out.",
+    )
+    tags: list[str] = Field([], max_length=64, description="Tags of all texts.")
+    ttl: str | int | None = Field(None, description="Time to live, such as 12h or 7d. Default: until it is evicted.")
+    model: str | None = Field(None, max_length=512, description="The model or the adapter. Default: the model.")
+    tenant: str | None = Field(
+        None, min_length=1, max_length=512, description="The tenant; for a client with an API key, its own."
+    )
+
+    def warmups(self) -> list[Warmup]:
+        """The requests. Raises: HttpError 400."""
+        if self.template is not None and DOCUMENT not in self.template:
+            raise HttpError(400, f"the template has no {DOCUMENT}: say where the document goes")
+        found = []
+        for number, text in enumerate(self.texts, 1):
+            name = text.name or str(number)
+            try:
+                each = warmup(text.model_dump(exclude_none=True), name, self.template, self.tags)
+                parse_directives(each.directives | self.directives)
+            except ValueError as error:
+                raise HttpError(400, f"text {name}: {error}") from error
+            found.append(each)
+        return found
+
+    @property
+    def directives(self) -> Json:
+        """Those of every text's request."""
+        return {} if self.ttl is None else {"ttl": self.ttl}
+
+
+class State(StrEnum):
+    """Of a job."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class Job:
+    """Texts of one request. chars: of its texts. reason: why it failed."""
+
+    owner: str
+    texts: list[Warmup]
+    common: Json
+    chars: int
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: State = State.WAITING
+    done: Warmed = field(default_factory=Warmed)
+    count: int = 0
+    ended_s: float = 0.0
+    reason: str = ""
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in (State.WAITING, State.RUNNING)
+
+    def shown(self, room: Room) -> Json:
+        """The answer that tells of it. `bytes`: of its KV in each tier."""
+        done = self.done
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "texts": self.count,
+            "warmed": done.texts,
+            "failed": len(done.failed),
+            "failures": done.failed[:_MAX_FAILED],
+            "tokens": done.tokens,
+            "cached_tokens": done.cached,
+            "bytes": round(done.tokens * room.token_bytes),
+            "largest_tier_bytes": round(room.capacity_bytes),
+            "ttl": self.common.get("kv_transfer_params", {}).get("ttl"),
+        } | ({"reason": self.reason} if self.reason else {})
+
+
+class Warming:
+    """The jobs of a server, one after the other. Belongs to one event loop.
+
+    has_keys: tenants are told apart by API keys.
+    """
+
+    def __init__(self, *, has_keys: bool, clock: Clock | None = None) -> None:
+        self._has_keys = has_keys
+        self._clock = clock or SystemClock()
+        self._jobs: dict[str, Job] = {}
+        self._turn = asyncio.Lock()
+        self._app: ASGIApp | None = None
+        self._admission: Admission | None = None
+
+    def attach(self, app: ASGIApp, admission: Admission) -> None:
+        """Say who answers the requests of texts, and who knows of other requests."""
+        self._app, self._admission = app, admission
+
+    def begin(self, asked: WarmRequest, owner: str) -> Job:
+        """A job that has begun or waits for others. Raises: HttpError 400 or 429."""
+        self._drop_old()
+        open_jobs = [job for job in self._jobs.values() if not job.is_over]
+        chars = sum(len(text.model_dump_json()) for text in asked.texts)
+        if len(open_jobs) >= MAX_JOBS or sum(job.owner == owner for job in open_jobs) >= MAX_JOBS // 2:
+            raise HttpError(429, "as many warm-ups as may be are not over yet: wait for one, or cancel it", retry_s=10)
+        if open_jobs and chars + sum(job.chars for job in open_jobs) > MAX_HELD_CHARS:
+            raise HttpError(429, "the warm-ups that are not over yet hold too much text: send this later", retry_s=10)
+        common: Json = {"max_tokens": 1, "temperature": 0} | ({"model": asked.model} if asked.model else {})
+        common |= {"kv_transfer_params": asked.directives} if asked.directives else {}
+        texts = asked.warmups()
+        job = Job(owner, texts, common, chars, count=len(texts))
+        self._jobs[job.id] = job
+        with asking(Principal(owner, has_key=self._has_keys)):
+            job.task = asyncio.create_task(self._run(job))
+        return job
+
+    def find(self, name: str, may_see: Callable[[str], bool]) -> Job:
+        """A job. may_see: whether the asker may see those of an owner. Raises: HttpError 404."""
+        job = self._jobs.get(name)
+        if job is None or not may_see(job.owner):
+            raise HttpError(404, f"there is no warm-up {name!r:.40}: results are kept for an hour")
+        return job
+
+    async def cancel(self, job: Job) -> None:
+        """End a job; what has been computed stays cached."""
+        if job.task is not None and not job.is_over:
+            job.task.cancel()
+            await asyncio.wait({job.task})
+
+    async def room(self) -> Room:
+        """What a token takes in a tier, and how much the largest tier holds."""
+        async with self._client() as client:
+            return room_of((await client.get("/metrics")).text)
+
+    async def close(self) -> None:
+        """Cancel all jobs."""
+        await asyncio.gather(*(self.cancel(job) for job in self._jobs.values()))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _run(self, job: Job) -> None:
+        try:
+            async with self._turn:
+                job.state = State.RUNNING
+                await warm(job.texts, Server(self._alone), job.common, job.done)
+            job.state = State.DONE
+        except asyncio.CancelledError:
+            job.state = State.CANCELLED
+            raise
+        except ConfigError as error:
+            job.state, job.reason = State.FAILED, str(error)
+        finally:
+            job.ended_s = self._clock.monotonic()
+            job.texts, job.chars = [], 0
+
+    async def _alone(self, path: str, body: Json) -> Any:
+        """The answer to a request that is sent when no other is there, and again after each that came between.
+
+        Raises: RefusedError.
+        """
+        if self._admission is None:
+            raise ConfigError("the server has not started")
+        while True:
+            await self._admission.idle()
+            if self._admission.is_draining:
+                raise ConfigError("the server stops")
+            asked = asyncio.create_task(self._ask(path, body))
+            other = asyncio.create_task(self._admission.contended())
+            try:
+                await asyncio.wait({asked, other}, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    return asked.result()
+            finally:
+                for task in (asked, other):
+                    task.cancel()
+                await asyncio.gather(asked, other, return_exceptions=True)
+
+    async def _ask(self, path: str, body: Json) -> Any:
+        async with self._client() as client:
+            answer = await client.post(path, json=body)
+        try:
+            said = answer.json()
+        except json.JSONDecodeError:
+            said = None
+        if answer.status_code != 200 or said is None:
+            error = said.get("error") if isinstance(said, dict) else None
+            message = error.get("message") if isinstance(error, dict) else f"HTTP {answer.status_code}"
+            raise RefusedError(str(message), said)
+        return said
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._app is None:
+            raise HttpError(503, "the server has not started: try again", retry_s=1)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url=_NAME, timeout=None)
+
+    def _drop_old(self) -> None:
+        """Forget results that are old, or too many."""
+        over = [job for job in self._jobs.values() if job.is_over]
+        before = self._clock.monotonic() - _KEPT_S
+        for job in over[: max(0, len(over) - _KEPT_JOBS)] + [job for job in over if job.ended_s < before]:
+            self._jobs.pop(job.id, None)

@@ -1,0 +1,208 @@
+"""POST /hotspan/cache/warm: whose requests it makes, when, and what it says of them. The engine is simulated."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from hotspan.config.server_settings import ServerSettings
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
+from hotspan.server.admission import Admission
+from hotspan.server.exchange import AppExchange
+from hotspan.server.principal import Principal, asking, current_tenant
+from hotspan.server.warming import MAX_JOBS, Job, Warming, WarmRequest
+from hotspan.testing.clock import SimulatedClock
+from tests.router.rig import until
+
+PAGE = b'hotspan_cache_token_bytes{engine="0"} 10.0\nhotspan_cache_capacity_bytes{engine="0",tier="ram"} 500.0\n'
+
+
+class Engine:
+    """Answers a text when `gate` lets it. asked: tenant and prompt of each; withdrawn: those whose client went away."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(ServerSettings(), HttpLimits())
+        self.gate = asyncio.Semaphore(1000)
+        self.asked: list[tuple[str, str]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.withdrawn: list[str] = []
+        self.together = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = AppExchange(scope, receive, send, is_lmi=False)
+        async with exchange.answered():
+            if exchange.path == "/metrics":
+                await exchange.respond(200, PAGE)
+            elif exchange.path == "/tokenize":
+                await exchange.respond(200, b'{"count": 7}')
+            else:
+                await self.admission.run(exchange, lambda body: self.compute(exchange, body))
+
+    async def compute(self, exchange: AppExchange, body: bytes) -> None:
+        said = json.loads(body)
+        prompt = str(said.get("prompt") or said["messages"])
+        self.asked.append((current_tenant(), prompt))
+        self.bodies.append(said)
+        if prompt == "wrong":
+            raise HttpError(400, "no such thing")
+        self.together = max(self.together, self.admission.in_flight)
+        free, gone = asyncio.create_task(self.gate.acquire()), asyncio.create_task(exchange.gone.wait())
+        await asyncio.wait({free, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not free.done():
+            free.cancel()
+            self.withdrawn.append(prompt)
+            return
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 1}}
+        await exchange.respond(200, json.dumps({"usage": usage}).encode())
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def warming(engine: Engine) -> Warming:
+    made = Warming(has_keys=True, clock=SimulatedClock())
+    made.attach(engine, engine.admission)
+    return made
+
+
+def request(*prompts: str, **more: Any) -> WarmRequest:
+    return WarmRequest.model_validate({"texts": [{"prompt": prompt} for prompt in prompts], **more})
+
+
+async def ended(job: Job) -> Job:
+    assert job.task is not None
+    await asyncio.wait({job.task}, timeout=60)
+    assert job.is_over
+    return job
+
+
+async def test_texts_are_computed_one_by_one_for_their_tenant(engine: Engine, warming: Warming) -> None:
+    """With tags, time to live and one token each; the result counts tokens, and bytes by the server's metrics."""
+    asked = request("first", "second", tags=["all"], ttl="1h")
+    with asking(Principal("admin's", has_key=True, is_admin=True)):
+        job = await ended(warming.begin(asked, "a"))
+    assert engine.asked == [("a", "first"), ("a", "second")] and engine.together == 1
+    assert all(body["max_tokens"] == 1 for body in engine.bodies)
+    assert engine.bodies[0]["kv_transfer_params"] == {"ttl": "1h", "tags": ["all"]}
+    shown = job.shown(await warming.room())
+    assert shown["state"] == "done" and (shown["texts"], shown["warmed"], shown["failed"]) == (2, 2, 0)
+    assert shown["tokens"] == 11 and shown["cached_tokens"] == 2
+    assert shown["bytes"] == 110 and shown["largest_tier_bytes"] == 500 and shown["ttl"] == "1h"
+
+
+async def test_documents_go_into_the_template(engine: Engine, warming: Warming) -> None:
+    """What is before the document carries no tags: an invalidation of the document leaves it."""
+    asked = WarmRequest.model_validate({"texts": [{"text": "D", "tags": ["d"]}], "template": "x{document}y{question}z"})
+    await ended(warming.begin(asked, "a"))
+    [body] = engine.bodies
+    assert body["prompt"] == "xDy" and body["kv_transfer_params"] == {"tags": ["d"], "tags_from": 7}
+
+
+async def test_other_requests_come_first(engine: Engine, warming: Warming) -> None:
+    """None is sent beside another request; one that arrives has the text in work withdrawn, which is sent again."""
+    engine.gate = asyncio.Semaphore(0)
+    other = asyncio.create_task(warming._ask("/v1/completions", {"prompt": "user 1"}))
+    await until(lambda: len(engine.asked) == 1)
+    job = warming.begin(request("text"), "a")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(engine.asked) == 1, "sent beside another request"
+    engine.gate.release()
+    await other
+    await until(lambda: engine.asked[-1] == ("a", "text"))
+    other = asyncio.create_task(warming._ask("/v1/completions", {"prompt": "user 2"}))
+    await until(lambda: engine.withdrawn == ["text"])
+    await until(lambda: engine.admission.in_flight == 1)
+    assert engine.asked[-1][1] == "user 2" and not job.is_over
+    engine.gate.release()
+    await other
+    await until(lambda: engine.asked[-1] == ("a", "text"))
+    engine.gate.release()
+    assert (await ended(job)).done.texts == 1
+
+
+async def test_a_text_that_is_refused_does_not_end_the_others(engine: Engine, warming: Warming) -> None:
+    """It is named, with the reason."""
+    job = await ended(warming.begin(request("wrong", "right"), "a"))
+    shown = job.shown(await warming.room())
+    assert shown["state"] == "done" and shown["warmed"] == 1
+    assert shown["failures"] == ["1: no such thing"] and shown["failed"] == 1
+
+
+async def test_what_is_wrong_is_refused_at_once(engine: Engine, warming: Warming) -> None:
+    """No text is computed of a request that has a wrong one."""
+    wrong: list[dict[str, Any]] = [
+        {"texts": [{"prompt": "a", "text": "b"}]},
+        {"texts": [{"prompt": "a"}, {"tags": ["a"]}]},
+        {"texts": [{"text": "a"}], "template": "without"},
+        {"texts": [{"text": "a"}], "ttl": "soon"},
+        {"texts": [{"text": "a", "tags": ["x" * 600]}]},
+    ]
+    for each in wrong:
+        with pytest.raises(HttpError) as caught:
+            warming.begin(WarmRequest.model_validate(each), "a")
+        assert caught.value.status == 400
+    assert not engine.asked
+
+
+async def test_a_cancelled_warm_up_ends(engine: Engine, warming: Warming) -> None:
+    """Its text is withdrawn, and the next one has its turn; so is one that waits."""
+    engine.gate = asyncio.Semaphore(0)
+    first, second, third = (warming.begin(request(name), "a") for name in ("one", "two", "three"))
+    await until(lambda: engine.asked == [("a", "one")])
+    await warming.cancel(second)
+    await warming.cancel(first)
+    assert first.state == second.state == "cancelled" and engine.withdrawn == ["one"]
+    engine.gate.release()
+    await ended(third)
+    assert [prompt for _, prompt in engine.asked] == ["one", "three"]
+    await warming.close()
+
+
+async def test_a_server_that_stops_does_not_wait_for_texts(engine: Engine, warming: Warming) -> None:
+    """The text in work is withdrawn, so that draining ends."""
+    engine.gate = asyncio.Semaphore(0)
+    job = warming.begin(request("text", "more"), "a")
+    await until(lambda: len(engine.asked) == 1)
+    engine.admission.drain()
+    await engine.admission.drained(within_s=60)
+    assert (await ended(job)).state == "failed" and job.reason == "the server stops"
+    assert len(engine.asked) == 1
+
+
+async def test_tenants_see_their_own(warming: Warming) -> None:
+    """Another's warm-up does not exist; results go after an hour."""
+    job = await ended(warming.begin(request("text"), "a"))
+    assert warming.find(job.id, lambda owner: owner == "a") is job
+    for name, owner in ((job.id, "b"), ("0" * 16, "a")):
+        with pytest.raises(HttpError) as caught:
+            warming.find(name, lambda each, owner=owner: each == owner)  # type: ignore[misc]
+        assert caught.value.status == 404
+    clock = warming._clock
+    assert isinstance(clock, SimulatedClock)
+    clock.advance(3601)
+    await ended(warming.begin(request("text"), "a"))
+    with pytest.raises(HttpError):
+        warming.find(job.id, lambda _: True)
+
+
+async def test_a_tenant_leaves_room_for_others(engine: Engine, warming: Warming) -> None:
+    """It has at most half of the warm-ups that are not over."""
+    engine.gate = asyncio.Semaphore(0)
+    for _ in range(MAX_JOBS // 2):
+        warming.begin(request("text"), "a")
+    with pytest.raises(HttpError) as caught:
+        warming.begin(request("text"), "a")
+    assert caught.value.status == 429
+    for _ in range(MAX_JOBS // 2):
+        warming.begin(request("text"), "b")
+    with pytest.raises(HttpError):
+        warming.begin(request("text"), "c")
+    await warming.close()
+    assert not engine.admission.in_flight
