@@ -54,6 +54,12 @@ def until(condition: object, what: str) -> None:
         time.sleep(0.01)
 
 
+def heeds_signals() -> None:
+    """In a child: as a terminal starts it. Who runs the tests may ignore these, as nohup and a shell's `&` do."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """However a process is ended, its children end, also one that ignores SIGTERM, and its directory is removed."""
@@ -61,7 +67,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
         [sys.executable, "-c", PARENT, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # who runs the tests may ignore it
+        preexec_fn=heeds_signals,
     )
     assert parent.stdout is not None
     directory, *pids = parent.stdout.readline().split()
