@@ -34,5 +34,7 @@ def test_a_cache_beside_none(tiny_model: Path, tmp_path: Path) -> None:
     both = json.loads(output.read_text())
     assert both["a_is"] == alone.url and both["b_is"] == cached.url
     assert both["ratios"]["successful_requests"]["mean"] == 1
-    assert "hit_rate_ram" not in both["a"] and both["b"]["hit_rate_ram"]["mean"] > 0.9
-    assert "Check of the answers" in report.read_text() or "answers" in report.read_text()
+    cached_rates = {side: both[side]["cached_rate"]["mean"] for side in ("a", "b")}
+    assert cached_rates["a"] < 0.5 < 0.9 < cached_rates["b"], both
+    assert "hit_rate_ram" not in both["a"] and both["b"]["hit_rate_ram"]["mean"] > 0.5
+    assert cached.url in report.read_text()
