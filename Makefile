@@ -110,7 +110,7 @@ peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vL
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
 .PHONY: simulated clean-demo paths
-simulated: install  ## The simulator beside a real server, on the same requests (about 15 minutes; wants a quiet machine)
+simulated: install  ## The simulator beside a real server, on the same requests (about 25 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json
 clean-demo: develop  ## How long `make demo` takes from a clone with an empty home, the install included (about 8 minutes)
 	@$(BIN)/python -m benchmarks.clean_demo --output benchmarks/results/clean-demo.json
@@ -121,6 +121,7 @@ paths: develop helm  ## Minutes until the first hit on the path of each kind of 
 compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 5 minutes)
 	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
 	@$(BIN)/python -m benchmarks.compressed_ttft --output benchmarks/results/compressed-ttft.json
+	@$(BIN)/python -m benchmarks.compressed_hits --output benchmarks/results/compressed-hits.json
 
 .PHONY: prefetch
 prefetch: develop  ## What announcing a request and warming its document gain, and what that costs others (about 5 minutes)
