@@ -108,7 +108,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         aftermath = stack.enter_context(Aftermath())
         model = make_demo_model(work / "model", "demo")
-        sizes = Sizes.of(demo, model.kv_bytes_per_token)
+        sizes = Sizes.of(demo, 2 * model.kv_bytes_per_token)  # the engines compute in float32
         results = asyncio.run(measure(options.systems, Path(model.path), work, sizes, aftermath))
     print(table(results))
     if options.output:
