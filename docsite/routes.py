@@ -56,9 +56,11 @@ def _schema() -> dict[str, Any]:
 
     from hotspan.server.adapters.routes import adapter_router
     from hotspan.server.admin import CacheAdmin, admin_router
+    from hotspan.server.warming import Warming, warming_router
 
     app = FastAPI()
     app.include_router(admin_router(CacheAdmin.__new__(CacheAdmin)))
+    app.include_router(warming_router(Warming.__new__(Warming)))
     app.include_router(adapter_router(None, ()))
     return app.openapi()
 

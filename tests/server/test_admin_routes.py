@@ -23,7 +23,6 @@ ROUTES = (
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
     ("POST", "/hotspan/cache/prefetch", {"tags": ["x"]}),
     ("POST", "/hotspan/cache/pin", {"tags": ["x"], "gib": 1.0}),
-    ("POST", "/hotspan/cache/warm", {"texts": [{"text": "x"}]}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
     ("POST", "/hotspan/trace", {"recording": "mine-0123456789ab"}),
@@ -353,7 +352,7 @@ def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
     """Nobody without a credential, a client only what is its own."""
     engine = FakeEngine()
     assert ask(engine, method, path, body, key=None).status == 401
-    if not path.endswith(("/invalidate", "/prefetch", "/pin", "/warm")):
+    if not path.endswith(("/invalidate", "/prefetch", "/pin")):
         assert ask(engine, method, path, body, key="key-a").status == 403
     assert not engine.asked
 

@@ -4,7 +4,9 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.http.connections import HttpLimits
@@ -12,7 +14,7 @@ from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking, current_tenant
-from hotspan.server.warming import MAX_JOBS, Job, Warming, WarmRequest
+from hotspan.server.warming import MAX_JOBS, Job, Warming, WarmRequest, warming_router
 from hotspan.testing.clock import SimulatedClock
 from tests.router.rig import until
 
@@ -90,7 +92,7 @@ async def test_texts_are_computed_one_by_one_for_their_tenant(engine: Engine, wa
     assert engine.asked == [("a", "first"), ("a", "second")] and engine.together == 1
     assert all(body["max_tokens"] == 1 for body in engine.bodies)
     assert engine.bodies[0]["kv_transfer_params"] == {"ttl": "1h", "tags": ["all"]}
-    shown = job.shown(await warming.room())
+    shown = await warming.told(job)
     assert shown["state"] == "done" and (shown["texts"], shown["warmed"], shown["failed"]) == (2, 2, 0)
     assert shown["tokens"] == 11 and shown["cached_tokens"] == 2
     assert shown["bytes"] == 110 and shown["largest_tier_bytes"] == 500 and shown["ttl"] == "1h"
@@ -130,7 +132,7 @@ async def test_other_requests_come_first(engine: Engine, warming: Warming) -> No
 async def test_a_text_that_is_refused_does_not_end_the_others(engine: Engine, warming: Warming) -> None:
     """It is named, with the reason."""
     job = await ended(warming.begin(request("wrong", "right"), "a"))
-    shown = job.shown(await warming.room())
+    shown = await warming.told(job)
     assert shown["state"] == "done" and shown["warmed"] == 1
     assert shown["failures"] == ["1: no such thing"] and shown["failed"] == 1
 
@@ -179,17 +181,39 @@ async def test_a_server_that_stops_does_not_wait_for_texts(engine: Engine, warmi
 async def test_tenants_see_their_own(warming: Warming) -> None:
     """Another's warm-up does not exist; results go after an hour."""
     job = await ended(warming.begin(request("text"), "a"))
-    assert warming.find(job.id, lambda owner: owner == "a") is job
-    for name, owner in ((job.id, "b"), ("0" * 16, "a")):
+    own, administrator = Principal("a", has_key=True), Principal(has_key=True, is_admin=True)
+    assert warming.find(job.id, own) is warming.find(job.id, administrator) is job
+    for name, principal in ((job.id, Principal("b", has_key=True)), ("0" * 16, own)):
         with pytest.raises(HttpError) as caught:
-            warming.find(name, lambda each, owner=owner: each == owner)  # type: ignore[misc]
+            warming.find(name, principal)
         assert caught.value.status == 404
     clock = warming._clock
     assert isinstance(clock, SimulatedClock)
     clock.advance(3601)
     await ended(warming.begin(request("text"), "a"))
     with pytest.raises(HttpError):
-        warming.find(job.id, lambda _: True)
+        warming.find(job.id, administrator)
+
+
+async def test_the_routes(warming: Warming) -> None:
+    """202 with an id, by which progress is asked for; a tenant names no other, and sees no other's."""
+    app = FastAPI()
+    app.include_router(warming_router(warming))
+    body = {"texts": [{"text": "x"}]}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        with asking(Principal("a", has_key=True)):
+            begun = await client.post("/hotspan/cache/warm", json=body)
+            assert begun.status_code == 202 and begun.json()["texts"] == 1
+            path = f"/hotspan/cache/warm/{begun.json()['id']}"
+            await ended(warming.find(begun.json()["id"], Principal("a")))
+            assert (await client.get(path)).json()["state"] == "done"
+            assert (await client.delete(path)).json()["warmed"] == 1
+            assert (await client.post("/hotspan/cache/warm", json=body | {"tenant": "b"})).status_code == 403
+            for wrong in ({"texts": []}, {"texts": [{"text": "x", "tag": "y"}]}, {}):
+                assert (await client.post("/hotspan/cache/warm", json=wrong)).status_code == 422
+        with asking(Principal("b", has_key=True)):
+            assert (await client.get(path)).status_code == (await client.delete(path)).status_code == 404
 
 
 async def test_a_tenant_leaves_room_for_others(engine: Engine, warming: Warming) -> None:

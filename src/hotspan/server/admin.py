@@ -18,12 +18,11 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
-from hotspan.http.paths import PIN, PREFETCH, WARM, WARM_UP
+from hotspan.http.paths import PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, current_principal
-from hotspan.server.warming import Warming, WarmRequest
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -130,10 +129,8 @@ class CacheAdmin:
         cache: CacheSettings | None,
         tenants: Tenants,
         adapters: AdapterRegistry | None = None,
-        warming: Warming | None = None,
     ) -> None:
         self._engine = engine
-        self._warming = warming
         self._adapters = adapters
         self._cache = cache
         self._has_keys = tenants.has_keys
@@ -200,24 +197,6 @@ class CacheAdmin:
             raise HttpError(409, refused[0])
         return {"replicas": answers}
 
-    async def warm(self, asked: WarmRequest) -> JSONResponse:
-        """Compute texts while the server has no requests, so that their first question is a hit. Answers at once."""
-        owner = owner_of(current_principal(), asked.tenant)
-        warming = self._need_warming()
-        return JSONResponse(warming.begin(asked, owner).shown(await warming.room()), 202)
-
-    async def warm_up(self, warm_up_id: str) -> Json:
-        """How far a warm-up is."""
-        warming = self._need_warming()
-        return warming.find(warm_up_id, _may_see).shown(await warming.room())
-
-    async def cancel_warm_up(self, warm_up_id: str) -> Json:
-        """End a warm-up; what has been computed stays cached."""
-        warming = self._need_warming()
-        job = warming.find(warm_up_id, _may_see)
-        await warming.cancel(job)
-        return job.shown(await warming.room())
-
     async def shred(self, asked: WhichTenant) -> JSONResponse:
         """Invalidate all of a tenant and destroy its keys: no stored copy can be read again."""
         self._need_keys()
@@ -254,12 +233,6 @@ class CacheAdmin:
                 "this server has no hotspan cache (--no-cache): restart it to empty the engine's own prefix cache, "
                 "or serve without --no-cache",
             )
-
-    def _need_warming(self) -> Warming:
-        self.need_cache()
-        if self._warming is None:
-            raise HttpError(409, "this model computes no text that could be cached: there is nothing to warm")
-        return self._warming
 
     def _need_keys(self) -> None:
         self.need_cache()
@@ -374,21 +347,12 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post(PREFETCH)(admin.prefetch)
     router.post(PIN)(admin.pin)
-    router.post(WARM, status_code=202)(admin.warm)
-    router.get(WARM_UP)(admin.warm_up)
-    router.delete(WARM_UP)(admin.cancel_warm_up)
     router.post("/hotspan/cache/clear")(admin.clear)
     router.post("/hotspan/cache/check")(admin.check)
     router.post("/hotspan/trace")(admin.trace)
     router.post("/hotspan/keys/shred")(admin.shred)
     router.post("/hotspan/keys/rotate")(admin.rotate)
     return router
-
-
-def _may_see(owner: str) -> bool:
-    """Whether this request may see what belongs to a tenant."""
-    principal = current_principal()
-    return principal.is_admin or principal.tenant == owner
 
 
 def merged(answers: Sequence[Json]) -> Json:

@@ -62,7 +62,7 @@ from hotspan.server.options import (
 )
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
 from hotspan.server.principal import Credentials, Link, current_owner, current_tenant
-from hotspan.server.warming import Warming
+from hotspan.server.warming import Warming, warming_router
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -189,9 +189,8 @@ async def _serve(
                 registry = await _adapters(engine, options, formatters)
                 is_open = options.server.client_adapters is not None
                 engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
-                warming = None if engine.is_embedding else Warming(has_keys=options.has_keys)
-                admin = CacheAdmin(engine, options.cache, options.tenants, registry, warming)
-                engine.app.include_router(admin_router(admin))
+                engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+                warming = _warming(engine, options)
                 if not engine.is_embedding:
                     loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
                     logger.info("load_path_warmed tokens=%d", loaded)
@@ -208,9 +207,8 @@ async def _serve(
                 formatters=formatters,
                 forget=_forget(engine) if options.cache is not None else None,
             )
-            if warming is not None:
-                warming.attach(front, front.admission)
-                stack.push_async_callback(warming.close)
+            warming.attach(front, front.admission)
+            stack.push_async_callback(warming.close)
             server = DrainingServer(
                 _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, options.limits),
                 front.admission,
@@ -329,6 +327,14 @@ async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatt
     adapters.publish(lambda: [adapter.name for adapter in registry.seen_by(current_owner())])
     await registry.autoload(directory, tenants=options.tenants.names)
     return registry
+
+
+def _warming(engine: "Engine", options: ServeOptions) -> Warming:
+    """What computes texts before their first request; routes only where there is a cache for them."""
+    warming = Warming(has_keys=options.has_keys)
+    if options.cache is not None and not engine.is_embedding:
+        engine.app.include_router(warming_router(warming))
+    return warming
 
 
 def _max_adapter_bytes(model: str) -> int:

@@ -9,12 +9,13 @@ stored of it.
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import httpx
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp
 
@@ -22,9 +23,12 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.errors import HttpError
+from hotspan.http.paths import WARM, WARM_UP
 from hotspan.http.warming import DOCUMENT, Room, Server, Warmed, Warmup, room_of, warm, warmup
 from hotspan.server.admission import Admission
-from hotspan.server.principal import Principal, asking
+from hotspan.server.announce import owner_of
+from hotspan.server.exchange import OwnRoute
+from hotspan.server.principal import Principal, asking, current_principal
 
 MAX_TEXTS = 1000
 MAX_JOBS = 16
@@ -125,7 +129,7 @@ class Job:
     def is_over(self) -> bool:
         return self.state not in (State.WAITING, State.RUNNING)
 
-    def shown(self, room: Room) -> Json:
+    def told(self, room: Room) -> Json:
         """The answer that tells of it. `bytes`: of its KV in each tier."""
         done = self.done
         return {
@@ -179,10 +183,10 @@ class Warming:
             job.task = asyncio.create_task(self._run(job))
         return job
 
-    def find(self, name: str, may_see: Callable[[str], bool]) -> Job:
-        """A job. may_see: whether the asker may see those of an owner. Raises: HttpError 404."""
+    def find(self, name: str, principal: Principal) -> Job:
+        """A job of this principal's tenant; of any, for the administrator. Raises: HttpError 404."""
         job = self._jobs.get(name)
-        if job is None or not may_see(job.owner):
+        if job is None or not (principal.is_admin or principal.tenant == job.owner):
             raise HttpError(404, f"there is no warm-up {name!r:.40}: results are kept for an hour")
         return job
 
@@ -192,10 +196,10 @@ class Warming:
             job.task.cancel()
             await asyncio.wait({job.task})
 
-    async def room(self) -> Room:
-        """What a token takes in a tier, and how much the largest tier holds."""
+    async def told(self, job: Job) -> Json:
+        """The answer that tells of a job."""
         async with self._client() as client:
-            return room_of((await client.get("/metrics")).text)
+            return job.told(room_of((await client.get("/metrics")).text))
 
     async def close(self) -> None:
         """Cancel all jobs."""
@@ -264,3 +268,28 @@ class Warming:
         before = self._clock.monotonic() - _KEPT_S
         for job in over[: max(0, len(over) - _KEPT_JOBS)] + [job for job in over if job.ended_s < before]:
             self._jobs.pop(job.id, None)
+
+
+def warming_router(warming: Warming) -> APIRouter:
+    """The routes of warm-ups."""
+    router = APIRouter(tags=["hotspan"], route_class=OwnRoute)
+
+    async def warm(asked: WarmRequest) -> JSONResponse:
+        """Compute texts while the server has no requests, so that their first question is a hit. Answers at once."""
+        job = warming.begin(asked, owner_of(current_principal(), asked.tenant))
+        return JSONResponse(await warming.told(job), 202)
+
+    async def warm_up(warm_up_id: str) -> Json:
+        """How far a warm-up is."""
+        return await warming.told(warming.find(warm_up_id, current_principal()))
+
+    async def cancel_warm_up(warm_up_id: str) -> Json:
+        """End a warm-up; what has been computed stays cached."""
+        job = warming.find(warm_up_id, current_principal())
+        await warming.cancel(job)
+        return await warming.told(job)
+
+    router.post(WARM, status_code=202)(warm)
+    router.get(WARM_UP)(warm_up)
+    router.delete(WARM_UP)(cancel_warm_up)
+    return router
