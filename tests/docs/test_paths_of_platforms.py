@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,12 @@ def test_a_user_of_ray(model: str, tmp_path: Path) -> None:
     theirs = theirs.replace("--tenants tenants.yaml --max-model-len 32768", "--insecure --ram-gib 0.25")
     port = free_port()
     text = " ".join([ours, "--gpus 0 --cpus 1 --port", str(port), "--", theirs, *SMALL])
-    with running(text, port, tmp_path / "log", said="hotspan is ready on"):
+    # multiprocessing leaves a directory in TMPDIR for each process of Ray's that is killed. Sockets have short names.
+    sockets = {"RAY_TMPDIR": tempfile.gettempdir()}
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place,
+        running(text, port, tmp_path / "log", said="hotspan is ready on", TMPDIR=place, **sockets),
+    ):
         completion(port, model, TEXT)
         assert cached(json.dumps(completion(port, model, TEXT))) >= 256
 

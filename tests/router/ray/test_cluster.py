@@ -1,6 +1,7 @@
 """Two real replicas on a Ray of this machine, as `hotspan deploy ray` starts them, reached through HAProxy."""
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from hotspan.demo.model import make_demo_model
+from hotspan.router.ray.reports import RECEIVED_S
 from tests.ports import free_port
 from tests.server.conftest import ENGINE, ENVIRONMENT, UNCOMPILED
 
@@ -31,6 +33,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 START_S, STOP_S = 240.0, 60.0
 SESSIONS = 4
 TOKENS = 1000  # about a second's
+PICKED = "http-hotspan-via-ingress-request-router"  # HAProxy's name for requests that the picker decided
+HEALTH_BYTES = 500  # a request for a server's health is shorter
 LONGEST = 4000  # --max-model-len is 4096
 
 
@@ -40,6 +44,7 @@ class Cluster:
 
     process: subprocess.Popen[bytes]
     port: int
+    stats_port: int
     model: str
     log: Path
 
@@ -69,6 +74,35 @@ class Cluster:
         """How many requests each server has answered."""
         return {port: self._sum(port, "vllm:request_success_total") for port in self.servers()}
 
+    def is_reached(self) -> bool:
+        """Whether HAProxy has given each replica a request that the picker chose it for: both hear of it in time."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.stats_port}/stats;csv", timeout=60) as answer:
+            rows = list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))
+        given = [int(row["stot"]) for row in rows if row["pxname"] == PICKED and "-replica-" in row["svname"]]
+        return len(given) == 2 and all(given)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """No server reads or answers anything meanwhile."""
+        servers = self.servers().values()
+        try:
+            for process in servers:
+                process.suspend()
+            yield
+        finally:
+            for process in servers:
+                process.resume()
+
+    def unread(self) -> dict[int, int]:
+        """How many requests for completions wait in the sockets of each server."""
+        sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        found = dict.fromkeys(self.servers(), 0)
+        for _, local, _, _, queues, *_ in sockets:
+            port = int(local.split(":")[1], 16)
+            if port in found and int(queues.split(":")[1], 16) > HEALTH_BYTES:
+                found[port] += 1
+        return found
+
     def running(self, port: int) -> float:
         """How many requests a server works on."""
         return self._sum(port, "vllm:num_requests_running")
@@ -90,7 +124,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path
-    port, log = free_port(), tmp_path_factory.mktemp("ray") / "log"
+    port, stats_port, log = free_port(), free_port(), tmp_path_factory.mktemp("ray") / "log"
     # Sockets have short names.
     place = Path(f"/tmp/hotspan-ray-{os.getpid()}")
     place.mkdir()
@@ -108,7 +142,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(place),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{place}/server-state",
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             # For load balancers that learn slowly; a test has none.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
@@ -124,12 +158,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             env=environment,
             start_new_session=True,
         )
-    found = Cluster(process, port, str(model), log)
+    found = Cluster(process, port, stats_port, str(model), log)
     try:
         deadline = time.monotonic() + START_S
         while f"hotspan is ready on http://0.0.0.0:{port}" not in log.read_text(errors="replace"):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-5000:]
             time.sleep(0.2)
+        number = 0
+        while not found.is_reached():
+            assert time.monotonic() < deadline
+            number += 1
+            found.chat(f"first-{number}", "hello")
+        time.sleep(RECEIVED_S)  # those that went elsewhere meanwhile are no longer counted
         yield found
     finally:
         started = [process] if process.poll() is not None else [*psutil.Process(process.pid).children(recursive=True)]
@@ -148,7 +188,7 @@ def text_of(session: int, turns: int) -> str:
 
 
 def test_sessions_hit_their_caches(cluster: Cluster) -> None:
-    """Sessions that begin at once are spread over both replicas, and each goes on where it is cached."""
+    """Sessions that begin before any is answered are spread evenly, and each goes on where it is cached."""
     before = cluster.counts()
     assert len(before) == 2
 
@@ -157,9 +197,15 @@ def test_sessions_hit_their_caches(cluster: Cluster) -> None:
         return usage
 
     with ThreadPoolExecutor(SESSIONS) as pool:
-        last = list(pool.map(lambda session: talk(session, 2), range(SESSIONS)))
+        with cluster.stopped():
+            answers = [pool.submit(talk, session, 2) for session in range(SESSIONS)]
+            deadline = time.monotonic() + START_S
+            while sum((unread := cluster.unread()).values()) < SESSIONS:
+                assert time.monotonic() < deadline, unread
+                time.sleep(0.05)
+        last = [answer.result() for answer in answers]
     begun = cluster.counts()
-    assert min(begun[port] - before[port] for port in before) >= 1, "one replica has all sessions"
+    assert [begun[port] - before[port] for port in before] == [SESSIONS / 2] * 2
     for turns in (3, 4):
         for session in range(SESSIONS):
             usage = talk(session, turns)

@@ -158,12 +158,46 @@ async def test_other_calls_go_anywhere(router: Any) -> None:
 
 
 async def test_nobody_says_that_it_ended(router: Any) -> None:
-    """Work that no replica reports on is given up once no request can be so old."""
+    """Work whose end no replica reports is given up once no request can be so old."""
     asked = Asked(ask(1))
-    await place(router, asked)
+    [name] = await place(router, asked)
+    assert asked.assignment is not None
+    router.tickets.told(Report(asked.assignment.number, Kind.RECEIVED, name))
+    router.fleet.clock.advance(59)
+    await place(router, Asked(ask(3)))
+    assert len(router.tickets) == 2 and router.tickets.expired == 0
     router.fleet.clock.advance(61)
     await place(router, Asked(ask(2)))
-    assert len(router.tickets) == 1 and router.tickets.expired == 1
+    assert len(router.tickets) == 1 and router.tickets.expired == 2
+
+
+async def test_nobody_says_that_it_came(router: Any) -> None:
+    """Work that no replica received within 2 s is no longer reserved, and its replica is left alone for a while.
+
+    HAProxy, while it does not know a replica yet, hands requests for it to another without their assignment.
+    """
+    asked = Asked(ask(1, tokens=1_000_000))
+    [chosen] = await place(router, asked)
+    router.fleet.clock.advance(1.9)
+    await place(router, Asked(ask(2)))
+    assert router.fleet.replicas[chosen].load.in_flight == 1 and not router._away
+    router.fleet.clock.advance(0.2)
+    assert {(await place(router, Asked(ask(n))))[0] for n in range(3, 20)} == {"one", "two"} - {chosen}
+    assert router.fleet.replicas[chosen].load.in_flight == 0
+    router._return(chosen)
+    assert (await place(router, Asked(ask(20)))) == [chosen]
+
+
+async def test_one_that_was_lost_before_others_came(router: Any) -> None:
+    """A replica that has received later requests is not left alone for one that it never got."""
+    lost, later = Asked(ask(1)), Asked(ask(1))
+    [chosen] = await place(router, lost)
+    router.fleet.clock.advance(1)
+    assert await place(router, later) == [chosen]
+    await report(router, later, Kind.END, chosen)
+    router.fleet.clock.advance(1.5)
+    router.tickets.expire()
+    assert len(router.tickets) == 0 and not router._away
 
 
 async def test_its_type_does_not_count(router: Any) -> None:

@@ -139,11 +139,12 @@ async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard
     task = client.run(relay)
     assert (await client.sent.get())["status"] == 200
     assert (await client.sent.get())["body"] == b"data: 1\n\n"
-    await until(lambda: protocol.reports == [Report(7, Kind.FIRST, "me")])
+    begun = [Report(7, Kind.RECEIVED, "me"), Report(7, Kind.FIRST, "me")]
+    await until(lambda: protocol.reports == begun)
     assert relay.waiting.seconds == 0
     behind.go_on.set()
     await task
-    await until(lambda: protocol.reports == [Report(7, Kind.FIRST, "me"), Report(7, Kind.END, "me")])
+    await until(lambda: protocol.reports == [*begun, Report(7, Kind.END, "me")])
     [(path, headers, body)] = behind.got
     assert (path, body) == ("/v1/completions?a=1", b"{}")
     headers = {name.lower(): value for name, value in headers.items()}
@@ -175,7 +176,7 @@ async def test_heads_that_lead_elsewhere_are_refused(
     await client.run(relay)
     assert (await client.sent.get())["status"] == 400 and not behind.got
     if HEADER.encode() not in more:  # of two neither is believed
-        await until(lambda: protocol.reports == [Report(7, Kind.FAILED, "me")])
+        await until(lambda: protocol.reports == [Report(7, Kind.RECEIVED, "me"), Report(7, Kind.FAILED, "me")])
 
 
 async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int]) -> None:

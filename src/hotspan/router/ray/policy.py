@@ -56,6 +56,7 @@ class FleetRouter(RequestRouter):
         names = {replica.replica_id.unique_id for replica in replicas}
         for name in set(self.fleet.replicas) - names:
             self._return(name)
+            self.tickets.forget(name)
             self.fleet.remove(name)
         for name in sorted(names - set(self.fleet.replicas)):
             self.fleet.add(name)
@@ -73,6 +74,7 @@ class FleetRouter(RequestRouter):
         port = await self._listen()
         if asked.assignment is not None:  # Ray asks again where a replica did not tell it in time how long its queue is
             self.tickets.withdraw(asked.assignment.number)
+        self.tickets.expire()
         if all(name in self._away for name in there):
             for name in there:
                 self._return(name)

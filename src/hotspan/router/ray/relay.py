@@ -67,6 +67,7 @@ class Relay:
     async def _relay(self, exchange: Exchange, assignment: Assignment | None) -> None:
         if assignment is not None:
             self.waiting.begin(assignment)
+            self._reporter.tell(assignment, Kind.RECEIVED)
         is_reported = assignment is None
 
         def report(kind: Kind) -> None:

@@ -2,10 +2,11 @@
 
     client -- POST --> HAProxy -- body --> picker: chooses, opens a ticket
                           |    <-- replica, assignment --
-                          +-- POST, assignment --> replica -- datagram: first byte, end --> picker
+                          +-- POST, assignment --> replica -- datagram: received, first byte, end --> picker
 
 The answer never comes by the picker, so the replica tells it how the request goes. A datagram that is lost leaves work
 reserved until the ticket is too old; nothing waits for one. HAProxy takes the assignment's header from nobody else.
+While it does not know a replica yet it hands requests for it to any, without their assignment: nobody reports on those.
 """
 
 import asyncio
@@ -26,10 +27,14 @@ HEADER = "x-serve-router-hotspan"
 
 _MAX_BYTES = 512
 
+RECEIVED_S = 2.0
+"""A request that no replica has received after so long went elsewhere, or waits behind all that its replica takes."""
+
 
 class Kind(StrEnum):
     """What happened to a request."""
 
+    RECEIVED = "received"
     FIRST = "first"
     END = "end"
     FAILED = "failed"
@@ -91,6 +96,8 @@ class Tickets(asyncio.DatagramProtocol):
         self._max_s = max_s
         self._missed = missed
         self._open: OrderedDict[int, Ticket] = OrderedDict()
+        self._unreceived: OrderedDict[int, Ticket] = OrderedDict()
+        self._reached_s: dict[str, float] = {}
         self.expired = 0
 
     def __len__(self) -> int:
@@ -98,14 +105,13 @@ class Tickets(asyncio.DatagramProtocol):
 
     def open(self, ticket: Ticket) -> int:
         """The number of a request that is sent now."""
-        self.expire()
         number = secrets.randbits(64)
-        self._open[number] = ticket
+        self._open[number] = self._unreceived[number] = ticket
         return number
 
     def withdraw(self, number: int) -> None:
         """The request was not sent: its work is no longer reserved."""
-        ticket = self._open.pop(number, None)
+        ticket = self._close(number)
         if ticket is not None:
             ticket.end(failed=True)
 
@@ -119,24 +125,39 @@ class Tickets(asyncio.DatagramProtocol):
         ticket = self._open.get(report.number)
         if ticket is None:
             return
-        if report.replica != ticket.decision.name:
+        self._unreceived.pop(report.number, None)
+        if report.replica == ticket.decision.name:
+            self._reached_s[report.replica] = ticket.sent_s
+        else:
             self._missed(ticket.decision.name)
         if report.kind is Kind.FIRST and report.replica == ticket.decision.name:
             ticket.first_byte()
-        elif report.kind is not Kind.FIRST:
-            del self._open[report.number]
+        elif report.kind in (Kind.END, Kind.FAILED):
+            self._close(report.number)
             ticket.end(failed=report.kind is Kind.FAILED)
 
     def expire(self) -> None:
-        """End those that are older than any request may be."""
-        before = self._clock.monotonic() - self._max_s
-        while self._open:
-            number, ticket = next(iter(self._open.items()))
-            if ticket.sent_s >= before:
-                break
-            del self._open[number]
-            ticket.end(failed=True)
-            self.expired += 1
+        """End those that are older than any request may be, and those that no replica received. Call it often."""
+        now = self._clock.monotonic()
+        for tickets, max_s in ((self._open, self._max_s), (self._unreceived, min(RECEIVED_S, self._max_s))):
+            while tickets:
+                number, ticket = next(iter(tickets.items()))
+                if ticket.sent_s >= now - max_s:
+                    break
+                name = ticket.decision.name
+                if tickets is self._unreceived and self._reached_s.get(name, -1.0) < ticket.sent_s:
+                    self._missed(name)
+                self._close(number)
+                ticket.end(failed=True)
+                self.expired += 1
+
+    def forget(self, name: str) -> None:
+        """A replica is gone."""
+        self._reached_s.pop(name, None)
+
+    def _close(self, number: int) -> Ticket | None:
+        self._unreceived.pop(number, None)
+        return self._open.pop(number, None)
 
 
 class Reporter:
