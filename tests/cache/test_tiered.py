@@ -925,3 +925,23 @@ def test_a_large_tier_evicts_no_tenant_below_its_floor() -> None:
             reader = Reader(terms=Terms(tenant=1 + number % 2))
             rig.cache.end_store([each.chunk for each in rig.cache.begin_store(place, reader)])
             assert number < 4095 or rig.cache.ram.usage().tenants == {1: 2048, 2: 2048}
+
+
+def test_what_finds_no_room_while_others_are_copied_is_asked_for_again() -> None:
+    """Nothing is refused, or counted as refused, as long as a copy's end may make room; then it is."""
+    with Rig(2) as rig:
+        first, second = chain("a", 2), chain("b", 2)
+        rig.begin(first)
+        refused = rig.cache.stats.stores_refused
+        assert rig.cache.try_store(second, tagged()) is None and not refused[Tier.RAM]
+        assert rig.cache.begin_store(second, tagged()) == [] and refused[Tier.RAM] == 2
+        rig.cache.end_store(first)
+        placed = rig.cache.try_store(second, tagged())
+        assert placed is not None and [each.chunk for each in placed] == second
+        rig.cache.end_store(second)
+        reader = tagged()
+        rig.ask(second, reader)
+        assert rig.cache.try_store(first, tagged()) == [] and refused[Tier.RAM] == 4, (
+            "nothing is copied: no reason to wait"
+        )
+        rig.cache.release(reader)

@@ -247,7 +247,8 @@ def recorded() -> Iterator[Digests]:
     @wraps(prepare_store)
     def store(self: HotspanManager, keys: Any, context: Any) -> Any:
         output = prepare_store(self, keys, context)
-        named(self, output.keys_to_store, context, output.store_spec)
+        if output is not None:
+            named(self, output.keys_to_store, context, output.store_spec)
         return output
 
     @wraps(prepare_load)

@@ -78,7 +78,7 @@ class TieredCache:
         self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
         self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost)
         self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock)
-        self._loading = 0
+        self._loading = self._storing = 0
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
@@ -216,9 +216,26 @@ class TieredCache:
 
         Left out: what is in RAM already, what has no ancestors here to stand on, and what finds no room.
         """
+        placements, refused = self._place(chunks, reader or Reader())
+        self._count_refused(refused)
+        return placements
+
+    def try_store(self, chunks: Sequence[Chunk], reader: Reader) -> list[Placement] | None:
+        """As `begin_store`; None if nothing found room now, but may once copies that the engine makes have ended.
+
+        Where RAM holds little more than one text, that is all the last text's chunks while its end is being copied.
+        """
+        placements, refused = self._place(chunks, reader)
+        if refused and not placements and self._storing:
+            return None
+        self._count_refused(refused)
+        return placements
+
+    def _place(self, chunks: Sequence[Chunk], reader: Reader) -> tuple[list[Placement], int]:
+        """Slots for what is to be stored, and how many chunks were refused."""
         self.step()
-        reader = reader or Reader()
         placements: list[Placement] = []
+        refused = 0
         for chunk in chunks:
             terms = reader.terms_at(chunk.index)
             if (known := self.ram.entries.get(chunk.key)) is not None:
@@ -235,10 +252,15 @@ class TieredCache:
                     for descendant in self.ram.above(entry):
                         self._forget_one(descendant)
             if entry is None:
-                self.stats.stores_refused[Tier.RAM] += 1
+                refused += 1
             else:
                 placements.append(Placement(chunk, entry.slot))
-        return placements
+        self._storing += len(placements)
+        return placements, refused
+
+    def _count_refused(self, refused: int) -> None:
+        if refused:
+            self.stats.stores_refused[Tier.RAM] += refused
 
     def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
         """The engine's copies are complete: from now on the chunks are hits, and go on to the lower tier."""
@@ -246,6 +268,7 @@ class TieredCache:
             entry = self.ram.copied(chunk.key)
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
+            self._storing = max(0, self._storing - 1)
             entry.state = State.READY
             if entry.deleted:
                 self.ram.let_go(entry)
@@ -285,7 +308,7 @@ class TieredCache:
         """
         removed = self.invalidate([Scope()], lambda done: None)
         self.ram.hold()
-        self._loading = 0
+        self._loading = self._storing = 0
         return sum(removed.values())
 
     def end_clear(self) -> None:

@@ -48,6 +48,9 @@ _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup
 _REPORT_EVERY_S = 1.0
 """How often metrics are reported while the engine computes and no request ends."""
 
+_STORE_TRIES = 4
+"""Steps in which a request's chunks may wait for room: copies take one or two, and vLLM logs each."""
+
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
 
 
@@ -323,12 +326,19 @@ class HotspanManager(OffloadingManager):
         if self.tracing is not None:
             self.tracing.load(record, seconds, size)
 
-    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         record = kept_state(req_context, RequestRecord)
         if record is None or not record.may_store:
             return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
         named = {chunk.key: key for key in keys if (chunk := record.chunk(key)) is not None}
-        placements = self.cache.begin_store([record.chunks[key] for key in named.values()], record)
+        chunks = [record.chunks[key] for key in named.values()]
+        if record.store_tries < _STORE_TRIES:
+            placements = self.cache.try_store(chunks, record)
+            if placements is None:  # the connector asks again in the next step
+                record.store_tries += 1
+                return None
+        else:
+            placements = self.cache.begin_store(chunks, record)
         return PrepareStoreOutput(
             keys_to_store=[named[placement.chunk.key] for placement in placements],
             store_spec=CPULoadStoreSpec([placement.slot for placement in placements]),

@@ -58,6 +58,7 @@ class RequestRecord(Reader):
     blend:       whether, or how, it asks for blending; None if it does not say.
     kept_tokens: tokens of its prompt that were cached when it came. loaded_tokens: those of them that were loaded.
     is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
+    store_tries: how often its chunks found no room while others were copied.
     published:   number of its chunks that were published to routers.
     keys:        of its chunks so far.
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
@@ -76,6 +77,7 @@ class RequestRecord(Reader):
     is_begun: bool = False
     is_answered: bool = False
     load_began_s: float = 0.0
+    store_tries: int = 0
     published: int = 0
     keys: set[ChunkKey] = field(default_factory=set)
     spans: list[bytes] = field(default_factory=list)

@@ -34,9 +34,13 @@ class BlockCache(Protocol):
 
 
 class Lru:
-    """The blocks that were used last, the leaves of a prompt before what they stand on: as vLLM's pool does it."""
+    """The blocks that were used last, the leaves of a prompt before what they stand on: as vLLM's pool does it.
+
+    reserved: so many hold what is no whole block of a prompt, of requests that run. vLLM uses these again first.
+    """
 
     def __init__(self, capacity: int) -> None:
+        self.reserved = 0
         self._capacity = capacity
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
@@ -53,13 +57,14 @@ class Lru:
     def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
         blocks, came, went = self._blocks, [], []
         touch = blocks.move_to_end
-        for key in reversed(keys[: self._capacity]):
+        capacity = max(0, self._capacity - self.reserved)
+        for key in reversed(keys[:capacity]):
             if key in blocks:
                 touch(key)
             else:
                 blocks[key] = None
                 came.append(key)
-        for _ in range(len(blocks) - self._capacity):
+        for _ in range(len(blocks) - capacity):
             went.append(blocks.popitem(last=False)[0])
         came.reverse()
         return Change(came, went)

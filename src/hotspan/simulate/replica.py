@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from hotspan.core.trace import Request
 from hotspan.router.types import Medium
-from hotspan.simulate.caches import BlockCache, Change
+from hotspan.simulate.caches import BlockCache, Change, Lru
 from hotspan.simulate.costs import Costs
 
 _TINY = 1e-9
@@ -43,7 +43,7 @@ class Job:
 class Replica:
     """The state of one, at `at_s`. The simulation calls `advance` when `next_s` has come.
 
-    caches: by medium; L2's is the same object for all replicas.
+    pool:   the GPU's. caches: all by medium; L2's is the same object for all replicas.
     on_first, on_end: a job's first byte, its last.
     """
 
@@ -51,6 +51,7 @@ class Replica:
         self,
         number: int,
         costs: Costs,
+        pool: Lru,
         caches: Mapping[Medium, BlockCache],
         block_tokens: int,
         on_first: Callable[[Job, float], None],
@@ -60,13 +61,15 @@ class Replica:
         self.at_s = 0.0
         self.busy_s = 0.0  # in which something was prefilled
         self._costs = costs
-        self._caches = caches
+        self._pool = pool
+        self._caches = {Medium.GPU: pool, **caches}
         self._block_tokens = block_tokens
         self._on_first = on_first
         self._on_end = on_end
         self._queue: deque[Job] = deque()
         self._current: Job | None = None
         self._work_s = 0.0  # left of the current job, at full speed
+        self._tails = 0  # tokens of the running requests that fill no block
         self._steps = 0.0  # tokens that each decoding request got so far
         self._decoding: list[tuple[float, int, Job]] = []  # (when `_steps` is this, it ends)
 
@@ -141,6 +144,8 @@ class Replica:
                     work_s += load_s
                     held = until
         loaded = range(job.found // block, held)
+        self._tails += self._tail(request)
+        self._pool.reserved = -(-self._tails // block)
         for medium, cache in caches.items():
             job.changes[medium] = cache.use(request.keys, loaded)
         return work_s + costs.prefill_s(held * block, request.tokens)
@@ -156,4 +161,9 @@ class Replica:
 
     def _end(self, job: Job) -> None:
         job.ended_s = self.at_s
+        self._tails -= self._tail(job.request)
         self._on_end(job, self.at_s)
+
+    def _tail(self, request: Request) -> int:
+        computed = request.tokens + request.answer_tokens - 1  # the last token of an answer is never put in
+        return max(0, computed - len(request.keys) * self._block_tokens)

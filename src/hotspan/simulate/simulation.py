@@ -85,7 +85,8 @@ class Simulation:
         shared = _caches(setup, (Medium.L2,))
         self.replicas = [
             Replica(
-                *(n, setup.costs, _caches(setup, (Medium.GPU, Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
+                *(n, setup.costs, Lru(setup.sizes.gpu_tokens // setup.block_tokens)),
+                *(_caches(setup, (Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
                 *(self._first, self._end),
             )
             for n in range(setup.replicas)
@@ -172,5 +173,5 @@ def _caches(setup: Setup, media: Sequence[Medium]) -> dict[Medium, BlockCache]:
     for medium in media:
         blocks = setup.sizes.tokens(medium, setup.costs) // setup.block_tokens
         if blocks:
-            found[medium] = Lru(blocks) if medium is Medium.GPU else make_cache(setup.sizes.eviction, blocks)
+            found[medium] = make_cache(setup.sizes.eviction, blocks)
     return found
