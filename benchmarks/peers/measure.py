@@ -169,7 +169,9 @@ async def _flipped(running: Running, none: Asked, bound: Asked, place: Place, as
 
 
 def flip(store: Path) -> int:
-    """Flip a high bit of the exponent of one bfloat16 number in each page of the files of a mebibyte and more.
+    """Flip the highest bit of the exponent of one float32 or bfloat16 number in each page of large files.
+
+    Large are files of a mebibyte and more.
 
     Returns: how many pages.
     """
@@ -177,7 +179,7 @@ def flip(store: Path) -> int:
     for path in sorted(store.rglob("*")):
         if path.is_file() and path.stat().st_size >= 1 << 20:
             data = np.memmap(path, np.uint8, "r+")
-            data[PAGE // 2 + 1 :: PAGE] ^= 0x40
+            data[PAGE // 2 + 3 :: PAGE] ^= 0x40
             data.flush()
             pages += -(-len(data) // PAGE)
     return pages

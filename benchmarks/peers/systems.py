@@ -275,8 +275,8 @@ SYSTEMS: Final[Mapping[str, System]] = {
         beside=_daemon,
         arguments=lambda p: (
             *_gib(p.sizes.in_flight),
-            "--l2",
-            f"sagemaker-hyperpod://127.0.0.1:{p.ports['beside']}/?shared_memory_name=peers-{p.ports['beside']}",
+            *("--l2", f"sagemaker-hyperpod://127.0.0.1:{p.ports['beside']}"),
+            *("--l2-option", f"shared_memory_name=peers-{p.ports['beside']}"),
         ),
     ),
     "vllm-ram": System(title="vLLM's offloading, RAM", arguments=_native),
