@@ -143,17 +143,27 @@ class FaultyFiles(HookedFiles):
         self._kinds = None
 
 
+def slots_bytes(status: os.stat_result, slot_bytes: int) -> int:
+    """Bytes of the whole slots that have space in a file.
+
+    What ext4 adds to a file in many pieces, a page of its own for the list of its extents, is left out: whether it
+    does depends on how fragmented the machine's file system is.
+    """
+    return status.st_blocks * 512 // slot_bytes * slot_bytes
+
+
 class SmallDisk(FaultyFiles):
     """A file system of so many bytes, of which others take `others_bytes`: allocations beyond that are ENOSPC.
 
-    What a slab takes is what its real file takes.
+    What a slab takes is what the slots of its real file take.
     """
 
     _BLOCK = 4096
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, slot_bytes: int) -> None:
         super().__init__()
         self.total_bytes = total_bytes
+        self.slot_bytes = slot_bytes
         self.others_bytes = 0
 
     def allocate(self, fd: int, size: int, at: int = 0) -> None:
@@ -167,7 +177,7 @@ class SmallDisk(FaultyFiles):
         return os.statvfs_result((self._BLOCK, self._BLOCK, blocks, free, free, 0, 0, 0, 0, 255))
 
     def _free(self, fd: int) -> int:
-        return self.total_bytes - self.others_bytes - os.fstat(fd).st_blocks * 512
+        return self.total_bytes - self.others_bytes - slots_bytes(os.fstat(fd), self.slot_bytes)
 
 
 class VanishedFiles(HookedFiles):

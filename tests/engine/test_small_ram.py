@@ -20,11 +20,12 @@ LATE = 1  # calls after which the scheduler hears of a copy
 
 @pytest.fixture
 def engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
-    """Its worker says of each copy that it has ended when it is asked the second time."""
+    """Its worker says of each copy that it has ended when it is asked the second time, however slow the machine is."""
     get_finished = HostWorker.get_finished
     later = deque[list[TransferResult]]([] for _ in range(LATE))
 
     def get_late(self: HostWorker) -> list[TransferResult]:
+        self.wait(set(self._pending))
         later.append(get_finished(self))
         return later.popleft()
 

@@ -22,7 +22,7 @@ from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
 from hotspan.tiers.table import DiskTable
-from proofs.simulated.faults import SHORT, FaultyFiles
+from proofs.simulated.faults import SHORT, FaultyFiles, slots_bytes
 
 from .mounts import mounted
 
@@ -141,7 +141,8 @@ def test_a_quota_that_bites_late_gives_the_space_back(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "posix_fallocate", fallocate)
     with pytest.raises(DirectoryError, match=r"quota.*--disk-gib"):
         open_directory(path, SLOT, 800 * SLOT)
-    assert os.stat(path / "slab").st_blocks * 512 == 8 * SLOT == os.stat(path / "slab").st_size
+    status = os.stat(path / "slab")
+    assert slots_bytes(status, SLOT) == 8 * SLOT == status.st_size
 
 
 def test_a_file_in_its_place_is_explained(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.room import SlabSpace, step_bytes
-from proofs.simulated.faults import FaultyFiles, SmallDisk
+from proofs.simulated.faults import FaultyFiles, SmallDisk, slots_bytes
 from proofs.simulated.inline import InlineQueues
 
 SIZE = 2 * 4096
@@ -74,8 +74,8 @@ class Rig:
 
     @property
     def blocks(self) -> int:
-        """Bytes that the slab takes of the disk."""
-        return os.stat(self.path / "slab").st_blocks * 512
+        """Bytes that the slab's slots take of the disk."""
+        return slots_bytes(os.stat(self.path / "slab"), SLOT)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def test_a_restart_finds_it_and_returns_what_was_not_used(path: Path, slots: int
         assert running.blocks <= min(slots, 5 + 2 * STEP) * SLOT
     report = check_offline(path, None)
     assert report["whole"] == min(slots, 5) and not report["corrupt"]
-    assert os.stat(path / "slab").st_blocks * 512 <= min(slots, 5 + 2 * STEP) * SLOT, "to look takes no space"
+    assert slots_bytes(os.stat(path / "slab"), SLOT) <= min(slots, 5 + 2 * STEP) * SLOT, "to look takes no space"
 
 
 def test_a_slab_that_lost_its_end_costs_what_was_there(path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_slab_that_lost_its_end_costs_what_was_there(path: Path) -> None:
 
 def test_space_goes_back_when_others_need_it(path: Path) -> None:
     """While less than the reserve is free, what would go first goes, and no more; then it grows again."""
-    files = SmallDisk(20 * SLOT)
+    files = SmallDisk(20 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=SLOT) as running:
         for chunk in ROOTS[:SLOTS]:
             assert running.store(chunk)
@@ -187,22 +187,22 @@ def test_space_goes_back_when_others_need_it(path: Path) -> None:
 
 def test_stores_do_not_take_what_is_to_be_given_back(path: Path) -> None:
     """While chunks are stored all the time, the reserve is free again after as many looks as without them."""
-    files, page = SmallDisk(20 * SLOT), 4096
+    files = SmallDisk(20 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=SLOT) as running:
         for chunk in ROOTS[:SLOTS]:
             assert running.store(chunk)
-        files.others_bytes = 20 * SLOT - 5 * SLOT - page  # ext4 keeps long lists of extents in a page of their own
+        files.others_bytes = 20 * SLOT - 5 * SLOT
         for chunk in ROOTS[SLOTS : SLOTS + 8]:
             running.turn(1.1)
             for _ in range(2):  # what is offered a second time takes another's slot
                 running.store(chunk)
-        assert running.blocks <= 4 * SLOT + page and running.tier.usage().capacity_chunks == 4
+        assert running.blocks <= 4 * SLOT and running.tier.usage().capacity_chunks == 4
         assert sum(running.here(ROOTS[: SLOTS + 8])) == 4
 
 
 def test_no_space_to_grow_is_a_ceiling_and_no_fault(path: Path) -> None:
     """Where the file system is full, the tier goes on with what it has: it stays up, hits are hits."""
-    files, queues, clock = SmallDisk(5 * SLOT), InlineQueues(), SimulatedClock()
+    files, queues, clock = SmallDisk(5 * SLOT, SLOT), InlineQueues(), SimulatedClock()
     options = DiskOptions(
         *(path, 5 * SLOT), allow_direct=False, files=files, queue=queues.queue, step_bytes=STEP * SLOT
     )
@@ -239,7 +239,7 @@ def test_a_write_without_space_is_no_fault_either(path: Path) -> None:
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EOPNOTSUPP])
 def test_a_call_that_fails_costs_space_and_no_chunk(path: Path, kind: str, error: int) -> None:
     """Whichever call for space fails, what is stored stays or is a miss, the books agree, and later it goes on."""
-    files = SmallDisk(20 * SLOT)
+    files = SmallDisk(20 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=SLOT) as running:
         assert running.store(ROOTS[0])
         files.arm(1, error, kinds=[kind], lasting=True)
@@ -264,7 +264,7 @@ def test_what_fails_again_and_again_is_tried_less_and_less(
     path: Path, caplog: pytest.LogCaptureFixture, kind: str, error: int
 ) -> None:
     """Of 200 looks a few try it, one line on the log tells it, and one that it works again; meanwhile hits are hits."""
-    files = SmallDisk(20 * SLOT)
+    files = SmallDisk(20 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=SLOT) as running:
         for chunk in ROOTS[:4]:
             assert running.store(chunk)
@@ -291,7 +291,7 @@ def test_what_fails_again_and_again_is_tried_less_and_less(
 
 def test_a_file_system_that_tells_nothing_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is asked each second, and one line on the log tells it."""
-    files = SmallDisk(20 * SLOT)
+    files = SmallDisk(20 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=SLOT) as running:
         files.arm(1, errno.EIO, kinds=["space"], lasting=True)
         for _ in range(20):
@@ -313,14 +313,14 @@ def test_a_new_slab_must_fit_and_an_old_one_is_opened(path: Path, tmp_path: Path
     with rig(path) as running:
         assert running.store(ROOTS[0])
     check_directory(path, size)
-    with rig(path, SmallDisk(0), reserve_bytes=SLOT) as running:
+    with rig(path, SmallDisk(0, SLOT), reserve_bytes=SLOT) as running:
         assert running.loads(ROOTS[0].key)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_sequence_loses_a_slot(path: Path, seed: int) -> None:
     """Stores, loads, discards and a file system that fills and empties at random: the books agree after each step."""
-    rng, files = random.Random(seed), SmallDisk(12 * SLOT)
+    rng, files = random.Random(seed), SmallDisk(12 * SLOT, SLOT)
     with rig(path, files, reserve_bytes=2 * SLOT) as running:
         for _ in range(150):
             chunk = rng.choice(ROOTS[:14])
