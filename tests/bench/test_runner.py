@@ -13,11 +13,13 @@ from openai_server import Behaviour, OpenAIServer, Served
 from conftest import StartServer
 from hotspan.bench import client, runner
 from hotspan.bench.config import BenchConfig
+from hotspan.bench.export import summary_of
 from hotspan.bench.records import BenchResult, RequestRecord, RoundName
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.summary import quantiles
 from hotspan.bench.workloads.base import Prompt
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.bench.workloads.rag_qa_quality import RagQaQualityOptions
 from hotspan.core.errors import ConfigError
 from tests.bench.simulated import in_simulated_time
 
@@ -43,6 +45,40 @@ def test_rounds_are_played_in_order(serve: StartServer) -> None:
     for before, after in zip(warm_up.records, warm_up.records[1:], strict=False):
         assert before.finish_time <= after.submit_time
     assert [r.request_id for r in result.query.records] == [f"doc{d}_q{q}" for q in range(2) for d in range(3)]
+
+
+def test_right_answers_are_counted_from_a_cache_and_computed_anew(serve: StartServer) -> None:
+    """Each question is asked twice, the second time with a salt of its own; both rounds have their share of right ones.
+
+    The server answers questions for places wrong the first time.
+    """
+    seen: list[str] = []
+    right: dict[str, str] = {}
+
+    def answers(body: dict[str, Any]) -> tuple[str, ...] | None:
+        question = body["messages"][-1]["content"].rsplit(" # # ", 1)[1]
+        seen.append(question)
+        return ("no", "thing") if seen.count(question) == 1 and question.startswith("Where") else (right[question],)
+
+    server = serve(answers=answers)
+    options = RagQaQualityOptions(document_length=40, num_cases=1, num_documents=3, num_questions=6)
+    config = BenchConfig(options=options, engine_url=server.url, no_warmup=True)
+
+    async def count_tokens(text: str) -> int | None:
+        return None
+
+    made = {each.name: each for each in asyncio.run(options.rounds(config.scale, config.seed, count_tokens))}
+    right.update({p.content.rsplit(" # # ", 1)[1]: p.answers[0] for p in made[RoundName.QUERY].prompts})
+    result = run_rounds(config)
+    wheres = sum(prompt.content.rsplit(" # # ", 1)[1].startswith("Where") for prompt in made[RoundName.QUERY].prompts)
+    cached, anew = (result.round(name) for name in (RoundName.QUERY, RoundName.ANEW))
+    assert cached is not None and anew is not None and 0 < wheres < 6
+    assert (cached.summary.scored, cached.summary.right) == (6, 6 - wheres)
+    assert (anew.summary.scored, anew.summary.right, anew.summary.quality) == (6, 6, 1.0)
+    salts = [body.get("cache_salt") for body in server.served.bodies]
+    assert salts[:6] == [None] * 6 and None not in salts[6:] and len(set(salts[6:])) == 6
+    assert summary_of(result)["results"]["quality"] == (6 - wheres) / 6
+    assert BenchResult.from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
 def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:

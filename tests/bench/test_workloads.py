@@ -63,6 +63,7 @@ def a_trace(directory: Path) -> str:
         ("random-prefill", {"rp_request_length": 50, "rp_num_requests": 5}, "725daee44d6b3843"),
         ("prefix-suffix-tuner", {"psf_context_length": 700, "psf_thrash": 1.0}, "b62e6e32d63fc116"),
         ("long-doc-permutator", {"ldp_context_length": 40, "ldp_system_prompt_length": 9}, "bf2227e5d4d81eae"),
+        ("rag-qa-quality", {"rqq_document_length": 40, "rqq_num_cases": 2}, "2ed520a4575258ae"),
         ("prefix_repetition", {"prefix_repetition_num_prompts": 30}, "95560abb73a42e37"),
         ("trace-replay", {}, "020ee42d4f0b97ac"),
         ("random-prefill", {"rp_request_length": 50, "request_rate": 2.0}, "f877c024baa14b2d"),
@@ -101,6 +102,58 @@ def test_the_permutators_orders_differ() -> None:
     assert len({frozenset(part[1:-1]) for part in parts}) == 1 and len({tuple(part) for part in parts}) == 6
     with pytest.raises(ConfigError, match="has 6 orders"):
         config("long-doc-permutator", **flat | {"ldp_num_permutations": 5})
+
+
+def test_questions_have_their_answers_in_the_documents() -> None:
+    """Each question's documents are those of its case, in an order of its own, and one of them has the answer."""
+    quality = config("rag-qa-quality", rqq_num_cases=2, rqq_num_documents=4, rqq_num_questions=6)
+    found = rounds(quality)
+    asked, learnt = prompts(quality), prompts(quality, RoundName.WARM_UP)
+    assert (len(learnt), len(asked)) == (4, 12) and asked == prompts(quality, RoundName.ANEW)
+    assert list(found)[2:] == [RoundName.QUERY, RoundName.ANEW, RoundName.CHECK]
+    for case, mine in enumerate((asked[:6], asked[6:])):
+        parts = [prompt.content.split(" # # ") for prompt in (*learnt[2 * case : 2 * case + 2], *mine)]
+        assert len({frozenset(part[:-1]) for part in parts}) == 1 and len({tuple(part[:-1]) for part in parts}) == 8
+    for prompt in asked:
+        assert prompt.answers and any(prompt.answers[0] in text for text in prompt.content.split(" # # ")[:-1])
+    assert not any(prompt.answers for prompt in learnt)
+
+
+def test_questions_from_a_file(tmp_path: Path) -> None:
+    """Documents, questions and answers are as the file says; too few orders for the questions repeat."""
+    questions = [{"question": f"q{n}?", "answers": ["Yes", f"a{n}"], "kind": "own"} for n in range(3)]
+    path = tmp_path / "cases.jsonl"
+    path.write_text(json.dumps({"documents": ["D1", "D2"], "questions": questions}) + "\n\n")
+    asked = prompts(config("rag-qa-quality", rqq_file=str(path)))
+    assert [(p.request_id, p.answers) for p in asked] == [(f"case0_own{n}", ("Yes", f"a{n}")) for n in range(3)]
+    assert {p.content.rsplit(" # # ", 1)[0] for p in asked} == {"D1 # # D2", "D2 # # D1"}
+    assert [p.content.rsplit(" # # ", 1)[1] for p in asked] == ["q0?", "q1?", "q2?"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "can't be read"),
+        ("", "is empty: give one case per line"),
+        ('{"documents": ["a"], "questions": [{"question": "q", "answers": ["a"]}]}\nno', "line 2 is no case"),
+        ('{"documents": [], "questions": []}', "line 1 is no case .there must be documents and questions"),
+        ('{"documents": ["a"], "questions": [{"question": "q", "answers": "a"}]}', "needs a list of answers"),
+        ('{"documents": ["a"], "questions": [{"question": "q"}]}', "line 1 is no case .'answers'"),
+    ],
+)
+def test_a_file_without_cases_is_refused(text: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        rounds(config("rag-qa-quality", rqq_file=str(path)))
+
+
+def test_an_answer_is_right_if_it_has_a_known_one() -> None:
+    """In whatever case; where none is known, it is neither right nor wrong."""
+    prompt = Prompt("a", "?", 3, answers=("the Old Mill", "mill"))
+    assert [prompt.is_right(text) for text in ("The MILL.", "the bridge", "")] == [True, False, False]
+    assert Prompt("a", "?", 3).is_right("mill") is None
 
 
 def test_the_tuners_prefixes_just_overflow_the_tier() -> None:

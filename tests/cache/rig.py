@@ -10,6 +10,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup
 from hotspan.testing.chunks import content
 from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.pace import Pace
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.lower import steady
@@ -21,13 +22,16 @@ SIZE = 4096
 class Rig:
     """What the tests turn: cache, tier, clock, slab."""
 
-    def __init__(self, ram: int, disk: int = 0, store_depth: int = 32, shares: Shares | None = None) -> None:
+    def __init__(
+        self, ram: int, disk: int = 0, store_depth: int = 32, shares: Shares | None = None, pace: Pace | None = None
+    ) -> None:
         self.clock = SimulatedClock()
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
         self.slab.unlink()
         self.tier = ManualTier(disk, SIZE, store_depth=store_depth, clock=self.clock)
         self.lower = steady(self.tier, self.clock)
-        self.cache = TieredCache(self.slab, *([self.lower] if disk else []), shares=shares, clock=self.clock)
+        lower = [self.lower] if disk else []
+        self.cache = TieredCache(self.slab, *lower, shares=shares, clock=self.clock, pace=pace)
 
     def __enter__(self) -> "Rig":
         return self

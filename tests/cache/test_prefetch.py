@@ -10,6 +10,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content
 from hotspan.tiers.base import Fault
+from hotspan.tiers.pace import Pace
 from hotspan.tiers.shares import Share, Shares
 
 from .rig import SIZE, Rig
@@ -243,3 +244,28 @@ def test_a_prefetch_takes_nobodys_share(data: st.DataObject) -> None:
             lost = before[tenant] - after.get(tenant, 0)
             assert not lost or after[tenant] >= rig.cache.ram.floor(tenant)
             assert not lost or before.get(asker, 0) < rig.cache.ram.floor(asker)
+
+
+def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:
+    """One chunk at a time and slowly, where the engine computes on the CPU; at full speed if one waits, or none is."""
+    pace = Pace()
+    with Rig(RAM, 20, pace=pace) as rig:
+        text, other = chain("a", 4), chain("b", 2)
+        rig.put_below([*text, *other])
+        prefetches = rig.cache.prefetches
+        prefetches.is_busy = True
+        announce(rig, text)
+        rig.cache.step()
+        assert pace.is_slow and len(rig.loads) == 1
+        reader = Reader()
+        assert rig.ask(other, reader) == [Lookup.RETRY] * 2
+        rig.cache.step()
+        assert not pace.is_slow and len(rig.loads) == 3
+        rig.land()
+        rig.cache.release(reader)
+        rig.cache.step()
+        assert pace.is_slow and len(rig.loads) == 1
+        prefetches.is_busy = False
+        rig.cache.step()
+        assert not pace.is_slow and len(rig.loads) == 3
+        land(rig)

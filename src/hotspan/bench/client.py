@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -107,7 +107,8 @@ class OpenAIClient:
             body["ignore_eos"] = True
         if salt:
             body["cache_salt"] = salt
-        return await self.stream(body, StreamedAnswer(), prompt.request_id, order)
+        record = await self.stream(body, StreamedAnswer(), prompt.request_id, order)
+        return replace(record, is_right=prompt.is_right(record.answer))
 
     async def stream(
         self,

@@ -87,7 +87,7 @@ class BenchConfig:
     @property
     def played(self) -> tuple[RoundName, ...]:
         """The rounds to play."""
-        return (RoundName.QUERY,) if self.no_warmup else self.rounds
+        return (RoundName.QUERY, RoundName.ANEW) if self.no_warmup else self.rounds
 
     @property
     def slo(self) -> Slo | None:

@@ -109,4 +109,5 @@ def results_of(query: RoundResult) -> dict[str, Any]:
         "hit_rates": s.hit_rates,
         "requests_within_slo": s.within_slo,
         "goodput": s.goodput,
+        "quality": s.quality,
     }

@@ -58,8 +58,9 @@ SCHEMA_VERSION = 1
 
 
 class RoundName(StrEnum):
-    """The rounds, in their order.
+    """The rounds, in their order. Few workloads have all.
 
+    `ANEW` asks the questions of the query round with a `cache_salt` each, so that no cache has anything of them.
     `CHECK` asks the questions of the query round again, one at a time. Requests that run together are computed in
     batches of other shapes, whose sums round otherwise; alone, equal hits compute equal shapes, so that their answers
     must be equal too. It is played for its answers, not for its times, and only where it is asked for.
@@ -68,10 +69,11 @@ class RoundName(StrEnum):
     PRE_WARM_UP = "pre-warm-up"
     WARM_UP = "warm-up"
     QUERY = "query"
+    ANEW = "anew"
     CHECK = "check"
 
 
-TIMED_ROUNDS: Final = (RoundName.PRE_WARM_UP, RoundName.WARM_UP, RoundName.QUERY)
+TIMED_ROUNDS: Final = (RoundName.PRE_WARM_UP, RoundName.WARM_UP, RoundName.QUERY, RoundName.ANEW)
 """The rounds whose latencies are reported, which are also those that a benchmark plays by default."""
 
 
@@ -117,6 +119,7 @@ class RequestRecord:
     finish_reason: str = ""
     error: str = ""
     due_time: float | None = None  # None: the schedule named no time
+    is_right: bool | None = None  # None: no answer to it is known
 
     @property
     def ttft(self) -> float:
@@ -191,6 +194,7 @@ class RoundSummary:
     late_s:          how late requests were sent, against a schedule that names times.
     ttft_from_due_s: TTFT with that wait in it.
     within_slo:      requests that kept the objective; None where there was none.
+    scored, right:   requests whose right answers are known, and those that were answered so; a failure is not.
     """
 
     requests: int
@@ -213,6 +217,13 @@ class RoundSummary:
     ttft_from_due_s: Quantiles | None = None
     unsent: int = 0
     within_slo: int | None = None
+    scored: int = 0
+    right: int = 0
+
+    @property
+    def quality(self) -> float | None:
+        """Share of right answers; None where none is known."""
+        return self.right / self.scored if self.scored else None
 
     @property
     def success_rate(self) -> float:
@@ -240,7 +251,7 @@ class RoundSummary:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON, the derived ones included."""
-        return _with_derived(self, "hit_rates", "cached_rate", "success_rate", "goodput")
+        return _with_derived(self, "hit_rates", "cached_rate", "success_rate", "goodput", "quality")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ async def _compared(prompts: Sequence[Prompt], ask: Callable[..., Awaitable[Requ
     asked = [await ask(prompt) for prompt in prompts]
     same, hits, different, failed, not_anew = 0, 0, [], [], []
     for prompt, found in zip(prompts, asked, strict=True):
-        salt = f"hotspan-bench-{secrets.token_hex(16)}"
+        salt = new_salt()
         anew, again = await ask(prompt, salt), await ask(prompt, salt)
         if not (found.successful and anew.successful and again.successful):
             failed.append(prompt.request_id)
@@ -128,7 +128,12 @@ def repetition(config: BenchConfig, number: int) -> BenchConfig:
 
     The server must support `cache_salt`, as vLLM and hotspan do.
     """
-    return replace(config, salt=f"hotspan-bench-{secrets.token_hex(16)}") if number else config
+    return replace(config, salt=new_salt()) if number else config
+
+
+def new_salt() -> str:
+    """A `cache_salt` that nobody has used."""
+    return f"hotspan-bench-{secrets.token_hex(16)}"
 
 
 async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
@@ -202,9 +207,8 @@ class _Player:
             nonlocal sent
             order, sent = sent, sent + 1
             config = self._config
-            record = await self._client.chat(
-                prompt, order, config.model, ignore_eos=config.ignore_eos, salt=config.salt
-            )
+            salt = new_salt() if round.name is RoundName.ANEW else config.salt
+            record = await self._client.chat(prompt, order, config.model, ignore_eos=config.ignore_eos, salt=salt)
             record = replace(record, due_time=due_time)
             records.append(record)
             self._progress.request_finished(round.name, record)

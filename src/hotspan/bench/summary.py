@@ -55,5 +55,7 @@ def summarize(
         late_s=quantiles(r.late_s for r in records),
         ttft_from_due_s=quantiles(r.ttft_from_due for r in good),
         unsent=unsent,
+        scored=sum(r.is_right is not None for r in records),
+        right=sum(r.is_right is True for r in records),
         within_slo=None if slo is None else sum(slo.is_kept_by(r) for r in records),
     )

@@ -7,6 +7,7 @@
 
 A prefetch gives way to everything else: it starts nothing while a request waits for promotions, holds at most a part of
 what its tenant is sure of in RAM, and takes room from other tenants only until its own has as much as it is sure of.
+Beside requests it moves a chunk or two at a time; where the engine computes on the CPU, one, and little of it at once.
 """
 
 from collections import Counter, deque
@@ -20,6 +21,7 @@ from hotspan.cache.stats import CacheStats
 from hotspan.cache.waits import Waits
 from hotspan.core.clock import Clock
 from hotspan.core.types import MIB, Chunk, ChunkKey, Tier
+from hotspan.tiers.pace import Pace
 
 SHARE = 0.5
 """The part of a tenant's floor in RAM that its prefetches may pin. By default a lone tenant's floor is half of RAM."""
@@ -77,10 +79,19 @@ def by_longest(chunks: Mapping[ChunkKey, Chunk]) -> list[Chunk]:
 class Prefetches:
     """All of them, oldest first. The cache's thread calls it.
 
-    is_busy: requests are there, so that prefetches are paced.
+    is_busy: requests are there, so that prefetches are paced. pace: of the disk's loads; None where they go on fast.
     """
 
-    def __init__(self, ram: RamTier, lower: LowerTiers, waits: Waits, stats: CacheStats, clock: Clock) -> None:
+    def __init__(
+        self,
+        ram: RamTier,
+        lower: LowerTiers,
+        waits: Waits,
+        stats: CacheStats,
+        clock: Clock,
+        pace: Pace | None = None,
+    ) -> None:
+        self._pace = pace
         self._ram = ram
         self._lower = lower
         self._waits = waits
@@ -150,6 +161,8 @@ class Prefetches:
 
     def step(self) -> None:
         """Take note of answers and of times that are over, and start what may be."""
+        if self._pace is not None:
+            self._pace.is_slow = self.is_busy and not self._waits.is_waited_for
         if not self._all:
             return
         now_s = self._clock.monotonic()
@@ -208,7 +221,8 @@ class Prefetches:
 
     def _start(self) -> None:
         """Promote what is next, the oldest announcement's first, until enough is in flight."""
-        at_most = (_BUSY_BYTES if self.is_busy else _IDLE_BYTES) // self._ram.slab.slot_bytes
+        busy_bytes = 0 if self._pace is not None else _BUSY_BYTES
+        at_most = (busy_bytes if self.is_busy else _IDLE_BYTES) // self._ram.slab.slot_bytes
         depth = min(max(1, at_most), _MAX_DEPTH)
         for each in self._all:
             while each.todo and len(self._moving) < depth:

@@ -27,6 +27,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Durable, TierUsage
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pace import Pace
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
@@ -55,6 +56,7 @@ class TieredCache:
     patience_s: how long a request waits while nothing lands, without a cost model.
     cost:       decides what is loaded from lower tiers; without one it is all that is there.
     stats:      counts since they were taken; the engine adds what only it knows.
+    pace:       of the disk's loads that nobody waits for, if requests are to be spared them.
     prefetches: what was announced. pins: what is evicted last; those that the disk was opened with.
     """
 
@@ -68,6 +70,7 @@ class TieredCache:
         cost: CostModel | None = None,
         clock: Clock | None = None,
         pins: Pins | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.pins = pins or Pins(clock)
         self.ram = RamTier(slab, shares, self.pins)
@@ -77,7 +80,7 @@ class TieredCache:
         self._clock = clock or SystemClock()
         self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
         self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost)
-        self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock)
+        self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock, pace)
         self._loading = self._storing = 0
 
     # -- look up ---------------------------------------------------------------------------------------------------

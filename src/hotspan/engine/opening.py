@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
@@ -40,6 +41,7 @@ from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pace import Pace
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
@@ -81,7 +83,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         keyring = _open_keyring(settings, clock)
         if keyring is not None:
             closing.callback(keyring.close)
-        opening = _Opening(spec, config, namespace, clock, keyring, Pins(clock))
+        opening = _Opening(spec, config, namespace, clock, keyring, Pins(clock), Pace())
         follower = opening.follower()
         if follower is not None:
             closing.callback(follower.close)
@@ -141,6 +143,7 @@ class _Opening:
     clock: Clock
     keyring: Keyring | None
     pins: Pins
+    pace: Pace
 
     def cache(self, cost: CostModel | None, follower: LogFollower | None) -> tuple[TieredCache, LowerTier | None]:
         """The cache over its tiers, and the disk among these."""
@@ -164,6 +167,7 @@ class _Opening:
             cost=cost,
             clock=self.clock,
             pins=self.pins,
+            pace=self.pace if current_platform.is_cpu() else None,
         )
         return cache, tiers[0] if settings.disk is not None else None
 
@@ -216,6 +220,7 @@ class _Opening:
             step_bytes=step_bytes(disk.bytes),
             reserve_bytes=RESERVE_BYTES,
             pins=self.pins,
+            pace=self.pace,
         )
         size = self.spec.slot_bytes
         return lambda again: DiskTier(replace(options, is_new=not again), self.namespace, size, self.clock)

@@ -25,6 +25,7 @@ from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
 from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, copy, staging_bytes
+from hotspan.tiers.pace import Pace
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.record import MAX_PARTS, Record
 from hotspan.tiers.room import NO_SPACE, SlotRoom
@@ -51,6 +52,7 @@ class DiskOptions:
     keys:        with keys, frames are encrypted, and plain ones are misses.
     step_bytes:  the slab grows by so much as it fills; None allocates all of it at the start.
     reserve_bytes: what a slab that grows leaves free on its file system (tiers/room.py); below it, it gives back.
+    pace:        of loads.
     files, queue: the system calls and the threads; tests put others in their place.
     """
 
@@ -65,6 +67,7 @@ class DiskOptions:
     step_bytes: int | None = None
     reserve_bytes: int = 0
     pins: Pins = field(default_factory=Pins)
+    pace: Pace = field(default_factory=Pace)
     files: Files = field(default_factory=Files)
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
@@ -148,7 +151,8 @@ class DiskSlab:
         self.slot_bytes = self.directory.geometry.slot_bytes
         self.evicted = 0
         self._table = self.directory.table
-        self._frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes)
+        self._frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
+        self._pace = options.pace
         self._entries: dict[ChunkKey, Entry] = {}
         self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._storing = 0
@@ -520,7 +524,7 @@ class DiskSlab:
     def _load(
         self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
     ) -> None:
-        started = self._clock.monotonic()
+        started, rested_s = self._clock.monotonic(), self._pace.rested_s
         fault: Fault | None = None
         identity = FrameIdentity(entry.key, record.namespace, record.stamp)
         now_s = self._clock.unix()
@@ -539,7 +543,8 @@ class DiskSlab:
             if found is not None:
                 fault = Fault.GONE if found in _GONE else Fault.CORRUPT
                 logger.warning("disk_frame_quarantined slot=%d fault=%s", entry.slot, found.value)
-        self._end(entry, True, fault, record.payload_bytes, started, told)
+        rested_s = self._pace.rested_s - rested_s  # what a load takes is learnt without it
+        self._end(entry, True, fault, record.payload_bytes, started + rested_s, told)
 
     def _free_slots(self, slots: Sequence[int]) -> None:
         self._write_records(slots)

@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -30,6 +31,7 @@ from hotspan.core.frame import (
 )
 from hotspan.core.types import MIB, PAGE_BYTES, round_up
 from hotspan.tiers.files import Buffer, Files, whole
+from hotspan.tiers.pace import Pace
 
 IO_BYTES = 4 * MIB
 
@@ -55,10 +57,11 @@ def copy(source: Buffer, into: Sequence[memoryview]) -> None:
 class FrameFile:
     """Frames in one file of equal slots. A frame lies in one slot, or in several, in the order in which they are given.
 
-    Methods may be called from several threads, each with its own header and staging.
+    Methods may be called from several threads, each with its own header and staging. Loads keep to the pace.
     """
 
-    def __init__(self, files: Files, fd: int, slot_bytes: int) -> None:
+    def __init__(self, files: Files, fd: int, slot_bytes: int, pace: Pace | None = None) -> None:
+        self._pace = pace or Pace()
         self._files = files
         self._fd = fd
         self._slot_bytes = slot_bytes
@@ -107,9 +110,8 @@ class FrameFile:
         self, slots: Sequence[int], header: memoryview, into: memoryview, identity: FrameIdentity, now_s: float
     ) -> FrameFault | None:
         """Read a plain frame; a fault if it is not that of `identity`. Raises: OSError."""
-        part_bytes = _part_bytes(len(into))
-        for start in range(0, len(into), part_bytes):
-            part = into[start : start + part_bytes]
+        for start, size in self._paced(len(into)):
+            part = into[start : start + size]
             if start == 0:
                 self._move(self._files.preadv, slots, 0, [header, part])
                 fault = verify_header(header, len(into), identity, now_s)
@@ -136,10 +138,8 @@ class FrameFile:
         where the segment behind it began.
         """
         header, staging = scratch[:HEADER_BYTES], scratch[HEADER_BYTES:]
-        part_bytes = _part_bytes(len(into))
         cipher = None
-        for start in range(0, len(into), part_bytes):
-            size = min(part_bytes, len(into) - start)
+        for start, size in self._paced(len(into)):
             if cipher is None:
                 self._move(self._files.preadv, slots, 0, [header, staging[:size]])
                 fault = verify_header(header, len(into), identity, now_s, sealed=True)
@@ -159,6 +159,17 @@ class FrameFile:
                 if not cipher.decrypt(index, sealed, into[first:last]):
                     return FrameFault.PAYLOAD
         return None
+
+    def _paced(self, payload_bytes: int) -> Iterator[tuple[int, int]]:
+        """What one I/O each reads of a payload, from its beginning: where, and how many bytes; rests in between."""
+        start = 0
+        while start < payload_bytes:
+            worked_s = time.thread_time()
+            part_bytes = segment_bytes_for(payload_bytes) if self._pace.is_slow else _part_bytes(payload_bytes)
+            size = min(part_bytes, payload_bytes - start)
+            yield start, size
+            start += size
+            self._pace.rest(time.thread_time() - worked_s)
 
     def _move(
         self,

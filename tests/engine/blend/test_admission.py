@@ -323,3 +323,22 @@ def test_a_request_names_its_selector(
     said = scheduler.blending.end(request.request_id)
     assert said is not None and said["recomputed"] == (40 if expected else first)
     assert said["mode"] == (expected.selector.value if expected else "first_k")
+
+
+@pytest.mark.parametrize("mode", ["deviation", "query"])
+def test_a_share_of_nothing_needs_no_choice(cache: TieredCache, mode: str) -> None:
+    """The worker computes what is in no window, and no forward to choose what it would not compute."""
+    scheduler = Scheduler(cache, mode)
+    for order in ((0, 1), (1, 0)):
+        scheduler.run(scheduler.request(*order))
+    request = scheduler.request(1, 0)
+    record = RequestRecord(request=request, keyer=KEYER, groups=(), blend=BlendDirective(recompute_ratio=0.0))
+    assert scheduler.match(request, record)
+    plan = scheduler.blending.begin(request, list(range(99)))
+    orders = scheduler.step(request, 1)
+    assert plan is not None and orders is not None
+    (job,) = orders.blends
+    assert job.selection is None and job.computed == list(plan.fresh)
+    scheduler.blending.note(Report(ended=[job.number]))
+    said = scheduler.blending.end(request.request_id)
+    assert said is not None and (said["mode"], said["recomputed"]) == (mode, 0)

@@ -9,6 +9,7 @@ from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.bench.workloads.prefix_repetition import PrefixRepetitionOptions
 from hotspan.bench.workloads.prefix_suffix_tuner import PrefixSuffixTunerOptions
+from hotspan.bench.workloads.rag_qa_quality import RagQaQualityOptions
 from hotspan.bench.workloads.random_prefill import RandomPrefillOptions
 from hotspan.bench.workloads.trace_replay import TraceReplayOptions
 
@@ -19,6 +20,7 @@ WORKLOADS: Final[MappingProxyType[str, type[WorkloadOptions]]] = MappingProxyTyp
             LongDocQaOptions,
             MultiRoundChatOptions,
             LongDocPermutatorOptions,
+            RagQaQualityOptions,
             RandomPrefillOptions,
             PrefixSuffixTunerOptions,
             PrefixRepetitionOptions,

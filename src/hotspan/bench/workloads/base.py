@@ -23,12 +23,17 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One chat request: a user's message, after what was said before it."""
+    """One chat request: a user's message, after what was said before it. answers: known ones, of which one is right."""
 
     request_id: str
     content: str = field(repr=False)
     max_tokens: int
     history: tuple[Message, ...] = field(default=(), repr=False)
+    answers: tuple[str, ...] = ()
+
+    def is_right(self, answer: str) -> bool | None:
+        """Whether an answer has one of the known ones in it, in whatever case; None if none is known."""
+        return any(known.casefold() in answer.casefold() for known in self.answers) if self.answers else None
 
     @property
     def messages(self) -> tuple[Message, ...]:

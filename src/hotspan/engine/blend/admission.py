@@ -191,7 +191,7 @@ class Blending:
             pieces,
             computed,
             is_checked,
-            None if chosen.selector is Selector.FIRST_K else chosen,
+            chosen if chosen.needs_probe else None,
         )
         self._new_jobs.append(job)
         return plan
@@ -344,12 +344,12 @@ class Blending:
             len(known.tokens),
             kept,
             found,
-            pace._replace(probe_share=0.0) if chosen.selector is Selector.FIRST_K else pace,
+            pace if chosen.needs_probe else pace._replace(probe_share=0.0),
             min(1.0, chosen.ratio),
             min_tokens=self._settings.min_tokens,
             loaded_tokens=loaded,
             wait_s=wait_s,
-            fresh_passes=1 + (chosen.selector is Selector.QUERY),
+            fresh_passes=1 + (chosen.needs_probe and chosen.selector is Selector.QUERY),
         )
         if isinstance(planned, SpanPlan) and planned.first_approximate // self._block_tokens >= len(
             request.block_hashes

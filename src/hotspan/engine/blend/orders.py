@@ -26,10 +26,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selector that needs forwards, and the share of the reused tokens that it chooses."""
+    """A selector, and the share of the reused tokens that it chooses."""
 
     selector: Selector
     ratio: float
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether choosing takes forwards of its own."""
+        return self.selector is not Selector.FIRST_K and self.ratio > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class BlendJob:
     tokens:   of its prompt.
     blocks:   of the engine's KV cache, from the first token on.
     pieces:   what is loaded, from left to right.
-    computed: what is computed then, from left to right; and what the selection chooses, if there is one.
+    computed: what is computed then, from left to right; and what the selection chooses, if one needs a probe.
     is_checked: keep what it says of the first token, for a check.
     """
 
