@@ -189,7 +189,7 @@ def measure(model: DemoModel, work: Path, share: float, requests: int) -> dict[s
     real = trace.facts()
     sizes = Sizes(gpu_tokens=POOL_TOKENS, ram_gib=ram_gib)
     fields = {name: getattr(costs, name) for name in Costs.__dataclass_fields__}
-    made = Setup(1, Costs(**fields | {"step_s": step_s}), sizes, None, BLOCK)
+    made = Setup(1, Costs(**fields | {"step_s": step_s}), sizes, None, BLOCK, engine.block_size)
     outcome = Simulation(made, "roundrobin").run(trace)
     ttft_s = sum(outcome.ttft_s) / len(outcome.ttft_s)
     assert real.recorded_hit_rate is not None and real.recorded_ttft_s is not None

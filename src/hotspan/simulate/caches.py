@@ -34,13 +34,9 @@ class BlockCache(Protocol):
 
 
 class Lru:
-    """The blocks that were used last, the leaves of a prompt before what they stand on: as vLLM's pool does it.
-
-    reserved: so many hold what is no whole block of a prompt, of requests that run. vLLM uses these again first.
-    """
+    """The blocks that were used last, the leaves of a prompt before what they stand on."""
 
     def __init__(self, capacity: int) -> None:
-        self.reserved = 0
         self._capacity = capacity
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
@@ -57,17 +53,78 @@ class Lru:
     def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
         blocks, came, went = self._blocks, [], []
         touch = blocks.move_to_end
-        capacity = max(0, self._capacity - self.reserved)
-        for key in reversed(keys[:capacity]):
+        for key in reversed(keys[: self._capacity]):
             if key in blocks:
                 touch(key)
             else:
                 blocks[key] = None
                 came.append(key)
-        for _ in range(len(blocks) - capacity):
+        for _ in range(len(blocks) - self._capacity):
             went.append(blocks.popitem(last=False)[0])
         came.reverse()
         return Change(came, went)
+
+
+class Pool:
+    """vLLM's own: an Lru in which what a request has behind its whole blocks takes room, too, as the prompt's leaf.
+
+    The engine's blocks are smaller than a trace's. Those that such a tail fills are kept, though nobody will ask for
+    them; the rest of it only while the request runs.
+
+    tokens: its size. block_tokens: of a trace's block. own_tokens: of the engine's.
+    """
+
+    def __init__(self, tokens: int, block_tokens: int, own_tokens: int) -> None:
+        self._tokens = tokens
+        self._block_tokens = block_tokens
+        self._own_tokens = own_tokens
+        self._running = 0  # blocks of the engine's that running requests have filled in part
+        self._used = 0
+        self._tails = 0
+        self._blocks: OrderedDict[int | tuple[int], int] = OrderedDict()  # to tokens; a tail's key is a tuple
+
+    def __len__(self) -> int:
+        return sum(not isinstance(key, tuple) for key in self._blocks)
+
+    def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
+        blocks = self._blocks
+        for n in range(start, end):
+            if keys[n] not in blocks:
+                return n
+        return end
+
+    def begin(self, tail_tokens: int) -> None:
+        """A request of such a tail begins to run: `use` comes next."""
+        self._running += tail_tokens % self._own_tokens > 0
+        if kept := tail_tokens // self._own_tokens * self._own_tokens:
+            self._tails += 1
+            self._put((self._tails,), kept)
+
+    def end(self, tail_tokens: int) -> None:
+        """It has ended."""
+        self._running -= tail_tokens % self._own_tokens > 0
+
+    def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
+        came: list[int] = []
+        went: list[int] = []
+        room = max(0, self._tokens - self._running * self._own_tokens)
+        for key in reversed(keys[: room // self._block_tokens]):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+            else:
+                self._put(key, self._block_tokens)
+                came.append(key)
+        while self._used > room:
+            gone, tokens = self._blocks.popitem(last=False)
+            self._used -= tokens
+            if not isinstance(gone, tuple):
+                went.append(gone)
+        came.reverse()
+        return Change(came, went)
+
+    def _put(self, key: int | tuple[int], tokens: int) -> None:
+        self._blocks[key] = tokens
+        self._used += tokens
 
 
 class TierCache:

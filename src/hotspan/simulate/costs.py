@@ -106,7 +106,7 @@ class Setup:
     """What a trace is replayed over.
 
     event_delay_s: from a change in a replica's caches to the router; None: no events at all.
-    block_tokens:  of the trace's blocks.
+    block_tokens:  of the trace's blocks. gpu_block_tokens: of the engine's.
     """
 
     replicas: int = 8
@@ -114,6 +114,7 @@ class Setup:
     sizes: Sizes = field(default_factory=Sizes)
     event_delay_s: float | None = 0.005
     block_tokens: int = BLOCK_TOKENS
+    gpu_block_tokens: int = 16
 
     def __post_init__(self) -> None:
         if self.replicas < 1:

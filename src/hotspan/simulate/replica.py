@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from hotspan.core.trace import Request
 from hotspan.router.types import Medium
-from hotspan.simulate.caches import BlockCache, Change, Lru
+from hotspan.simulate.caches import BlockCache, Change, Pool
 from hotspan.simulate.costs import Costs
 
 _TINY = 1e-9
@@ -51,7 +51,7 @@ class Replica:
         self,
         number: int,
         costs: Costs,
-        pool: Lru,
+        pool: Pool,
         caches: Mapping[Medium, BlockCache],
         block_tokens: int,
         on_first: Callable[[Job, float], None],
@@ -69,7 +69,6 @@ class Replica:
         self._queue: deque[Job] = deque()
         self._current: Job | None = None
         self._work_s = 0.0  # left of the current job, at full speed
-        self._tails = 0  # tokens of the running requests that fill no block
         self._steps = 0.0  # tokens that each decoding request got so far
         self._decoding: list[tuple[float, int, Job]] = []  # (when `_steps` is this, it ends)
 
@@ -144,8 +143,7 @@ class Replica:
                     work_s += load_s
                     held = until
         loaded = range(job.found // block, held)
-        self._tails += self._tail(request)
-        self._pool.reserved = -(-self._tails // block)
+        self._pool.begin(self._tail(request))
         for medium, cache in caches.items():
             job.changes[medium] = cache.use(request.keys, loaded)
         return work_s + costs.prefill_s(held * block, request.tokens)
@@ -161,9 +159,10 @@ class Replica:
 
     def _end(self, job: Job) -> None:
         job.ended_s = self.at_s
-        self._tails -= self._tail(job.request)
+        self._pool.end(self._tail(job.request))
         self._on_end(job, self.at_s)
 
     def _tail(self, request: Request) -> int:
+        """Tokens behind its whole blocks, its answer's among them."""
         computed = request.tokens + request.answer_tokens - 1  # the last token of an answer is never put in
         return max(0, computed - len(request.keys) * self._block_tokens)

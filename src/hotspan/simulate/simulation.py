@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from hotspan.core.trace import Trace
 from hotspan.router.types import Medium
-from hotspan.simulate.caches import BlockCache, Change, Lru, make_cache
+from hotspan.simulate.caches import BlockCache, Change, Pool, make_cache
 from hotspan.simulate.costs import Setup
 from hotspan.simulate.replica import NEVER, Job, Replica
 from hotspan.simulate.routers import Router, make_router
@@ -85,7 +85,7 @@ class Simulation:
         shared = _caches(setup, (Medium.L2,))
         self.replicas = [
             Replica(
-                *(n, setup.costs, Lru(setup.sizes.gpu_tokens // setup.block_tokens)),
+                *(n, setup.costs, Pool(setup.sizes.gpu_tokens, setup.block_tokens, setup.gpu_block_tokens)),
                 *(_caches(setup, (Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
                 *(self._first, self._end),
             )
