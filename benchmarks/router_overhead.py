@@ -6,8 +6,8 @@ Two replicas that answer at once, the router and the client are processes of the
 the same new prompt straight to a replica and through the router, in an order by lot, over connections that stay open.
 The figures are of the differences within rounds (p50, with the interval that holds 95 % of the medians of rounds drawn
 again) and of both distributions (p99). CPU is the router's process alone, by request and by chunk of a stream, with 8
-connections at work: with one at a time, waking a process that sleeps is most of it (`cpu_us_one_connection`). Beside
-it stands what uvicorn and aiohttp take by themselves, relaying without a choice, measured in turns: of three, the best.
+connections at work, and with one, where a process that sleeps is woken for each request. Beside it stands what uvicorn
+and aiohttp take by themselves, relaying without a choice, measured in turns: of three, the best.
 Memory: the same Prompts, Fleet and followers of events as the router has, asked for so many distinct prompts, without
 HTTP (`--rounds 0` does that alone), from when on all that is bounded is full and forgets.
 Goals: p50 < 1 ms more and <= 250 CPU-us a request at 600 B, < 2 ms more at 220 KB, memory at most 2 % more.
@@ -268,11 +268,15 @@ def measure(rounds: int) -> dict[str, Any]:
             for _ in range(100):
                 client.round(size)
             figures[name] = more([client.round(size) for _ in range(number)])
-            pairs = [
-                (cpu_us(process, front, size, number), cpu_us(bare_process, bare, size, number)) for _ in range(TURNS)
-            ]
-            figures[name]["cpu_us_per_request"], figures[name]["cpu_us_bare_relay"] = min(pairs)
-            figures[name]["cpu_us_one_connection"] = cpu_us(process, front, size, number, connections=1)
+            for end, connections in (("", CONNECTIONS), ("_one_connection", 1)):
+                pairs = [
+                    (
+                        cpu_us(process, front, size, number, connections=connections),
+                        cpu_us(bare_process, bare, size, number, connections=connections),
+                    )
+                    for _ in range(TURNS)
+                ]
+                figures[name][f"cpu_us_per_request{end}"], figures[name][f"cpu_us_bare_relay{end}"] = min(pairs)
         streams = max(rounds // 20, CONNECTIONS)
         whole = cpu_us(process, front, SMALL, streams, is_stream=True)
         figures["stream"] = {
