@@ -258,7 +258,7 @@ def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:
         rig.cache.step()
         assert pace.is_slow and len(rig.loads) == 1
         reader = Reader()
-        assert rig.ask(other, reader) == [Lookup.RETRY] * 2
+        assert rig.ask(other, reader) == [Lookup.RETRY] * 2 and not pace.is_slow
         rig.cache.step()
         assert not pace.is_slow and len(rig.loads) == 3
         rig.land()
@@ -269,3 +269,6 @@ def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:
         rig.cache.step()
         assert not pace.is_slow and len(rig.loads) == 3
         land(rig)
+        prefetches.is_busy = True
+        rig.cache.step()
+        assert not pace.is_slow

@@ -161,9 +161,7 @@ class Prefetches:
 
     def step(self) -> None:
         """Take note of answers and of times that are over, and start what may be."""
-        if self._pace is not None:
-            self._pace.is_slow = self.is_busy and not self._waits.is_waited_for
-        if not self._all:
+        if not self._all and not self._moving:
             return
         now_s = self._clock.monotonic()
         for each in list(self._all):
@@ -174,6 +172,8 @@ class Prefetches:
         self._moving = [entry for entry in self._moving if entry.state is State.PROMOTING and not entry.deleted]
         if not self._waits.is_waited_for:  # promotions of requests go first
             self._start()
+        if self._pace is not None:  # a request that begins to wait sets it to full speed itself
+            self._pace.is_slow = self.is_busy and bool(self._moving) and not self._waits.is_waited_for
 
     def check(self) -> None:
         """Raise AssertionError if a chunk that is held may go."""

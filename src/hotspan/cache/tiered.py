@@ -79,7 +79,7 @@ class TieredCache:
         self.cost = cost
         self._clock = clock or SystemClock()
         self._lower = LowerTiers(lower, self.ram.entries, slab, self.stats, self._clock)
-        self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost)
+        self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost, pace)
         self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock, pace)
         self._loading = self._storing = 0
 

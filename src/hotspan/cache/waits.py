@@ -18,6 +18,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Transfer
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.pace import Pace
 
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
@@ -34,7 +35,7 @@ class _Promotion:
 class Waits:
     """All requests', and the promotions that they wait for.
 
-    patience_s: how long one waits while nothing lands, where no cost model says so.
+    patience_s: how long one waits while nothing lands, where no cost model says so. pace: of loads nobody waits for.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Waits:
         clock: Clock,
         patience_s: float,
         cost: CostModel | None,
+        pace: Pace | None = None,
     ) -> None:
+        self._pace = pace
         self._cost = cost
         self._ram = ram
         self._lower = lower
@@ -164,6 +167,8 @@ class Waits:
         """A request waits for a chunk that is on its way to RAM; False if it does so already."""
         if key in reader.waiting:
             return False
+        if self._pace is not None:
+            self._pace.is_slow = False
         reader.waiting.add(key)
         self._readers.setdefault(key, []).append(reader)
         return True
