@@ -14,6 +14,7 @@ from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.router.index import ASSUMED, SHARED, PrefixIndex
 from hotspan.router.load import Arrivals, ReplicaLoad, Speeds, settle_rates
 from hotspan.router.policy import Decision, View, Weights, decide
+from hotspan.router.sections import NOTHING, SectionIndex
 from hotspan.router.session import MAX_SESSIONS, Recent, home
 from hotspan.router.types import Ask, Held, Strategy
 
@@ -71,7 +72,7 @@ class Ticket:
     ) -> None:
         self.decision = decision
         self.sent_s = fleet.clock.monotonic()
-        tokens = max(ask.tokens - decision.cached_tokens, 0)
+        tokens = max(ask.tokens - decision.cached_tokens - decision.blended_tokens, 0)
         self.work_s = replica.load.reserve(number, tokens, decision.load_s, self.sent_s)
         self._fleet = fleet
         self._replica = replica
@@ -127,6 +128,7 @@ class Fleet:
             raise ConfigError(f"assumed_pieces is {assumed_pieces}; give at least 1")
         self.strategy = strategy
         self.index = index if index is not None else PrefixIndex()
+        self.sections = SectionIndex()
         self.clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._weights = weights or Weights()
@@ -162,6 +164,7 @@ class Fleet:
         replica = self.replicas.pop(name)
         replica.assumed.clear()
         self.index.clear(replica.slot)
+        self.sections.clear(replica.slot)
         self._free_slots.append(replica.slot)
         self.up.discard(name)
         for session in [session for session, where in self.moved.items() if where == name]:
@@ -192,6 +195,7 @@ class Fleet:
         replica = self.replicas[name]
         replica.assumed.clear()
         self.index.clear(replica.slot)
+        self.sections.clear(replica.slot)
 
     def tell(self, name: str, speeds: Speeds, *, is_measured: bool = True) -> None:
         """Take over what a replica says of itself. is_measured: its rate of prompts is among it."""
@@ -242,6 +246,9 @@ class Fleet:
                 replica.turn,
                 replica.name == lives_at,
                 replica.load.speeds,
+                self.sections.known(replica.slot, ask.sections)
+                if ask.sections and replica.load.speeds.is_blending
+                else NOTHING,
             )
             for replica in there
         ]
@@ -260,6 +267,8 @@ class Fleet:
         if ask.session and self.strategy in (Strategy.AUTO, Strategy.SESSION):
             self._bind(ask.session, decision)
         pending = self._assume(replica, ask, decision)
+        if not decision.blended_tokens:  # what is blended is not stored
+            self.sections.add(replica.slot, ask.sections)
         return Ticket(self, replica, next(self._numbers), ask, decision, pending)
 
     def settle(self, replica: ReplicaState, pending: Sequence[int], answer_tokens: int | None) -> None:

@@ -346,6 +346,7 @@ def _prompts(settings: RouterSettings, access: Access) -> Prompts:
         "names": settings.model_names or (None if has_events else ()),
         "session_key": settings.session_key or "",
         "tenant_of": access.tenant_at_replicas,
+        "separators": settings.blend_separators,
     }
     if settings.model is not None:
         return Prompts.load(settings.model, needs_tokens=has_events, **options)

@@ -69,12 +69,14 @@ class Speeds:
     decode_s:     that one more running request adds to each step of all others.
     tiers:        how fast it loads what lies below the GPU.
     cache_tokens: capacity; 0: unknown.
+    is_blending:  it reuses text that is no prefix.
     """
 
     tokens_per_s: float = 8_000.0
     decode_s: float = 0.0002
     tiers: Mapping[Medium, TierSpeed] = field(default_factory=_tiers)
     cache_tokens: int = 0
+    is_blending: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.tokens_per_s < float("inf") and self.decode_s >= 0 and self.cache_tokens >= 0):

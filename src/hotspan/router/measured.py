@@ -18,7 +18,8 @@ _PATH = "/metrics"
 _TIMEOUT_S = 2.0
 _LINE = re.compile(
     r"^(hotspan_cost_prefill_tokens_per_second|hotspan_cost_latency_seconds|hotspan_cost_bytes_per_second"
-    r"|hotspan_cache_capacity_bytes|hotspan_cache_token_bytes|vllm:cache_config_info)(?:\{(.*)\})? (\S+)$",
+    r"|hotspan_cache_capacity_bytes|hotspan_cache_token_bytes|hotspan_blend_up"
+    r"|vllm:cache_config_info)(?:\{(.*)\})? (\S+)$",
     re.MULTILINE,
 )
 _TIER = re.compile(r'(?:^|,)tier="(\w+)"')
@@ -44,11 +45,13 @@ class Told:
     """Figures of one page of metrics, for all its engines together.
 
     tokens_per_s: of prompts; None: not measured yet. tiers: those measured. cache_tokens: capacity; 0: unknown.
+    is_blending: an engine reuses text that is no prefix.
     """
 
     tokens_per_s: float | None = None
     tiers: Mapping[Medium, TierSpeed] = field(default_factory=dict)
     cache_tokens: int = 0
+    is_blending: bool = False
 
     def over(self, speeds: Speeds) -> Speeds:
         """`speeds`, replaced where this page has a figure."""
@@ -57,6 +60,7 @@ class Told:
             tokens_per_s=self.tokens_per_s or speeds.tokens_per_s,
             tiers={**speeds.tiers, **self.tiers},
             cache_tokens=self.cache_tokens or speeds.cache_tokens,
+            is_blending=self.is_blending,
         )
 
 
@@ -91,6 +95,7 @@ def told_by(page: bytes) -> Told:
         tokens_per_s=rate if 0 < rate < math.inf else None,
         tiers=tiers,
         cache_tokens=int(keeps_tokens) if keeps_tokens < math.inf else 0,
+        is_blending=("hotspan_blend_up", "") in sums,
     )
 
 

@@ -2,7 +2,7 @@
 
     cost = queue         until the replica begins with the prompt
          + load          of what it holds below the GPU, where that is faster than computing it
-         + prefill       of the rest
+         + prefill       of the rest; of sections that the replica keeps and blends, a part
          + decode        what the requests there add to each step of the answer
          + others        what this work makes later requests wait
          - affinity      what the session saves later where it lives
@@ -17,10 +17,17 @@ from typing import NamedTuple
 
 from hotspan.core.errors import ConfigError
 from hotspan.router.load import Speeds
-from hotspan.router.types import Ask, Held, Medium, Strategy
+from hotspan.router.sections import NOTHING, Known, bytes_behind
+from hotspan.router.types import PIECE_BYTES, Ask, Held, Medium, Strategy
 
 NEAR_S, NEAR_SHARE = 0.001, 0.01
 """Costs that differ by no more than this, in seconds or as a share, count as equal."""
+
+BLEND_GAIN = 0.6
+"""What blending a token saves of computing it: some are computed again, all are loaded and rotated."""
+
+BLEND_LEAST = 0.3
+"""A replica blends a prompt if that saves at least this share of the time it takes (engine/blend/plan.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class View(NamedTuple):
     arrivals:     requests that come there, a second.
     turn:         when it got its last request, in requests; 0: never.
     is_home:      the session lives there.
+    sections:     of the prompt that it knows, if it blends.
     """
 
     name: str
@@ -70,6 +78,7 @@ class View(NamedTuple):
     turn: int
     is_home: bool
     speeds: Speeds
+    sections: Known = NOTHING
 
 
 @dataclass(slots=True)
@@ -79,6 +88,7 @@ class Decision:
     costs:         in seconds, by term, of the chosen one; they add up to what was compared.
     cached_tokens: of its prompt that are not computed.
     load_s:        that goes to loading some of them.
+    blended_tokens: as many tokens as blending saves to compute.
     session_bound: it goes where its session lives.
     near:          how many replicas were as good.
     home:          where the session should live, were it not for what moved it.
@@ -91,6 +101,7 @@ class Decision:
     load_s: float
     session_bound: bool
     strategy: Strategy
+    blended_tokens: int = 0
     near: int = 1
     home: str | None = None
 
@@ -105,6 +116,7 @@ class _Cost(NamedTuple):
     others_s: float
     affinity_s: float
     cached: int
+    blended: int
 
 
 def decide(
@@ -152,12 +164,14 @@ def _next(views: Sequence[View]) -> View:
 def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
     rate = view.tokens_per_s
     cached, load_s = _loaded(ask, view)
-    prefill_s = (ask.tokens - cached) / rate
+    blended = _blended(ask, view, cached)
+    prefill_s = (ask.tokens - cached - blended) / rate
     decode_s = weights.decode * view.decode_s
     others_s = weights.others * view.arrivals * view.queue_s * (prefill_s + load_s)
-    affinity_s = weights.affinity * ask.tokens / rate if view.is_home else 0.0
+    saved = ask.tokens if view.is_home else _tokens(ask, view.sections.seen, cached)
+    affinity_s = weights.affinity * saved / rate
     total_s = view.queue_s + load_s + prefill_s + decode_s + others_s - affinity_s
-    return _Cost(total_s, prefill_s, load_s, decode_s, others_s, affinity_s, cached)
+    return _Cost(total_s, prefill_s, load_s, decode_s, others_s, affinity_s, cached, blended)
 
 
 def _loaded(ask: Ask, view: View) -> tuple[int, float]:
@@ -183,6 +197,20 @@ def _loaded(ask: Ask, view: View) -> tuple[int, float]:
     return best, best_s
 
 
+def _blended(ask: Ask, view: View, cached: int) -> int:
+    """As many tokens as it saves to blend what the replica keeps; 0 if that is so little that it would not."""
+    saved = int(BLEND_GAIN * _tokens(ask, view.sections.kept, cached))
+    return saved if saved >= BLEND_LEAST * (ask.tokens - cached) else 0
+
+
+def _tokens(ask: Ask, spans: Sequence[tuple[int, int]], cached: int) -> float:
+    """Tokens of spans of the prompt's bytes that are behind what is cached."""
+    if not spans or ask.piece_tokens <= 0:
+        return 0.0
+    per_token = PIECE_BYTES / ask.piece_tokens
+    return min(bytes_behind(spans, cached * per_token) / per_token, ask.tokens - cached)
+
+
 def _decision(view: View, cost: _Cost, strategy: Strategy, near: int) -> Decision:
     costs = {
         "queue": view.queue_s,
@@ -192,7 +220,9 @@ def _decision(view: View, cost: _Cost, strategy: Strategy, near: int) -> Decisio
         "others": cost.others_s,
         "affinity": -cost.affinity_s,
     }
-    return Decision(view.name, view.replica, costs, cost.cached, cost.load_s, view.is_home, strategy, near)
+    return Decision(
+        view.name, view.replica, costs, cost.cached, cost.load_s, view.is_home, strategy, cost.blended, near
+    )
 
 
 _DEFAULT = Weights()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, TEXTS, Kind
+from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, TEXTS, VERBATIM, Kind
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
@@ -202,6 +202,13 @@ class RouterSettings:
     connect_timeout_s: float = option(2.0, "Connect timeout, in seconds.", kind=NOT_NEGATIVE)
     read_timeout_s: float = option(300.0, "Read timeout, in seconds without a byte from the replica.", kind=SECONDS)
     health: HealthSettings = field(default_factory=HealthSettings)
+    blend_separators: tuple[str, ...] = option(
+        (),
+        "Text between documents, as replicas with --blend have it: prompts go where their documents were computed, "
+        "in whatever order. May be repeated.",
+        name="blend_separator",
+        kind=VERBATIM,
+    )
     index_bytes: int = option(
         256 * MIB, "Memory for the index of cached texts, in MiB.", name="index_mib", kind=MEBIBYTES
     )

@@ -22,6 +22,7 @@ from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
 from hotspan.router.prompt import Prompt, path_of, prompt_of
+from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
 from hotspan.router.tokens import TokenTable
@@ -92,6 +93,7 @@ class Prompts:
     table:           None takes text as it is: exact KV state then only fits by luck.
     session_key:     a header or field of the body that names the session, before all others.
     tenant_of:       whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
+    separators:      texts between the documents of prompts, whose sections are compared, too, wherever they stand.
     bytes_per_token: of prompts, as learnt so far.
     unread, failed:  bodies that are no JSON object; odd ones, and chats that the template refused.
     """
@@ -104,12 +106,14 @@ class Prompts:
         table: TokenTable | None = None,
         session_key: str = "",
         tenant_of: Callable[[Mapping[str, str]], str] | None = None,
+        separators: Sequence[str] = (),
     ) -> None:
         self.roots = Roots()
         self._names = None if names is None else frozenset(names)
         self._template, self._table = template, table
         self._session_key = session_key
         self._tenant_of = tenant_of
+        self._separators = separator_pattern(separators)
         self.bytes_per_token = _BYTES_PER_TOKEN
         self._answer_tokens = 0.0
         self.unread = self.failed = 0
@@ -162,8 +166,12 @@ class Prompts:
         size = prompt.others + (prompt.bytes if text is None else len(text))
         continued = body.get("previous_response_id") if path.endswith("/responses") else None
         keys: list[int] = []
+        sections: list[Section] = []
         if text is not None and len(text) >= PIECE_BYTES:
-            keys = piece_keys(text, self._root(headers, body))
+            root = self._root(headers, body)
+            keys = piece_keys(text, root)
+            if self._separators is not None:
+                sections = sections_of(text, root, self._separators)
         per_token = self.bytes_per_token
         return Ask(
             keys=keys,
@@ -173,6 +181,7 @@ class Prompts:
             session=session,
             tenant=tenant,
             response=continued if isinstance(continued, str) else "",
+            sections=sections,
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:

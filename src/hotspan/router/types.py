@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from hotspan.router.sections import Section
+
 PIECE_BYTES = 512
 """About 128 tokens. A prompt's end that fills no piece is not compared."""
 
@@ -52,6 +54,7 @@ class Ask:
     session:       the name of its session; empty if it has none.
     tenant:        whose it is; empty if nobody is named.
     response:      that it continues or reads, which only the replica that made it has; empty if none.
+    sections:      of the prompt, which replicas that blend reuse at any place.
     """
 
     keys: Sequence[int]
@@ -61,3 +64,4 @@ class Ask:
     session: bytes = b""
     tenant: str = ""
     response: str = ""
+    sections: Sequence[Section] = ()
