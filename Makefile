@@ -140,6 +140,13 @@ blend-overhead: install  ## What blending costs where nothing matches, in CPU-se
 blend-permutator: install  ## How much of permuted documents is reused, on a server: 5 contexts of 5,000 tokens (about 3 minutes)
 	@$(BIN)/python -m benchmarks.blend_permutator --output benchmarks/results/blend-permutator.json
 
+.PHONY: recall blend-quality
+recall: develop  ## Train the recall model of blend-quality anew, into benchmarks/assets/recall (about 12 minutes)
+	@$(BIN)/python -m benchmarks.recall
+blend-quality: develop  ## What blending costs in right answers and gains in time, by mode and share (about 20 minutes)
+	@$(BIN)/python -m benchmarks.blend_quality --output benchmarks/results/blend-quality.json
+	@$(BIN)/python -m benchmarks.blend_chart
+
 .PHONY: chart
 chart: develop  ## Draw the chart in README from benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.demo_chart
