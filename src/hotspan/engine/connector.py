@@ -2,14 +2,14 @@
 
 import logging
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -88,9 +88,14 @@ class StepMetadata(OffloadingConnectorMetadata):
 
 @dataclass
 class BlendedMetadata(OffloadingWorkerMetadata):
-    """What a worker that blends tells besides. Such an engine has one worker."""
+    """What a worker that blends tells besides."""
 
-    blend: Report | None = None
+    blend: Report = field(default_factory=Report)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> OffloadingWorkerMetadata:
+        meta = super().aggregate(other)
+        report = self.blend.joined(other.blend) if isinstance(other, BlendedMetadata) else self.blend
+        return BlendedMetadata(meta.completed_jobs, meta.transfer_stats, report)
 
 
 class HotspanConnector(OffloadingConnector):
@@ -264,7 +269,7 @@ class HotspanConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
         meta, blending = connector_output.kv_connector_worker_meta, self.manager.blending
-        if isinstance(meta, BlendedMetadata) and meta.blend is not None and blending is not None:
+        if isinstance(meta, BlendedMetadata) and meta.blend and blending is not None:
             blending.note(meta.blend)
             self._end_clear()
         if self._stale:
@@ -310,8 +315,8 @@ class HotspanConnector(OffloadingConnector):
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
         meta = super().build_connector_worker_meta()
         report = self._blends.take_report() if self._blends is not None else self._no_blends
-        if not report:
-            return meta
+        if report is None or (not report and meta is None):
+            return meta  # a worker that blends says so whenever it tells anything: vLLM joins what all of them tell
         self._no_blends = None
         meta = meta or OffloadingWorkerMetadata()
         return BlendedMetadata(meta.completed_jobs, meta.transfer_stats, report)

@@ -11,7 +11,7 @@ from hotspan.engine.blend.selftest import CanNotBlend, self_test, unsupported
 
 
 def runner(**fields: Any) -> Any:
-    """An engine's runner as far as it is looked at first: one worker, one group of full attention."""
+    """An engine's runner as far as it is looked at first: two tensor-parallel workers, one group of full attention."""
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
     config = {
         "model_config": {
@@ -19,7 +19,12 @@ def runner(**fields: Any) -> Any:
             "is_encoder_decoder": False,
             "enable_prompt_embeds": False,
         },
-        "parallel_config": {"world_size": 1, "data_parallel_size": 1},
+        "parallel_config": {
+            "world_size": 2,
+            "tensor_parallel_size": 2,
+            "data_parallel_size": 1,
+            "decode_context_parallel_size": 1,
+        },
         "cache_config": {"cache_dtype": "auto"},
     }
     for name, value in fields.items():
@@ -34,8 +39,9 @@ def runner(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"world_size": 2}, "the engine has several workers"),
-        ({"data_parallel_size": 2}, "the engine has several workers"),
+        ({"world_size": 4}, "pipeline, data or context parallelism"),
+        ({"data_parallel_size": 2}, "pipeline, data or context parallelism"),
+        ({"decode_context_parallel_size": 2}, "pipeline, data or context parallelism"),
         ({"lora_config": object()}, "LoRA adapters"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"is_multimodal_model": True}, "a multimodal model"),
@@ -43,7 +49,7 @@ def runner(**fields: Any) -> Any:
     ],
 )
 def test_what_was_not_tested_is_refused(fields: dict[str, Any], reason: str) -> None:
-    """Several workers (tensor parallelism) above all: their reports are not joined."""
+    """Two tensor-parallel workers are not; whatever else there is, is."""
     assert unsupported(runner().vllm_config, runner().kv_cache_config) is None
     with pytest.raises(CanNotBlend, match=reason):
         self_test(runner(**fields), 1 << 20, 256)

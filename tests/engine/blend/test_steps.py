@@ -11,7 +11,7 @@ import torch
 
 from hotspan.core.types import ChunkKey
 from hotspan.engine.blend import probe
-from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Piece, Selection, Speed, StoreJob
+from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Piece, Report, Selection, Speed, StoreJob
 from hotspan.engine.blend.rotation import Pairing, Rotation
 from hotspan.engine.blend.runs import Run, joined, token_count
 from hotspan.engine.blend.selectors import Selector
@@ -31,6 +31,13 @@ class Memory:
         self.kv = torch.arange(LAYERS * 64 * 8, dtype=torch.float32).view(LAYERS, 64, *SHAPE)
         self.computed: list[Run] = []
         self.fault: Exception | float | None = None
+        self.others_fail = False
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def is_any(self, is_so: bool) -> bool:
+        return is_so or self.others_fail
 
     def blocks_of(self, request_id: str) -> list[int]:
         return {"running": [0]}[request_id]
@@ -124,6 +131,26 @@ def test_the_question_is_behind_what_is_reused() -> None:
 
 def job(number: int, *computed: Run, pieces: Sequence[Piece] = ()) -> BlendJob:
     return BlendJob(number, f"r{number}", np.zeros(64, np.uint32), [0], list(pieces), list(computed))
+
+
+def test_workers_fail_together(memory: Memory, steps: BlendSteps) -> None:
+    """What another worker could not load, or got numbers of that are not finite, is a failure here, too."""
+    memory.others_fail = True
+    for number, piece in enumerate(([Piece(Run(40, 46), 1, 2, 35)], [])):
+        steps.run(Orders(9, [job(number, Run(0, 3), pieces=piece)]))
+    assert steps.take_failed() == {"r0", "r1"} and not memory.computed[:-1]
+
+
+def test_reports_of_two_workers_are_one() -> None:
+    """A window is stored if both have their part; what the slower one took counts."""
+    both, mine, others = (ChunkKey(bytes([n]) * 32) for n in range(3))
+    one = Report(Speed(1.0, 0.1), None, [4], [], {4: 16}, [both, mine], [others], {7: None}, 2.0)
+    other = Report(Speed(2.0, 0.1), None, [4], [], {4: 16}, [both, others], [mine], {7: None}, 1.0)
+    for found in (one.joined(other), other.joined(one)):
+        assert found.stored == [both] and set(found.unstored) == {mine, others}
+        assert found.speed == Speed(2.0, 0.1) and found.seconds == 2.0
+        assert (found.ended, found.selected, found.checked) == ([4], {4: 16}, {7: None})
+    assert Report(off="why").joined(Report()).off == Report().joined(Report(off="why")).off == "why"
 
 
 def test_a_window_is_loaded_as_it_was_stored(memory: Memory, steps: BlendSteps) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.distributed import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -35,6 +36,7 @@ def inference(function: Function) -> Function:
 class EngineForward:
     """The forward of one engine's model over its own KV cache, for models with one KV cache group.
 
+    Of several tensor-parallel workers each has its own heads, and all compute the same at the same time.
     Layer, in arguments and results: its place in the group.
     """
 
@@ -60,6 +62,19 @@ class EngineForward:
             raise ValueError("the model's layers have KV of different shapes")
         kinds, heads, size = shapes.pop()
         return kinds, heads, size
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers, which have the same shape and ask together. Blocks until all have asked."""
+        group = get_tp_group()
+        if group.world_size == 1:
+            return values
+        summed = values.cpu().clone()
+        torch.distributed.all_reduce(summed, group=group.cpu_group)
+        return summed
+
+    def is_any(self, is_so: bool) -> bool:
+        """Whether it is so in any worker; all of them ask together. What one does alone would let the others wait."""
+        return bool(self.total(torch.tensor([float(is_so)])) > 0)
 
     def blocks_of(self, request_id: str) -> list[int]:
         """The blocks of a request that runs. Raises: KeyError for another one."""

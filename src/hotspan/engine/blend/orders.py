@@ -140,3 +140,19 @@ class Report:
 
     def __bool__(self) -> bool:
         return self != Report()
+
+    def joined(self, other: "Report") -> "Report":
+        """Of two tensor-parallel workers, of the same steps: what both have done, and what either could not."""
+        speeds = [each for each in (self.speed, other.speed) if each is not None]
+        unstored = list(dict.fromkeys([*self.unstored, *other.unstored]))
+        return Report(
+            speed=max(speeds, key=lambda speed: speed.token_s, default=None),
+            off=self.off or other.off,
+            ended=self.ended or other.ended,
+            failed=self.failed or other.failed,
+            selected=self.selected or other.selected,
+            stored=[key for key in self.stored or other.stored if key not in unstored],
+            unstored=unstored,
+            checked=self.checked or other.checked,
+            seconds=max(self.seconds, other.seconds),
+        )

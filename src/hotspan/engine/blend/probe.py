@@ -82,9 +82,11 @@ class Probe:
     def selected(self) -> list[Run]:
         """The reused tokens to compute again."""
         reused = torch.from_numpy(as_positions([piece.run for piece in self.job.pieces]))
-        scores = self._deviating[reused]
+        scores = self.forward.total(self._deviating)[
+            reused
+        ]  # over the heads of all workers, so that all choose the same
         if self.selection.selector is Selector.QUERY:
-            scores = query_scores(self._attended()[reused], scores)
+            scores = query_scores(self.forward.total(self._attended())[reused], scores)
         chosen = highest(scores, reused, self.selection.ratio, width=WIDTH)
         in_question = reused[(reused >= self._question.start)]
         return as_runs([*chosen.tolist(), *in_question.tolist()])

@@ -64,7 +64,9 @@ def unsupported(config: Any, kv_cache: Any) -> str | None:
     model, parallel, groups = config.model_config, config.parallel_config, kv_cache.kv_cache_groups
     spec: Any = groups[0].kv_cache_spec if len(groups) == 1 else None
     reasons = {
-        "the engine has several workers": parallel.world_size > 1 or parallel.data_parallel_size > 1,
+        "pipeline, data or context parallelism": parallel.world_size > parallel.tensor_parallel_size
+        or parallel.data_parallel_size > 1
+        or parallel.decode_context_parallel_size > 1,
         "LoRA adapters": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
         "a multimodal model": model.is_multimodal_model,
@@ -119,7 +121,7 @@ def _check_runs(forward: EngineForward, tokens: np.ndarray[Any, Any], whole: lis
         forward.compute(tokens, pieces, [run])
     for layer in range(len(forward.layers)):  # matrices of other sizes may be rounded otherwise, as in any prefill
         off = residual(forward.read(pieces, everything, layer), forward.read(whole, everything, layer))
-        if off > LIMITS.get(forward.dtype, 0.0):
+        if forward.is_any(off > LIMITS.get(forward.dtype, 0.0)):
             raise CanNotBlend(f"several forwards differ from one by {off:.1e} (layer {layer})")
     return token_s
 
@@ -139,7 +141,7 @@ def _check_writing(forward: EngineForward, count: int, whole: list[int], pieces:
 
 def _check_same(forward: EngineForward, run: Run, one: Sequence[int], other: Sequence[int], otherwise: str) -> None:
     for layer in range(len(forward.layers)):
-        if not torch.equal(forward.read(one, run, layer), forward.read(other, run, layer)):
+        if forward.is_any(not torch.equal(forward.read(one, run, layer), forward.read(other, run, layer))):
             raise CanNotBlend(f"{otherwise} (layer {layer})")
 
 
@@ -159,7 +161,7 @@ def _fitted(forward: EngineForward, tokens: np.ndarray[Any, Any], blocks: list[i
     fits: list[Fit] = []
     for layer in range(len(forward.layers)):
         fit = fit_rotation(Sample(keys[layer], values[layer], check), fits[-1].rotation if fits else None)
-        if not fit.is_good:
+        if forward.is_any(not fit.is_good):
             raise CanNotBlend(f"keys of layer {layer} can't be moved: they are {fit.key_residual:.1e} off")
         fits.append(fit)
     return [fit.rotation for fit in fits]

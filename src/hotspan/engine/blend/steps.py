@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hotspan.core.errors import EngineError
 from hotspan.engine.blend.forward import EngineForward, inference
 from hotspan.engine.blend.orders import BlendJob, Checked, CheckJob, Orders, Report, Speed, StoreJob
 from hotspan.engine.blend.probe import Probe
@@ -36,6 +37,8 @@ class _Check:
 
 class BlendSteps:
     """Carries out the scheduler's orders, between two forwards of the engine. The worker's main thread calls it.
+
+    Tensor-parallel workers carry out the same orders in the same steps, and fail together.
 
     slot:          the memory of a slot that is this worker's.
     window_tokens: of a window.
@@ -107,7 +110,7 @@ class BlendSteps:
         """Compute up to `budget` tokens of a blend; returns how many."""
         try:
             if blend.left is None:
-                self._load(blend.job)
+                self._load_everywhere(blend.job)
                 blend.left = blend.job.computed
                 if blend.job.selection is not None:
                     blend.probe = Probe(self._forward, blend.job, blend.job.selection)
@@ -118,7 +121,7 @@ class BlendSteps:
                 return 0
             batch = next(slices(blend.left, budget))
             hidden = self._forward.compute(blend.job.tokens, blend.job.blocks, batch)
-            if not bool(hidden.isfinite().all()):
+            if self._forward.is_any(not bool(hidden.isfinite().all())):
                 raise ValueError("a forward gave numbers that are not finite")
             done = batch[-1].stop
             blend.left = [Run(max(run.start, done), run.stop) for run in blend.left if run.stop > done]
@@ -170,6 +173,16 @@ class BlendSteps:
         del self._blends[blend.job.number]
         self._report.ended.append(blend.job.number)
         self._finished.add(blend.job.request_id)
+
+    def _load_everywhere(self, job: BlendJob) -> None:
+        """Load a job's pieces in all workers. Raises: what failed here, or EngineError if it failed in another one."""
+        error: Exception | None = None
+        try:
+            self._load(job)
+        except Exception as failed:
+            error = failed
+        if self._forward.is_any(error is not None):
+            raise error or EngineError("another worker could not load the windows")
 
     @inference
     def _load(self, job: BlendJob) -> None:
