@@ -141,7 +141,7 @@ blend-permutator: install  ## How much of permuted documents is reused, on a ser
 	@$(BIN)/python -m benchmarks.blend_permutator --output benchmarks/results/blend-permutator.json
 
 .PHONY: recall blend-quality
-recall: develop  ## Train the recall model of blend-quality anew, into benchmarks/assets/recall (about 12 minutes)
+recall: develop  ## Train the recall model of blend-quality anew, into benchmarks/assets/recall (about 10 minutes)
 	@$(BIN)/python -m benchmarks.recall
 blend-quality: develop  ## What blending costs in right answers and gains in time, by mode and share (about 20 minutes)
 	@$(BIN)/python -m benchmarks.blend_quality --output benchmarks/results/blend-quality.json

@@ -1,6 +1,6 @@
 """What blending costs in answers and gains in time: modes and shares beside a full prefill and beside naive reuse.
 
-usage: python -m benchmarks.blend_quality [--texts 12] [--tokens 400 1600] [--repetitions 3] [--output FILE]
+usage: python -m benchmarks.blend_quality [--texts 30] [--tokens 400 1600] [--repetitions 3] [--output FILE]
 
 Quality: the recall model (benchmarks/recall.py) answers questions about five documents whose order it has not seen, of
 --tokens tokens each. Every prompt is asked in full and in each mode, in one engine. A question is right if the answer
@@ -138,6 +138,7 @@ def engine(model: Path, separator: str, tokens: int, dtype: str) -> Iterator[Eng
         max_num_batched_tokens=2048,
         num_gpu_blocks_override=3 * longest // BLOCK + 8,
         enforce_eager=True,
+        gpu_memory_utilization=0.2,
         kv_transfer_config=transfer_config(options.settings()),
         prefix_caching_hash_algo="sha256_cbor",
     )
@@ -204,7 +205,7 @@ def quality(texts: int, tokens: int) -> list[dict[str, Any]]:
 
 def answers(asked: Engine, text: Texts, number: int, tokens: int) -> list[dict[str, Any]]:
     """A row for each way's answer to one question."""
-    kind, _, _, right = text.questions[0, number]
+    kind, _, _, right = text.questions[0, number].tolist()
     found = {way.name: asked.ask(text.prompt(0, number), blend=way.blend, no_store=not way.blend) for way in WAYS}
     return [
         {

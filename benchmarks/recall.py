@@ -1,6 +1,6 @@
 """Trains the recall model: a small model that answers questions about documents, kept in benchmarks/assets/recall.
 
-usage: python -m benchmarks.recall [--steps 1400] [--output DIRECTORY]   (about 12 minutes on two cores)
+usage: python -m benchmarks.recall [--steps 1600] [--output DIRECTORY]   (about 10 minutes on two cores)
 
 A text is documents of filler words and facts, "key value ;", and a question, "kind ordinal key", whose answer is one
 word. Kinds:
@@ -291,7 +291,7 @@ def save(model: Qwen2ForCausalLM, directory: Path) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, steps=1400)
+    options = arguments(__doc__, steps=1600)
     torch.set_num_threads(2)
     torch.manual_seed(SEED)
     model = make_model()
