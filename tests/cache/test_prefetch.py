@@ -1,5 +1,7 @@
 """What is announced is brought into RAM, within bounds, behind everything else, and dropped again if nobody comes."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -244,6 +246,24 @@ def test_a_prefetch_takes_nobodys_share(data: st.DataObject) -> None:
             lost = before[tenant] - after.get(tenant, 0)
             assert not lost or after[tenant] >= rig.cache.ram.floor(tenant)
             assert not lost or before.get(asker, 0) < rig.cache.ram.floor(asker)
+
+
+def test_a_paced_load_is_paced_from_its_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pace is set before a load is handed to the tier, whose threads begin at once."""
+    pace, begun = Pace(), list[bool]()
+    with Rig(RAM, 20, pace=pace) as rig:
+        submit_load = rig.tier.submit_load
+
+        def noted(*given: Any, **named: Any) -> bool:
+            begun.append(pace.is_slow)
+            return submit_load(*given, **named)
+
+        monkeypatch.setattr(rig.tier, "submit_load", noted)
+        rig.put_below(text := chain("a", 3))
+        rig.cache.prefetches.is_busy = True
+        announce(rig, text)
+        land(rig)
+        assert begun == [True] * 3
 
 
 def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:

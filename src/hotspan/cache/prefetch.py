@@ -171,9 +171,9 @@ class Prefetches:
                 self._end(each)
         self._moving = [entry for entry in self._moving if entry.state is State.PROMOTING and not entry.deleted]
         if not self._waits.is_waited_for:  # promotions of requests go first
+            self._set_pace(is_moving=self.is_moving)  # before a thread begins with what is started
             self._start()
-        if self._pace is not None:  # a request that begins to wait sets it to full speed itself
-            self._pace.is_slow = self.is_busy and bool(self._moving) and not self._waits.is_waited_for
+        self._set_pace(is_moving=bool(self._moving))
 
     def check(self) -> None:
         """Raise AssertionError if a chunk that is held may go."""
@@ -182,6 +182,11 @@ class Prefetches:
                 raise AssertionError("a prefetched chunk may be evicted")
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _set_pace(self, *, is_moving: bool) -> None:
+        """Of what nobody waits for. A request that begins to wait sets it to full speed itself."""
+        if self._pace is not None:
+            self._pace.is_slow = self.is_busy and is_moving and not self._waits.is_waited_for
 
     def _is_asking(self, each: _Prefetch) -> bool:
         if each.unknown is None or not self._is_unknown(each.unknown):
