@@ -4,6 +4,7 @@ usage: python -m benchmarks.blend_chart   (`make blend-quality` does it)
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ _PANELS = {
 }
 _COLOURS = {"full": "#111111", "naive": "#c0392b", "first_k": "#e08e0b", "deviation": "#2f6fb5", "query": "#1b8a5a"}
 _TITLE = "Right answers of the recall model, over the gain in time to first token against a full prefill"
+_SLOWEST = 0.8
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 200, 56, 84, 66
 
 
@@ -52,10 +54,13 @@ def points(summary: dict[str, Any], length: str, kind: str) -> list[Point]:
 
 
 def panel(title: str, found: list[Point], x: float, y: float, fastest: float) -> list[str]:
-    """One kind of question: lines through the shares of a mode."""
+    """One kind of question: lines through the shares of a mode. Speed on a logarithmic scale."""
+
+    def across(times: float) -> float:
+        return x + _WIDTH * math.log(times / _SLOWEST) / math.log(fastest / _SLOWEST)
 
     def at(point: Point) -> tuple[float, float]:
-        return x + _WIDTH * point.speed_up / fastest, y + _HEIGHT * (1 - point.right)
+        return across(point.speed_up), y + _HEIGHT * (1 - point.right)
 
     lines = [
         f'<text x="{x}" y="{y - 10}" style="font-weight: bold">{escape(title)}</text>',
@@ -65,10 +70,12 @@ def panel(title: str, found: list[Point], x: float, y: float, fastest: float) ->
         lines.append(
             f'<text x="{x - 6}" y="{y + _HEIGHT * (1 - share) + 4}" text-anchor="end" fill="#52606d">{share:.0%}</text>'
         )
-    for times in range(1, int(fastest) + 1):
-        place = x + _WIDTH * times / fastest
+    for times in (1, 1.5, 2, 3, 5, 7, 10):
+        if times > fastest:
+            break
+        place = across(times)
         lines.append(f'<line x1="{place}" y1="{y}" x2="{place}" y2="{y + _HEIGHT}" stroke="#e4e7eb"/>')
-        lines.append(f'<text x="{place}" y="{y + _HEIGHT + 15}" text-anchor="middle" fill="#52606d">{times}x</text>')
+        lines.append(f'<text x="{place}" y="{y + _HEIGHT + 15}" text-anchor="middle" fill="#52606d">{times:g}x</text>')
     for mode, colour in _COLOURS.items():
         own = sorted((point for point in found if point.mode == mode), key=lambda point: point.speed_up)
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(at, own))
@@ -85,8 +92,6 @@ def chart(results: dict[str, Any]) -> str:
     """An SVG: a row for each length of the contexts, a panel for each kind of question."""
     summary = results["summary"]
     lengths = list(summary["quality"])
-    speeds = [each["full's TTFT over it"] for length in lengths for each in summary["speed"][length].values()]
-    fastest = max(speeds) * 1.1
     width = _LEFT + len(_PANELS) * (_WIDTH + _GAP)
     height = _TOP + len(lengths) * (_HEIGHT + _GAP) + 20
     lines = [
@@ -100,6 +105,7 @@ def chart(results: dict[str, Any]) -> str:
         said = {"full": "full prefill", "naive": "naive reuse"}.get(mode, mode)
         lines.append(f'<text x="{32 + 130 * number}" y="50">{said}</text>')
     for row, length in enumerate(lengths):
+        fastest = 1.15 * max(each["full's TTFT over it"] for each in summary["speed"][length].values())
         for column, (kind, title) in enumerate(_PANELS.items()):
             x, y = _LEFT + column * (_WIDTH + _GAP), _TOP + row * (_HEIGHT + _GAP)
             lines += panel(f"{title}, {length} tokens", points(summary, length, kind), x, y, fastest)
