@@ -34,7 +34,7 @@ MODES = ("never", "always")
 
 def store(engine: Rig) -> dict[str, list[list[int]]]:
     """Texts that lie in the L2 alone, by how they were stored."""
-    compressing = engine.cache._lower.tiers[0].storage._jobs._compressing
+    compressing = engine.cache._lower.tiers[0].storage._jobs._packer._compressing
     texts: dict[str, list[list[int]]] = {mode: [] for mode in MODES}
     for number, mode in enumerate(MODES * TEXTS):
         compressing._is_on = mode == "always"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
-from hotspan.core.types import Tier
+from hotspan.core.types import PAGE_BYTES, Tier
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.shares import Share, Shares
 from proofs.engine import Broken, Engine, texts
@@ -15,6 +15,8 @@ from proofs.simulated.faults import SHORT, FaultyFiles
 from proofs.world import World, WorldOptions
 
 QUOTAS = {3: Share(floor=0.1, quota=0.4)}
+_PACKED = 4 / 3
+"""How many compressed chunks of three pages fit where one plain one does, headers included."""
 """Tenant 3 has a quota, the others share the rest."""
 
 WEIGHTS = {
@@ -46,6 +48,7 @@ class Drive:
     root: Path
     rng: random.Random
     is_sealed: bool = False
+    is_packed: bool = False
     is_troubled: bool = False
     tenants: int = 3
     each: int = 3
@@ -62,7 +65,9 @@ class Drive:
     def __post_init__(self) -> None:
         shares = Shares(by_tenant=QUOTAS)
         options = WorldOptions(
+            payload_bytes=(3 if self.is_packed else 1) * PAGE_BYTES,
             is_sealed=self.is_sealed,
+            is_packed=self.is_packed,
             is_guarded=self.is_troubled or self.arm is not None,
             is_recorded=self.is_troubled,
             is_deciding=self.rng.random() < 0.5,
@@ -119,9 +124,10 @@ class Drive:
         self.actions[name]()
         self.engine.check()
         for tier, usage in self.engine.cache.usage().items():
-            slots = self.world.options.disk_slots if tier is Tier.DISK else usage.capacity_chunks
+            disk_chunks = self.world.options.disk_slots * (_PACKED if self.is_packed else 1)
+            most = disk_chunks if tier is Tier.DISK else usage.capacity_chunks
             for tenant, share in QUOTAS.items():
-                if usage.tenants.get(tenant, 0) > share.quota * slots and usage.capacity_chunks:
+                if usage.tenants.get(tenant, 0) > share.quota * most and usage.capacity_chunks:
                     raise Broken(f"tenant {tenant} is above its quota in {tier.value}")
 
     def end(self) -> None:

@@ -2,9 +2,9 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
 from proofs.drive import Drive
@@ -101,20 +101,24 @@ def _faults(calls: list[int]) -> Iterator[_Fault]:
 def _calls(options: Options, is_sealed: bool) -> int:
     """How many system calls the scenario makes when none fails."""
     with in_memory() as path:
-        drive = Drive(path, rng_of("fault", options.seed, is_sealed), is_sealed=is_sealed, arm=lambda files: None)
+        drive = _drive(path, options, is_sealed, lambda files: None)
         drive.run(options.steps)
         calls = sum(drive.world.files.calls.values())
         drive.end()
     return calls
 
 
+def _drive(path: Path, options: Options, is_sealed: bool, arm: Callable[[FaultyFiles], None]) -> Drive:
+    """The scenario; sealed chunks are compressed, too. Raises: DirectoryError if its first opening fails."""
+    return Drive(path, rng_of("fault", options.seed, is_sealed), is_sealed=is_sealed, is_packed=is_sealed, arm=arm)
+
+
 def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
     """Raises: Broken."""
     before = open_fds()
     with in_memory() as path:
-        start = partial(Drive, path, rng_of("fault", options.seed, fault.is_sealed), is_sealed=fault.is_sealed)
         try:
-            drive = start(arm=fault.arm)
+            drive = _drive(path, options, fault.is_sealed, fault.arm)
         except DirectoryError:  # a server that starts on such a disk says so, and does not start
             tally.refused += 1
             if open_fds() != before:

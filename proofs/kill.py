@@ -134,7 +134,9 @@ def run(options: Options, progress: Progress) -> Proof:
 
 def _lane(path: Path, case: int, seed: int) -> _Lane:
     rng = rng_of("kill", seed, case)
-    book = Book(rng.choice((8192, 16384, 24576)), is_sealed=case % 2 == 1, is_small=case // 2 % 2 == 1)
+    is_packed = case // 4 % 2 == 1
+    size = rng.choice((16384, 24576) if is_packed else (8192, 16384, 24576))  # two pages can't shrink to one
+    book = Book(size, is_sealed=case % 2 == 1, is_small=case // 2 % 2 == 1, is_packed=is_packed)
     return _Lane(case, path / f"directory-{case}", book, rng)
 
 

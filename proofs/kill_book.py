@@ -23,6 +23,7 @@ class Book:
     """One directory's.
 
     payload_bytes: of a chunk. is_sealed, is_small: encrypted; too small for all chunks, so that some are evicted.
+    is_packed: compressed, in several slots each.
     labels:  of every store that was not forgotten, whether or not anything may have come of it.
     acknowledged: when stores were reported that nothing may have taken away since.
     pending: stores that an invalidation takes that is not acknowledged. dead: that one took that is.
@@ -32,6 +33,7 @@ class Book:
     payload_bytes: int
     is_sealed: bool
     is_small: bool
+    is_packed: bool
     chunks: list[Chunk] = field(default_factory=lambda: [chunk for n in range(24) for chunk in chain(f"text-{n}", 4)])
     versions: Counter[int] = field(default_factory=Counter)
     born: dict[Stored, frozenset[int]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hotspan.core.errors import HotspanError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey
+from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
@@ -52,7 +52,8 @@ class Worker:
         """Until it is killed."""
         self.numbers = {chunk.key: number for number, chunk in enumerate(self.book.chunks)}
         slot_bytes = self.book.payload_bytes + HEADER_BYTES
-        if cut := _cut(self.path, self.slots, self.numbers):
+        each = slot_bytes // PAGE_BYTES if self.book.is_packed else 1
+        if cut := _cut(self.path, self.slots * each, self.numbers):
             self._tell(["cut", cut])
         options = DiskOptions(
             self.path,
@@ -61,6 +62,8 @@ class Worker:
             store_depth=self.rng.choice((4, 8, 32)),
             keys=FixedKeys(self.writer) if self.book.is_sealed else None,
             step_bytes=self.rng.choice((None, None, 2 * slot_bytes, 8 * slot_bytes)),
+            compress="always" if self.book.is_packed else "never",
+            slot_bytes=PAGE_BYTES if self.book.is_packed else None,
         )
         started = time.perf_counter()
         try:

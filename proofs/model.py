@@ -27,7 +27,8 @@ def run(options: Options, progress: Progress) -> Proof:
     runs = -(-options.steps // options.steps_per_run)
     for case in range(runs) if options.only is None else [options.only]:
         with in_memory() as path:
-            drive = Drive(path, rng_of("model", options.seed, case), is_sealed=case % 2 == 1)
+            rng = rng_of("model", options.seed, case)
+            drive = Drive(path, rng, is_sealed=case % 2 == 1, is_packed=case // 2 % 2 == 1)
             try:
                 drive.run(options.steps_per_run)
                 drive.end()

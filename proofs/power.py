@@ -69,7 +69,7 @@ def run(options: Options, progress: Progress) -> Proof:
 
 def _try(path: Path, image_path: Path, case: int, images: int, options: Options, tally: _Tally) -> None:
     rng = rng_of("power", options.seed, case)
-    recorded = RecordedRun(path, rng, is_sealed=case % 2 == 1)
+    recorded = RecordedRun(path, rng, is_sealed=case % 2 == 1, is_packed=case // 2 % 2 == 1)
     recording = recorded.run(options.steps)
     recorded.close()
     tally.acknowledged += recorded.acknowledged
@@ -90,7 +90,8 @@ def _look(path: Path, image: PowerLoss, recorded: RecordedRun, case: int, number
     image.restore(path)
     dead: set[Stored] = set().union(*image.marks)
     queues = InlineQueues()
-    tier = open_tier(path, queues, FixedKeys(READER) if recorded.is_sealed else None)
+    keys = FixedKeys(READER) if recorded.is_sealed else None
+    tier = open_tier(path, queues, keys, is_packed=recorded.is_packed)
     try:
         for key, data in loaded(tier, queues):
             if data is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
-from hotspan.core.types import Chunk, ChunkKey
+from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
@@ -17,7 +17,7 @@ from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.power import Recording, RecordingFiles
 
-SIZE, SLOTS = 2 * 4096, 8
+SIZE, SLOTS = 3 * 4096, 8
 SLAB_BYTES = SLOTS * (SIZE + HEADER_BYTES)
 NAMESPACE = bytes(range(32))
 CHUNKS = [chunk for name in "abcd" for chunk in chain(name, 3)]
@@ -42,6 +42,7 @@ class RecordedRun:
     path: Path
     rng: random.Random
     is_sealed: bool
+    is_packed: bool = False
     contents: dict[bytes, Stored] = field(default_factory=dict)
     known: dict[Stored, Terms] = field(default_factory=dict)
     versions: Counter[ChunkKey] = field(default_factory=Counter)
@@ -86,7 +87,7 @@ class RecordedRun:
     def open(self, writer: int) -> None:
         self.queues = InlineQueues(self.rng.randrange(1 << 32))
         keys = FixedKeys(writer) if self.is_sealed else None
-        self.tier = open_tier(self.path, self.queues, keys, self.files, self.clock)
+        self.tier = open_tier(self.path, self.queues, keys, self.files, self.clock, is_packed=self.is_packed)
 
     def store(self, chunk: Chunk | None = None) -> None:
         chunk = chunk or self.rng.choice(CHUNKS)
@@ -165,6 +166,7 @@ def open_tier(
     *,
     step_bytes: int | None = STEP_BYTES,
     reserve_bytes: int = 0,
+    is_packed: bool = False,
 ) -> DiskTier:
     """The disk tier of such a run. Raises: DirectoryError."""
     options = DiskOptions(
@@ -175,6 +177,8 @@ def open_tier(
         queue=queues.queue,
         step_bytes=step_bytes,
         reserve_bytes=reserve_bytes,
+        compress="always" if is_packed else "never",
+        slot_bytes=PAGE_BYTES if is_packed else None,
     )
     return DiskTier(options, NAMESPACE, SIZE, clock or SimulatedClock())
 

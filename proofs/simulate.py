@@ -27,7 +27,9 @@ def run(options: Options, progress: Progress) -> Proof:
     done = 0
     for case in range(options.seeds) if options.only is None else [options.only]:
         with in_memory() as path:
-            drive = Drive(path, rng_of("simulate", options.seed, case), is_sealed=case % 2 == 1, is_troubled=True)
+            rng = rng_of("simulate", options.seed, case)
+            is_sealed, is_packed = case % 2 == 1, case // 2 % 2 == 1
+            drive = Drive(path, rng, is_sealed=is_sealed, is_packed=is_packed, is_troubled=True)
             try:
                 drive.run(options.steps)
                 drive.end()

@@ -15,7 +15,7 @@ from hotspan.bench.storage import BenchKeys
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import SystemClock
 from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.types import ChunkKey, Tier
+from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import SharedSlab
@@ -179,6 +179,8 @@ def _sides(path: Path, options: Options) -> Iterator[list[_Side]]:
                 options.slots * (_PAYLOAD_BYTES + HEADER_BYTES),
                 keys=BenchKeys() if name == "sealed" else None,
                 shares=_SHARES,
+                compress="always" if name == "sealed" else "never",
+                slot_bytes=PAGE_BYTES if name == "sealed" else None,
             )
             tier = DiskTier(disk, NAMESPACE, _PAYLOAD_BYTES)
             cache = TieredCache(slab, steady(tier), namespace=NAMESPACE, shares=_SHARES, patience_s=1.0)

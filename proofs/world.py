@@ -11,7 +11,7 @@ from pathlib import Path
 from hotspan.cache.cost import CostModel
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
-from hotspan.core.types import ChunkKey, Tier
+from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
@@ -53,6 +53,8 @@ class MortalFiles(SlowFaultyFiles, RecordingFiles):
 class WorldOptions:
     """What stands in the world.
 
+    is_packed:   chunks on disk are compressed in every second life, and take several slots; a payload of some pages
+                 is needed for that.
     is_guarded:  the disk tier is given up while it fails. is_recorded: so that the power may go.
     is_deciding: a cost model says what is loaded from the disk tier.
     """
@@ -61,6 +63,7 @@ class WorldOptions:
     ram_slots: int = 6
     disk_slots: int = 14
     is_sealed: bool = False
+    is_packed: bool = False
     is_guarded: bool = False
     is_recorded: bool = False
     is_deciding: bool = False
@@ -153,6 +156,8 @@ class World:
             is_new=not again,
             keys=FixedKeys(self._rng.getrandbits(60)) if self.options.is_sealed else None,
             shares=self.options.disk_shares,
+            compress="always" if self.options.is_packed and self.lives % 2 else "never",
+            slot_bytes=PAGE_BYTES if self.options.is_packed else None,
             files=self.files,
             queue=self.queues.queue,
             step_bytes=2 * (self.options.payload_bytes + HEADER_BYTES),

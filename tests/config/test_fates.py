@@ -49,6 +49,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
 OF_KEY = {
     "l2": "redis://cache",
     "l2_log": "redis://log",
+    "disk_compress": "always",
     "l2_compress": "always",
     "model_digest": "sampled",
     "persistence": "none",
@@ -66,6 +67,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "disk_gib": {"disk": "/tmp/hotspan-disk"},
     "l2_option": {"l2": "redis://cache"},
     "l2_log": {"l2": "redis://cache"},
+    "disk_compress": {"disk": "/tmp/hotspan-disk", "disk_gib": "2"},
     "l2_compress": {"l2": "redis://cache"},
     "kek": {"key_store": "/tmp/keys"},
     "key_store": {"kek": "env:KEK"},

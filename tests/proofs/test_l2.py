@@ -35,7 +35,7 @@ def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every frame that is not sealed is taken for the right one."""
     for name in ("verify", "verify_header", "verify_part"):
         monkeypatch.setattr(f"hotspan.l2.jobs.{name}", lambda *a: None)
-    monkeypatch.setattr("hotspan.l2.jobs.decompress", lambda stored, into: True)
+    monkeypatch.setattr("hotspan.tiers.packer.decompress", lambda stored, into: True)
 
 
 def publish_as_it_is_written(

@@ -51,6 +51,24 @@ class TestSealedDiskTier(DiskTierTests):
     OPTIONS: ClassVar[dict[str, Any]] = {"keys": FixedKeys()}
 
 
+class TestPackedDiskTier(DiskTierTests):
+    """With compression."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"compress": "always", "slot_bytes": PAGE_BYTES}
+
+
+class TestPackedSealedDiskTier(DiskTierTests):
+    """With compression and encryption."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"compress": "always", "slot_bytes": PAGE_BYTES, "keys": FixedKeys()}
+
+
+class TestSplitDiskTier(DiskTierTests):
+    """With chunks of several slots, none of which is compressed."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"slot_bytes": PAGE_BYTES}
+
+
 class TestInlineDiskTier(DiskTierTests):
     """With a simulation's queues in the place of threads, which run dry whenever the kit waits."""
 

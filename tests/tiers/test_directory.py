@@ -217,12 +217,15 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-def test_smaller_slots_are_refused_larger_ones_taken(tmp_path: Path) -> None:
-    """A slab made for smaller slots can't hold this model's chunks and says so; one made for larger slots can."""
-    path = tmp_path / "disk"
+def test_a_directory_made_for_other_slots_is_taken_unless_they_are_much_smaller(tmp_path: Path) -> None:
+    """A chunk may take up to 64 slots of a directory that was made for others; one that needs more is refused."""
+    path, many = tmp_path / "disk", 65 * SLOT
     open_directory(path, SLOT, 8 * SLOT).close()
-    with pytest.raises(DirectoryError, match=rf"slots of {SLOT} bytes.*{2 * SLOT}.*another directory"):
-        open_directory(path, 2 * SLOT, 8 * SLOT)
+    with pytest.raises(DirectoryError, match=rf"slots of {SLOT} bytes.*{many}.*another directory"):
+        open_directory(path, many, 2 * many)
+    held = open_directory(path, 64 * SLOT, 64 * SLOT)
+    assert (held.geometry.slot_bytes, held.geometry.slots) == (SLOT, 64)
+    held.close()
     held = open_directory(path, SLOT // 2, 8 * SLOT)
     assert (held.geometry.slot_bytes, held.geometry.slots) == (SLOT, 8)
     held.close()

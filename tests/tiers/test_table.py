@@ -87,7 +87,7 @@ def test_records_come_back(table: DiskTable, records: dict[int, Record]) -> None
     assert {slot: (part, key, parent, namespace) for slot, part, key, parent, namespace, *_ in table.summaries()} == {
         slot: (one.part, one.key, one.parent, one.namespace) for slot, one in records.items()
     }
-    assert {slot: (tenant, at) for slot, _, _, _, _, tenant, at, _ in table.summaries()} == {
+    assert {slot: (tenant, at) for slot, _, _, _, _, tenant, at, *_ in table.summaries()} == {
         slot: (one.terms.tenant, one.terms.expires_s) for slot, one in records.items()
     }
     assert table.newest_generation() == max((one.terms.generation for one in records.values()), default=0)

@@ -86,6 +86,6 @@ class CacheStats:
             self.compression_seconds[what] = self.compression_seconds.get(what, 0.0) + packing.seconds
         if not transfer.is_load:
             self.compression_chunks[tier, packing.choice] += 1
-            if packing.choice == "compressed":
+            if packing.is_compressed:
                 self.compression_bytes[tier, "chunks"] += transfer.bytes
                 self.compression_bytes[tier, "stored"] += packing.stored_bytes

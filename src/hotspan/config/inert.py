@@ -44,7 +44,7 @@ def _has_other_hash(settings: Settings) -> bool:
 _ENGINES = unlisted("")
 _HASH = "sha256_cbor"
 _TIERS = (
-    *("ram_gib", "disk", "disk_gib", "l2", "l2_option", "l2_log", "l2_compress", "chunk_tokens"),
+    *("ram_gib", "disk", "disk_gib", "disk_compress", "l2", "l2_option", "l2_log", "l2_compress", "chunk_tokens"),
     *("prompts_only", "model_digest", "kek", "key_store", "auto", "lmcache_config_file"),
 )
 RULES = (

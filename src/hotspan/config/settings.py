@@ -25,11 +25,15 @@ LOG_PASSWORD = "log_password"
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    """A disk tier: a directory of its own, and how many bytes of it to take."""
+    """A disk tier: a directory of its own, and how many bytes of it to take.
+
+    compress: whether chunks are compressed there (tiers/compressing.py).
+    """
 
     directory: str
     bytes: int
     threads: int = 4
+    compress: Compress = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,12 @@ class CacheOptions:
     disk_gib: float | None = option(
         None, "Disk tier, in GiB at most; grows with use.", kind=kinds.GIB, lmcache=Spelling("max_local_disk_size")
     )
+    disk_compress: Compress = option(
+        "auto",
+        "Whether chunks are compressed, without loss, on disk: auto compresses where the disk is slow enough that "
+        "loading them is faster then; always wherever they shrink by 5 %, so that the disk holds more. Both are read "
+        "in each mode.",
+    )
     l2: str | None = option(
         None,
         "Cache shared by replicas: sagemaker-hyperpod://HOST:9200 (`hotspan daemon`, or SageMaker "
@@ -290,7 +300,8 @@ class CacheOptions:
         self._check_combinations()
         disk = None
         if self.disk is not None and self.disk_gib is not None:
-            disk = DiskSettings(str(self.disk.expanduser().absolute()), int(self.disk_gib * GIB))
+            directory = str(self.disk.expanduser().absolute())
+            disk = DiskSettings(directory, int(self.disk_gib * GIB), compress=self.disk_compress)
         return CacheSettings(
             ram_bytes=0 if self.ram_gib is None else int(self.ram_gib * GIB),
             disk=disk,
@@ -346,6 +357,8 @@ class CacheOptions:
             raise ConfigError(f"{given} is given without {missing}: a disk tier needs a directory and a size")
         if self.disk_gib is not None and not 0 < self.disk_gib <= _MAX_GIB:
             raise ConfigError(f"--disk-gib is {self.disk_gib:g}: give the size of the disk tier in GiB, above 0")
+        if self.disk is None and self.disk_compress != "auto":
+            raise ConfigError("--disk-compress belongs to a disk tier: name its directory with --disk")
         if self.chunk_tokens < 1:
             raise ConfigError(
                 f"--chunk-tokens is {self.chunk_tokens}: give a positive number of tokens (256 is the default)"

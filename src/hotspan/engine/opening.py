@@ -221,6 +221,7 @@ class _Opening:
             reserve_bytes=RESERVE_BYTES,
             pins=self.pins,
             pace=self.pace,
+            compress=disk.compress,
         )
         size = self.spec.slot_bytes
         return lambda again: DiskTier(replace(options, is_new=not again), self.namespace, size, self.clock)

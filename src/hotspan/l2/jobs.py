@@ -5,13 +5,11 @@ Errors are logged as text: the exception holds on to the buffers of its transfer
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock
-from hotspan.core.compression import compress, decompress
 from hotspan.core.frame import (
     HEADER_BYTES,
     FrameFault,
@@ -26,7 +24,8 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
 from hotspan.l2.view import LogView, is_of
 from hotspan.tiers.base import Fault, FrameKeys
-from hotspan.tiers.compressing import Compressing, Packing
+from hotspan.tiers.compressing import Packing
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.record import Record
 from hotspan.tiers.sealed import open_frame, seal_frame
 
@@ -73,16 +72,14 @@ class StoreJobs:
         namespace: bytes,
         keys: FrameKeys | None,
         clock: Clock,
-        compressing: Compressing,
+        packer: Packer,
     ) -> None:
         self._store = store
         self._view = view
         self._namespace = namespace
         self._keys = keys
         self._clock = clock
-        self._compressing = compressing
-        self._moving = 0
-        self._lock = threading.Lock()
+        self._packer = packer
 
     def find(self, chunks: Sequence[Chunk], tenant: int) -> dict[ChunkKey, Found] | None:
         """What is there of a text; None if the store did not answer."""
@@ -93,7 +90,7 @@ class StoreJobs:
                 is_chain = len(group) == 1 or group[1].parent is not None
                 started_s = self._clock.monotonic()
                 some = self._store.find(keys, tenant, is_chain=is_chain)
-                self._compressing.asked(self._clock.monotonic() - started_s)
+                self._packer.asked(self._clock.monotonic() - started_s)
                 found |= {one.record.key: one for one in some if one is not None}
         except OSError as error:
             logger.warning("l2_find_failed chunks=%d error=%s", len(chunks), str(error))
@@ -125,10 +122,13 @@ class StoreJobs:
         packing: Packing | None = None
         wrong: Fault | FrameFault | None
         try:
-            payload = self._compressed(scratch, into)[: record.payload_bytes] if record.unpacked_bytes else into
-            wrong = self._read(found, scratch, payload)
-            if wrong is None and (packing := self._unpacked(record, payload, into)) is None:
-                wrong = FrameFault.PAYLOAD
+            if not record.unpacked_bytes:
+                wrong, packing = self._read(found, scratch, into), Packing("plain", len(into))
+            else:
+                stored = self._compressed(scratch, into)[: record.payload_bytes]
+                wrong = self._read(found, scratch, stored)
+                if wrong is None and (packing := self._packer.unpack(stored, into)) is None:
+                    wrong = FrameFault.PAYLOAD
         except OSError as error:
             wrong = Fault.IO
             logger.warning("l2_load_failed error=%s", str(error))
@@ -136,7 +136,7 @@ class StoreJobs:
         if isinstance(wrong, FrameFault):
             fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
             logger.warning("l2_frame_refused fault=%s", wrong.value)
-        return Ended(fault, self._clock.monotonic() - started_s, packing=packing)
+        return Ended(fault, self._clock.monotonic() - started_s, packing=None if wrong else packing)
 
     def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
         """Write what hits added to chunks; whether that is done."""
@@ -170,36 +170,16 @@ class StoreJobs:
         sealing = None
         if self._keys is not None and (sealing := self._keys.sealing(terms.tenant)) is None:
             return None
-        packing, size = Packing("plain", len(payload)), len(payload)
-        if self._compressing.wants():
-            packing = self._packed(payload, room := self._compressed(scratch, payload))
-            if packing.choice == "compressed":
-                payload = room[: packing.stored_bytes]
-                record = record._replace(payload_bytes=len(payload), unpacked_bytes=size)
+        room = self._compressed(scratch, payload)
+        packing = self._packer.pack(payload, lambda: room)
+        if packing.is_compressed:
+            record = record._replace(payload_bytes=packing.stored_bytes, unpacked_bytes=len(payload))
+            payload = room[: packing.stored_bytes]
         identity = replace(self._identity(record), generation=terms.generation, expires_s=terms.expires_s)
         if sealing is None:
             seal(header, payload, identity)
             return _Framed(record, [header, payload], packing)
         return _Framed(record, [header, seal_frame(scratch, payload, identity, sealing)], packing)
-
-    def _packed(self, payload: memoryview, room: memoryview) -> Packing:
-        """Compress a chunk, if it shrinks."""
-        started_s = self._clock.monotonic()
-        size = compress(payload, room)
-        self._compressing.encoded(len(payload), size)
-        seconds = self._clock.monotonic() - started_s
-        return Packing("compressed", size, seconds) if size else Packing("left", len(payload), seconds)
-
-    def _unpacked(self, record: Record, payload: memoryview, into: memoryview) -> Packing | None:
-        """Restore a chunk, if it is compressed; None if that gives another one."""
-        if not record.unpacked_bytes:
-            return Packing("plain", len(payload))
-        started_s = self._clock.monotonic()
-        if not decompress(payload, into):
-            return None
-        seconds = self._clock.monotonic() - started_s
-        self._compressing.decoded(len(into), seconds)
-        return Packing("compressed", len(payload), seconds)
 
     def _read(self, found: Found, scratch: memoryview, payload: memoryview) -> Fault | FrameFault | None:
         """Read a frame's payload, verified; a fault if it is not that of the record. Raises: OSError."""
@@ -226,21 +206,7 @@ class StoreJobs:
         return self._crossing(lambda: self._store.put(framed.record, framed.frame), framed.record, is_load=False)
 
     def _crossing(self, move: Callable[[], bool], record: Record, *, is_load: bool = True) -> bool:
-        """Move a frame, and note how long its bytes took."""
-        with self._lock:
-            self._moving += 1
-            moving = self._moving
-        started_s = self._clock.monotonic()
-        try:
-            is_done = move()
-        finally:
-            with self._lock:
-                moving = max(moving, self._moving)
-                self._moving -= 1
-        if is_done:
-            seconds = self._clock.monotonic() - started_s
-            self._compressing.crossed(record.payload_bytes, seconds, moving, is_load=is_load)
-        return is_done
+        return self._packer.cross(move, record.payload_bytes, is_load=is_load)
 
     def _is_there(self, record: Record) -> bool:
         """Whether an object of that chunk is there, and may be read; one that may not is deleted."""

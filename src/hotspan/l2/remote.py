@@ -38,6 +38,7 @@ from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.compressing import Compressing
 from hotspan.tiers.io import IoQueue, IoThreads
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.record import Record
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,8 @@ class RemoteTier:
         self._store_depth = options.store_depth
         self._marks = follower.marks
         self._clock = clock or SystemClock()
-        compressing = Compressing(options.compress, min(options.threads, os.cpu_count() or 1))
-        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, compressing)
+        packer = Packer(Compressing(options.compress, min(options.threads, os.cpu_count() or 1)), self._clock)
+        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted

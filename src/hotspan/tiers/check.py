@@ -4,10 +4,10 @@ import mmap
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import DirectoryError
@@ -20,13 +20,23 @@ from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
 from hotspan.tiers.owned import explained
 from hotspan.tiers.record import Record
-from hotspan.tiers.table import read_geometry
+from hotspan.tiers.table import DiskTable, read_geometry
 
 Quarantine = Callable[[int, ChunkKey], None]
 """Told of a slot whose frame is not what its record says."""
 
-Stored = Callable[[int, ChunkKey], object | None]
-"""What a slot's chunk is known by as long as it stays there; None if it is not, or not yet whole."""
+
+class Stay(Protocol):
+    """A chunk's stay on the disk, while which its slots hold nothing else."""
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """In the order of its bytes."""
+        ...
+
+
+Stored = Callable[[int, ChunkKey], Stay | None]
+"""The stay of the chunk whose first slot that is; None if it is not there, or not yet whole."""
 
 
 @dataclass(slots=True)
@@ -52,7 +62,10 @@ class CheckReport:
 
 
 class FrameCheck:
-    """Reads every frame once and holds it against its record. Runs on any thread, beside a tier that works."""
+    """Reads every frame once and holds it against its record. Runs on any thread, beside a tier that works.
+
+    chunk_bytes: of the largest payload.
+    """
 
     def __init__(
         self,
@@ -60,8 +73,10 @@ class FrameCheck:
         keys: FrameKeys | None,
         stored: Stored,
         quarantine: Quarantine,
+        chunk_bytes: int,
         clock: Clock | None = None,
     ) -> None:
+        self._chunk_bytes = chunk_bytes
         self._directory = directory
         self._keys = keys
         self._stored = stored
@@ -73,14 +88,13 @@ class FrameCheck:
         """The report, as JSON types. Blocks: for one read of all that is stored."""
         started = time.monotonic()
         report = CheckReport()
-        slot_bytes = self._directory.geometry.slot_bytes
         with (
-            mmap.mmap(-1, round_up(slot_bytes, PAGE_BYTES)) as room,
-            mmap.mmap(-1, HEADER_BYTES + staging_bytes(slot_bytes)) as pages,
+            mmap.mmap(-1, round_up(self._chunk_bytes, PAGE_BYTES)) as room,
+            mmap.mmap(-1, HEADER_BYTES + staging_bytes(self._chunk_bytes)) as pages,
             memoryview(room) as payload,
             memoryview(pages) as scratch,
         ):
-            slots = self._directory.table.slots()
+            slots = self._directory.table.heads()
             if progress is not None:
                 progress.of(len(slots))
             for slot in slots:
@@ -102,7 +116,7 @@ class FrameCheck:
             return
         try:
             with payload[: record.payload_bytes] as into:
-                fault = self._read(slot, record, scratch, into, now_s)
+                fault = self._read(stay.slots, record, scratch, into, now_s)
         except OSError:
             report.unreadable += 1
             return
@@ -110,7 +124,7 @@ class FrameCheck:
             report.chunks -= 1  # the slot was given to another chunk while it was read
         elif fault is None:
             report.whole += 1
-            report.bytes += record.payload_bytes
+            report.bytes += record.chunk_bytes
         elif fault is FrameFault.EXPIRED:
             report.expired += 1
         elif fault is FrameFault.SHREDDED or (fault is FrameFault.ALGORITHM and self._keys is None):
@@ -120,12 +134,13 @@ class FrameCheck:
             self._quarantine(slot, record.key)
 
     def _read(
-        self, slot: int, record: Record, scratch: memoryview, into: memoryview, now_s: float
+        self, slots: Sequence[int], record: Record, scratch: memoryview, into: memoryview, now_s: float
     ) -> FrameFault | None:
-        identity = FrameIdentity(record.key, record.namespace, record.stamp)
+        """Read what is stored, which its tags verify; what is compressed stays so."""
+        identity = FrameIdentity(record.key, record.namespace, record.stamp, unpacked_bytes=record.unpacked_bytes)
         if self._keys is None:
-            return self._frames.read([slot], scratch[:HEADER_BYTES], into, identity, now_s)
-        return self._frames.read_sealed([slot], scratch, into, identity, now_s, self._keys.opening)
+            return self._frames.read(slots, scratch[:HEADER_BYTES], into, identity, now_s)
+        return self._frames.read_sealed(slots, scratch, into, identity, now_s, self._keys.opening)
 
     def _record(self, slot: int) -> Record | None:
         try:
@@ -158,6 +173,7 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
     if geometry is None:
         raise DirectoryError(f"{path} was made by another version of hotspan or is damaged: a server begins it anew")
     directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False, step_bytes=0)
+    chunks = _whole_chunks(directory.table)
 
     def quarantine(slot: int, key: ChunkKey) -> None:
         directory.table.put(slot, None)
@@ -165,8 +181,30 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
 
     try:
         with Progress(f"checking {path}", unit="chunks") as progress:
-            report = FrameCheck(directory, keys, lambda slot, key: directory, quarantine).run(progress)
+            largest = max((len(chunk.slots) for chunk in chunks.values()), default=1) * geometry.slot_bytes
+            check = FrameCheck(directory, keys, lambda slot, key: chunks.get(slot), quarantine, largest)
+            report = check.run(progress)
         directory.table.sync()
     finally:
         directory.close()
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """A chunk's slots, in a directory that nothing else uses."""
+
+    slots: Sequence[int]
+
+
+def _whole_chunks(table: DiskTable) -> dict[int, _Slots]:
+    """The slots of each chunk whose records are all there, by its first."""
+    parts: dict[tuple[ChunkKey, int], dict[int, int]] = {}
+    for slot in table.slots():
+        record = table.record(slot)
+        parts.setdefault((record.key, record.stamp), {})[record.part] = slot
+    found = {}
+    for of in parts.values():
+        if of.keys() == set(range(table.geometry.slots_for(table.record(next(iter(of.values()))).payload_bytes))):
+            found[of[0]] = _Slots([of[part] for part in range(len(of))])
+    return found

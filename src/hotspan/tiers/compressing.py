@@ -45,6 +45,10 @@ class Packing(NamedTuple):
     stored_bytes: int
     seconds: float = 0.0
 
+    @property
+    def is_compressed(self) -> bool:
+        return self.choice == "compressed"
+
 
 class Compressing:
     """One tier's choice; any thread.

@@ -32,6 +32,9 @@ from hotspan.tiers.table import DiskTable, Geometry, is_table, read_geometry
 
 logger = logging.getLogger(__name__)
 
+MAX_SPLIT = 64
+"""Slots of a chunk in a directory that was made for smaller chunks: more would be too many I/Os for each."""
+
 POSITION_FILE = "l2-log"
 """How far a replica has applied the log of an L2 (l2/position.py)."""
 
@@ -92,6 +95,7 @@ def open_directory(
     slot_bytes: int,
     disk_bytes: int,
     *,
+    frame_bytes: int | None = None,
     layout: DirectoryLayout = TIER,
     allow_direct: bool = True,
     is_new: bool = True,
@@ -99,13 +103,15 @@ def open_directory(
     step_bytes: int | None = None,
     reserve_bytes: int = 0,
 ) -> OpenDirectory:
-    """Own `path` as a slab of slots that hold at least `slot_bytes`, `disk_bytes` in all; what it holds stays.
+    """Own `path` as a slab of slots of `slot_bytes`, `disk_bytes` in all; what it holds stays.
 
-    A directory made for larger slots is taken as it is; a changed `disk_bytes` grows or shrinks it.
+    A directory made for other slots is taken as it is, unless a chunk would need too many of them; a changed
+    `disk_bytes` grows or shrinks it.
+    frame_bytes: of the largest chunk; what fills a slot by default.
     is_new:     whether it may have to be made; if not, an empty one is a mount that went away.
     step_bytes: how much space is allocated for what comes; None allocates all of it.
     Blocks:  for the allocation of the files and one read of the table; not for writing the slab.
-    Raises:  DirectoryError with what to do: in use, full, read-only, not a directory, made for smaller slots.
+    Raises:  DirectoryError with what to do: in use, full, read-only, not a directory, made for much smaller chunks.
     """
     files = files or Files()
     fds: list[int] = []
@@ -118,7 +124,8 @@ def open_directory(
         fds.append(lock_directory(files, path, whose))
         table_fd = open_file(files, path / layout.table)
         fds.append(table_fd)
-        geometry = _geometry(path, read_geometry(files, table_fd), slot_bytes, disk_bytes, whose)
+        found = read_geometry(files, table_fd)
+        geometry = _geometry(path, found, slot_bytes, frame_bytes or slot_bytes, disk_bytes, whose)
         if step_bytes is None:
             reserve_slab(files, path, geometry.slab_bytes, whose, besides=geometry.table_bytes)
         elif step_bytes:
@@ -133,7 +140,8 @@ def open_directory(
         slab_fd, direct = open_slab(files, path, allow_direct=allow_direct)
         fds.append(slab_fd)
         space = SlabSpace(files, slab_fd, geometry.slot_bytes, reserve_bytes)
-        free, bare = _first_step(files, slab_fd, table, space, step_bytes)
+        least = -(-(frame_bytes or slot_bytes) // geometry.slot_bytes)
+        free, bare = _first_step(files, slab_fd, table, space, step_bytes, least)
         return OpenDirectory(
             path, files, geometry, table, log, generation, slab_fd, direct, space, free, bare, tuple(fds)
         )
@@ -169,10 +177,11 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
 
 
 def _first_step(
-    files: Files, slab_fd: int, table: DiskTable, space: SlabSpace, step_bytes: int | None
+    files: Files, slab_fd: int, table: DiskTable, space: SlabSpace, step_bytes: int | None, least: int
 ) -> tuple[list[int], list[int]]:
     """The slots that hold nothing, with and without space: what a former owner allocated beyond a step is given back.
 
+    least: slots of a chunk, which a step has at least.
     Raises: OSError if there is no space for anything.
     """
     if step_bytes is not None:
@@ -181,7 +190,7 @@ def _first_step(
     empty = table.empty()[::-1]
     if step_bytes is None:
         return empty, []
-    count = min(len(empty), max(1, step_bytes // space.slot_bytes) if step_bytes else 0)
+    count = min(len(empty), max(least, step_bytes // space.slot_bytes) if step_bytes else 0)
     count = space.fitting(count) if count else 0
     free = empty[len(empty) - count :]
     end = (max([*live, *free], default=-1) + 1) * space.slot_bytes
@@ -278,17 +287,19 @@ def _has_table(files: Files, path: Path) -> bool:
         os.close(fd)
 
 
-def _geometry(path: Path, found: Geometry | None, slot_bytes: int, disk_bytes: int, whose: str) -> Geometry:
+def _geometry(
+    path: Path, found: Geometry | None, slot_bytes: int, frame_bytes: int, disk_bytes: int, whose: str
+) -> Geometry:
     if found is not None and found.slot_bytes > 0:
-        if found.slot_bytes < slot_bytes:
-            raise DirectoryError(
-                f"{whose}'s directory {path} was made for slots of {found.slot_bytes} bytes and this model's "
-                f"chunks need {slot_bytes}: give --disk another directory, or delete this one to lose what it holds"
-            )
         slot_bytes = found.slot_bytes
+        if frame_bytes > MAX_SPLIT * slot_bytes:
+            raise DirectoryError(
+                f"{whose}'s directory {path} was made for slots of {slot_bytes} bytes and this model's "
+                f"chunks need {frame_bytes}: give --disk another directory, or delete this one to lose what it holds"
+            )
     slots = disk_bytes // slot_bytes
-    if slots < 1:
+    if slots * slot_bytes < frame_bytes:
         raise DirectoryError(
-            f"--disk-gib {disk_bytes / GIB:g} holds not one chunk of this model ({slot_bytes / GIB:.3f} GiB): raise it"
+            f"--disk-gib {disk_bytes / GIB:g} holds not one chunk of this model ({frame_bytes / GIB:.3f} GiB): raise it"
         )
     return Geometry(slot_bytes, slots)

@@ -1,19 +1,22 @@
 """The disk tier: chunks of one namespace on the disk engine, with a log of what was invalidated."""
 
 import logging
+import os
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotspan.core.clock import Clock
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
+from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
 from hotspan.tiers.base import Durable, TierUsage, Transfer
 from hotspan.tiers.check import FrameCheck
+from hotspan.tiers.compressing import Compressing
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
 from hotspan.tiers.log import Invalidation
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.pins import Kept
 from hotspan.tiers.record import Record
 
@@ -24,9 +27,19 @@ logger = logging.getLogger(__name__)
 _MAX_LOGGED_SCOPES = 64
 """After which the log begins anew: each scope costs the next start some milliseconds."""
 
+_MAX_SLOTS, _LEAST_SLOT_BYTES = 16, MIB // 4
+"""Slots of a chunk that may be stored compressed: half of one is lost on average, and each has a record of 256 bytes on
+disk and in RAM."""
+
+_MAX_RECORDS_BITS = 22
+"""Slots are larger where the tier would have more of them: records of 1 GiB."""
+
 
 class DiskTier(DiskSlab):
     """A StorageTier in a directory that other namespaces may use too, one process at a time.
+
+    With `options.compress`, a chunk takes up to 16 slots, and fewer if it was stored compressed. Compressed chunks are
+    read in each mode.
 
     Raises: DirectoryError from the constructor only (tiers/directory.py says when).
     """
@@ -38,10 +51,19 @@ class DiskTier(DiskSlab):
         if payload_bytes % PAGE_BYTES:
             raise ValueError(f"a payload is whole pages of {PAGE_BYTES} bytes, not {payload_bytes}")
         self._own = namespace
+        self._keys = options.keys
         self._payload_bytes = payload_bytes
-        slot_bytes = round_up(HEADER_BYTES + payload_bytes, PAGE_BYTES)
-        super().__init__(options, slot_bytes, clock, namespace=namespace, gone=lambda key: self.kept.left(key))
-        self.kept = Kept(options.pins, payload_bytes, self._lru.floor, self._parent_of)
+        clock = clock or SystemClock()
+        super().__init__(
+            options,
+            options.slot_bytes or slot_bytes_for(HEADER_BYTES + payload_bytes, options),
+            clock,
+            chunk_bytes=payload_bytes,
+            packer=Packer(Compressing(options.compress, min(options.threads, os.cpu_count() or 1)), clock),
+            namespace=namespace,
+            gone=lambda key: self.kept.left(key),
+        )
+        self.kept = Kept(options.pins, payload_bytes, self._floor_chunks, self._parent_of)
         if self.directory.log is None:
             raise ValueError("a tier's directory has a log")
         self._log = self.directory.log
@@ -147,7 +169,14 @@ class DiskTier(DiskSlab):
         return len(keys)
 
     def usage(self) -> TierUsage:
-        return replace(super().usage(), pinned_chunks=self.kept.chunks)
+        usage = super().usage()
+        slots = self._lru.size / len(self) if len(self) else self.chunk_slots  # of a chunk that is here
+        return replace(
+            usage,
+            chunks=round(usage.chunks / slots),
+            capacity_chunks=int(usage.capacity_chunks / slots),
+            pinned_chunks=self.kept.chunks,
+        )
 
     def verification(self) -> FrameCheck:
         """A check of all that is stored here, to be run on another thread; what is corrupt will be quarantined."""
@@ -156,6 +185,7 @@ class DiskTier(DiskSlab):
             self._keys,
             self._stored,
             lambda slot, key: self._suspects.append((slot, key)),
+            self._payload_bytes,
             self._clock,
         )
 
@@ -170,7 +200,10 @@ class DiskTier(DiskSlab):
         entry = self._entries.get(key)
         return entry if entry is not None and entry.slot == slot and not entry.writing else None
 
-    def _victim(self, tenant: int, parent: ChunkKey | None) -> ChunkKey | None:
+    def _floor_chunks(self, tenant: int) -> int:
+        return self._lru.floor(tenant) // self.chunk_slots
+
+    def _victim(self, tenant: int, parent: ChunkKey | None, slots: int) -> ChunkKey | None:
         """As the slab says; one that is pinned only if no other may go, and it is the last in turn then."""
         may_go, pinned = self._may_go(parent), list[ChunkKey]()
 
@@ -182,9 +215,9 @@ class DiskTier(DiskSlab):
                 return False
             return True
 
-        victim = self._lru.victim(tenant, is_free)
+        victim = self._lru.victim(tenant, is_free, size=slots)
         self._lru.defer(pinned)
-        return victim if victim is not None or not pinned else self._lru.victim(tenant, may_go)
+        return victim if victim is not None or not pinned else self._lru.victim(tenant, may_go, size=slots)
 
     def _parent_of(self, key: ChunkKey) -> ChunkKey | None:
         parent = self.record(key).parent
@@ -224,3 +257,10 @@ class DiskTier(DiskSlab):
             self._log.begin(self._generation)
         except OSError as error:
             logger.warning("disk_log_not_shortened path=%s error=%s", self.directory.path, str(error))
+
+
+def slot_bytes_for(frame_bytes: int, options: DiskOptions) -> int:
+    """Of a new directory's slots: a chunk fills one, or up to 16 where it may be compressed."""
+    least = max(_LEAST_SLOT_BYTES, options.bytes >> _MAX_RECORDS_BITS)
+    slots = 1 if options.compress == "never" else max(1, min(_MAX_SLOTS, frame_bytes // least))
+    return round_up(-(-frame_bytes // slots), PAGE_BYTES)

@@ -5,31 +5,35 @@ too fragmented for a chunk. The slots of one chunk have the same record, but for
 """
 
 import logging
-import mmap
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.frame import HEADER_BYTES, FrameFault, FrameIdentity
+from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
+from hotspan.core.types import ChunkKey, Compress
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
+from hotspan.tiers.disk_jobs import FrameJobs
 from hotspan.tiers.eviction import LeafArc
 from hotspan.tiers.files import Files
-from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, copy, staging_bytes
+from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, staging_bytes
 from hotspan.tiers.pace import Pace
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.record import MAX_PARTS, Record
-from hotspan.tiers.room import NO_SPACE, SlotRoom
+from hotspan.tiers.room import SlotRoom
 from hotspan.tiers.shares import Shares
+
+if TYPE_CHECKING:
+    from hotspan.tiers.packer import Packer
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +42,6 @@ TICK_S = 1.0
 
 _NOBODY = -1
 """The tenant for whom chunks are evicted when the file system runs low."""
-
-_GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class DiskOptions:
     step_bytes:  the slab grows by so much as it fills; None allocates all of it at the start.
     reserve_bytes: what a slab that grows leaves free on its file system (tiers/room.py); below it, it gives back.
     pace:        of loads.
+    compress:    whether the tier stores chunks compressed (tiers/disk.py).
+    slot_bytes:  of a new directory, whole pages; None leaves it to the tier.
     files, queue: the system calls and the threads; tests put others in their place.
     """
 
@@ -68,6 +72,8 @@ class DiskOptions:
     reserve_bytes: int = 0
     pins: Pins = field(default_factory=Pins)
     pace: Pace = field(default_factory=Pace)
+    compress: Compress = "never"
+    slot_bytes: int | None = None
     files: Files = field(default_factory=Files)
     queue: Callable[[str, int, int], IoQueue] = IoThreads
 
@@ -93,6 +99,9 @@ class Entry(Struct, eq=False, gc=False):
         return (self.slot, *self.more)
 
 
+_Parts = dict[tuple[ChunkKey, int], dict[int, int]]
+"""The slots of each chunk's parts after the first, by key and stamp, then by number."""
+
 Told = Callable[[Transfer], None]
 """Called by `finished`, when the books say already what a transfer did."""
 
@@ -110,6 +119,9 @@ class _Done:
 class DiskSlab:
     """Chunks in a directory that this process owns. One thread calls the methods, which return at once; `adopt` first.
 
+    chunk_bytes: of the largest payload that is expected; what fills a slot by default.
+    packer:    compresses and restores chunks. One that was compressed needs fewer slots than it was given: the rest
+               is free again when the store has ended.
     namespace: chunks of others take space and are not found; None: those of all are found.
     has_gaps:  whether a chunk may be here without its parent.
     settles:   called before `settle` tells that something is durable, on the log's thread; may raise OSError.
@@ -124,6 +136,8 @@ class DiskSlab:
         slot_bytes: int,
         clock: Clock | None = None,
         *,
+        chunk_bytes: int | None = None,
+        packer: "Packer | None" = None,
         layout: DirectoryLayout = TIER,
         namespace: bytes | None = None,
         has_gaps: bool = False,
@@ -134,13 +148,14 @@ class DiskSlab:
         self._namespace = namespace
         self._has_gaps = has_gaps
         self._store_depth = options.store_depth
-        self._keys = options.keys
         self._clock = clock or SystemClock()
         self._settles, self._landed_call, self._gone = settles, landed, gone
+        chunk_bytes = slot_bytes - HEADER_BYTES if chunk_bytes is None else chunk_bytes
         self.directory = open_directory(
             options.directory,
             slot_bytes,
             options.bytes,
+            frame_bytes=HEADER_BYTES + chunk_bytes,
             layout=layout,
             allow_direct=options.allow_direct,
             is_new=options.is_new,
@@ -151,8 +166,8 @@ class DiskSlab:
         self.slot_bytes = self.directory.geometry.slot_bytes
         self.evicted = 0
         self._table = self.directory.table
-        self._frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
-        self._pace = options.pace
+        frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
+        self._jobs = FrameJobs(frames, options.keys, self._clock, options.pace, packer)
         self._entries: dict[ChunkKey, Entry] = {}
         self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._storing = 0
@@ -160,33 +175,40 @@ class DiskSlab:
         self._done: deque[_Done] = deque()
         self._landed = threading.Event()
         self._flushing = False
-        scratch = HEADER_BYTES + (staging_bytes(self.slot_bytes) if self._keys is not None else 0)
+        largest = max(chunk_bytes, self.slot_bytes)
+        scratch = HEADER_BYTES + (staging_bytes(largest) if options.keys is not None else 0)
         self._queue = options.queue("disk", options.threads, scratch)
         self._log_queue = options.queue("disk-log", 1, HEADER_BYTES)
         self._commits = GroupCommit(self._log_queue, self._write_log)
         self._room_queue = options.queue("disk-room", 1, HEADER_BYTES)
-        step = (options.step_bytes or 0) // self.slot_bytes
+        self.chunk_slots = self.directory.geometry.slots_for(chunk_bytes)
+        step = max((options.step_bytes or 0) // self.slot_bytes, self.chunk_slots)
         of = (self.directory.space, self._room_queue, self.directory.geometry.slots)
-        self._room = SlotRoom(*of, self.directory.free, self.directory.bare, step, self._land)
+        self._room = SlotRoom(*of, self.directory.free, self.directory.bare, step, self._land, self.chunk_slots)
         self.is_closed = False
 
     def adopt(self) -> None:
         """Take over what a former process left; chunks of other namespaces take space until they are evicted."""
         entries, namespace = self._entries, self._namespace
-        others: list[int] = []
-        large: list[Entry] = []
+        parts: _Parts = {}
+        twice: list[int] = []
+        large: list[tuple[Entry, int, int]] = []
         named: list[tuple[ChunkKey, ChunkKey | None, int]] = []
-        for slot, part, key, parent, of, tenant, expires_s, size in self._table.summaries():
-            if part or key in entries:
-                others.append(slot)
+        for slot, part, key, parent, of, tenant, expires_s, size, stamp in self._table.summaries():
+            if part:
+                parts.setdefault((key, stamp), {})[part] = slot
+                continue
+            if key in entries:
+                twice.append(slot)
                 continue
             entry = entries[key] = Entry(slot, key, namespace is None or of == namespace, expires_s)
             named.append((key, parent, tenant))
             if size > self.slot_bytes - HEADER_BYTES:
-                large.append(entry)
+                large.append((entry, stamp, self.directory.geometry.slots_for(size)))
         self._lru.adopt(named)
         lost = [] if self._has_gaps else [key for key, parent, _ in named if self._is_behind_gap(parent)]
-        for key in self._adopt_parts(large, others) + lost:  # a torn record leaves a gap
+        self._join_twice(twice)
+        for key in self._adopt_parts(large, parts) + lost:  # a torn record leaves a gap
             self.discard(key)
 
     def __len__(self) -> int:
@@ -217,13 +239,14 @@ class DiskSlab:
         key = record.key
         if key in self._entries or (self._is_behind_gap(record.parent) and not self._has_gaps):
             return False
-        slots = self._take_slots(self._slots_for(record.payload_bytes), record, may_evict=may_evict)
+        slots = self._take_slots(self.directory.geometry.slots_for(record.payload_bytes), record, may_evict=may_evict)
         if slots is None:
             return False
         entry = Entry(slots[0], key, True, record.terms.expires_s, writing=True, more=tuple(slots[1:]))
         self._put(entry, record)
         self._entries[key] = entry
         self._lru.add(key, record.parent, record.terms.tenant)
+        self._lru.sized(key, len(slots))
         self._storing += 1
         self._queue.submit(
             lambda scratch: self._store(entry, record, scratch, payload, told),
@@ -341,8 +364,9 @@ class DiskSlab:
         if len(self._lru) != len(self._entries) or any(key not in self._lru for key in self._entries):
             raise AssertionError("the eviction order knows other chunks than there are")
         for entry in self._entries.values():
-            records = [self._table.record(slot) for slot in entry.slots]
-            if any(record != records[0]._replace(part=part) for part, record in enumerate(records)):
+            records = [self._table.record(slot) for slot in entry.slots]  # the terms of a chunk are those of the first
+            named = {(record.key, record.stamp) for record in records}
+            if len(named) > 1 or [record.part for record in records] != list(range(len(records))):
                 raise AssertionError("the slots of a chunk have records of several")
             if self._is_behind_gap(records[0].parent) and not self._has_gaps:
                 raise AssertionError("a chunk stands behind a gap: no invalidation of what is before it would take it")
@@ -352,36 +376,31 @@ class DiskSlab:
     def _is_behind_gap(self, parent: ChunkKey | None) -> bool:
         return parent is not None and parent not in self._entries
 
-    def _slots_for(self, payload_bytes: int) -> int:
-        return -(-(HEADER_BYTES + round_up(payload_bytes, PAGE_BYTES)) // self.slot_bytes)
-
     def _put(self, entry: Entry, record: Record) -> None:
         self._table.put_parts(entry.slots, record)
 
-    def _adopt_parts(self, large: Iterable[Entry], others: Iterable[int]) -> list[ChunkKey]:
-        """Give chunks that take several slots the rest of theirs; the keys of those that are not whole."""
-        parts: dict[tuple[ChunkKey, int], dict[int, int]] = {}
-        twice: list[int] = []
-        for slot in others:
-            record = self._table.record(slot)
-            if record.part:
-                parts.setdefault((record.key, record.stamp), {})[record.part] = slot
-            else:
-                twice.append(slot)
-        torn = []
-        for entry in large:
-            record = self.record(entry.key)
-            rest = parts.pop((entry.key, record.stamp), {})
-            entry.more = tuple(rest[part] for part in sorted(rest))
-            if sorted(rest) != list(range(1, self._slots_for(record.payload_bytes))):
-                torn.append(entry.key)
-        for slot in twice:  # stored twice around a crash: deleting one must not bring back the other
+    def _join_twice(self, slots: Iterable[int]) -> None:
+        """Drop what was stored twice around a crash, but not its terms: deleting one must not bring back the other."""
+        for slot in slots:
             record = self._table.record(slot)
             before = self.record(record.key).terms
             if (joined := before.joined(record.terms)) is not before:
                 self.stamp(record.key, joined)
             self._free_records([slot])
-        for rest in parts.values():
+
+    def _adopt_parts(self, large: Iterable[tuple[Entry, int, int]], parts: _Parts) -> list[ChunkKey]:
+        """Give chunks that take several slots the rest of theirs; the keys of those that are not whole.
+
+        large: each with its stamp and how many slots it takes.
+        """
+        torn = []
+        for entry, stamp, count in large:
+            rest = parts.get((entry.key, stamp), {})
+            entry.more = tuple(rest.pop(part) for part in range(1, count) if part in rest)
+            self._lru.sized(entry.key, len(entry.slots))
+            if len(entry.slots) < count:
+                torn.append(entry.key)
+        for rest in parts.values():  # of chunks that are gone, or were given more slots than they needed
             self._free_records(tuple(rest.values()))
         return torn
 
@@ -399,23 +418,23 @@ class DiskSlab:
         if count > min(MAX_PARTS, self.directory.geometry.slots):
             return None
         tenant = record.terms.tenant
-        slots: list[int] = []
-        if self._lru.may_add(tenant):
-            while len(slots) < count and (slot := self._room.take()) is not None:
-                slots.append(slot)
-        while len(slots) < count:
-            victim = self._victim(tenant, record.parent) if may_evict else None
+        slots = self._room.take(count) if self._lru.may_add(tenant, count) else []
+        evicted: list[int] = []
+        while len(slots) + len(evicted) < count:
+            victim = self._victim(tenant, record.parent, count) if may_evict else None
             if victim is None:
-                self._free_records(slots)
+                for slot in slots:
+                    self._room.give(slot)
+                self._free_records(evicted)
                 return None
-            slots += self._evict(victim)
-        slots.sort()  # one I/O moves what lies in adjacent slots; slots that were freed last are taken first
+            evicted += self._evict(victim)
+        slots = sorted(slots + evicted)  # one I/O moves what lies in adjacent slots; freed last, taken first
         self._free_records(slots[count:])
         return slots[:count]
 
-    def _victim(self, tenant: int, parent: ChunkKey | None) -> ChunkKey | None:
-        """The leaf to evict for a chunk of a tenant with that parent."""
-        return self._lru.victim(tenant, self._may_go(parent))
+    def _victim(self, tenant: int, parent: ChunkKey | None, slots: int) -> ChunkKey | None:
+        """The leaf to evict for a chunk of a tenant with that parent, which takes so many slots."""
+        return self._lru.victim(tenant, self._may_go(parent), size=slots)
 
     def _may_go(self, parent: ChunkKey | None) -> Callable[[ChunkKey], bool]:
         def may_go(key: ChunkKey) -> bool:
@@ -436,7 +455,7 @@ class DiskSlab:
         """Evict chunks from so many slots; the file system gets their space."""
         self._lru.resize(max(1, self._room.capacity))
         while slots > 0:
-            victim = self._victim(_NOBODY, None)
+            victim = self._victim(_NOBODY, None, 1)
             if victim is None:
                 return
             freed = self._evict(victim)
@@ -464,10 +483,22 @@ class DiskSlab:
             if transfer.fault is not None and not entry.deleted:
                 self._delete(entry)
                 return
-            if entry.joined and not entry.deleted:
+            if not entry.deleted and transfer.packing is not None and transfer.packing.is_compressed:
+                self._shrink(entry, transfer.packing.stored_bytes)
+            elif entry.joined and not entry.deleted:
                 self._submit_record(entry)
         if entry.deleted and not entry.readers and not entry.writing:
             self._free_records(entry.slots)
+
+    def _shrink(self, entry: Entry, stored_bytes: int) -> None:
+        """A chunk was stored compressed: its record says so now, and the slots that it does not need are free again."""
+        slots = entry.slots
+        count = self.directory.geometry.slots_for(stored_bytes)
+        entry.more = slots[1:count]
+        self._put(entry, self._table.record(entry.slot).packed(stored_bytes))
+        self._lru.sized(entry.key, count)
+        self._submit_record(entry)
+        self._free_records(slots[count:])
 
     def _delete(self, entry: Entry) -> None:
         """Make a chunk unfindable now, and its descendants: behind a gap no invalidation would reach them."""
@@ -497,54 +528,19 @@ class DiskSlab:
         self._queue.submit(lambda scratch: self._write_records(entry.slots), lambda: None, urgent=False)
 
     # -- the I/O threads: touch only what they were given -----------------------------------------------------------
-    # An error goes to the log as text: the exception holds on to the buffers of its transfer, and a handler to it.
 
     def _store(
         self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
     ) -> None:
-        started = self._clock.monotonic()
-        fault: Fault | None = None
-        terms = record.terms
-        identity = FrameIdentity(record.key, record.namespace, record.stamp, terms.generation, terms.expires_s)
-        try:
-            payload = _contiguous(parts, is_filled=True)
-            if self._keys is None:
-                self._frames.write(entry.slots, scratch[:HEADER_BYTES], payload, identity)
-            elif (sealing := self._keys.sealing(terms.tenant)) is None:
-                fault = Fault.GONE
-            else:
-                self._frames.write_sealed(entry.slots, scratch, payload, identity, sealing)
-            if fault is None:
-                self._table.write_all(entry.slots)
-        except OSError as error:
-            fault = Fault.FULL if error.errno in NO_SPACE else Fault.IO
-            logger.warning("disk_store_failed slot=%d error=%s", entry.slot, str(error))
-        self._end(entry, False, fault, record.payload_bytes, started, told)
+        slots = entry.slots
+        fault, seconds, packing = self._jobs.store(slots, record, scratch, parts, lambda: self._table.write_all(slots))
+        self._end(entry, Transfer(entry.key, False, fault, record.payload_bytes, seconds, packing), told)
 
     def _load(
         self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
     ) -> None:
-        started, rested_s = self._clock.monotonic(), self._pace.rested_s
-        fault: Fault | None = None
-        identity = FrameIdentity(entry.key, record.namespace, record.stamp)
-        now_s = self._clock.unix()
-        try:
-            into = _contiguous(parts, is_filled=False)
-            if self._keys is None:
-                found = self._frames.read(entry.slots, scratch[:HEADER_BYTES], into, identity, now_s)
-            else:
-                found = self._frames.read_sealed(entry.slots, scratch, into, identity, now_s, self._keys.opening)
-            if found is None and len(parts) > 1:
-                copy(into, parts)
-        except OSError as error:
-            fault = Fault.IO
-            logger.warning("disk_load_failed slot=%d error=%s", entry.slot, str(error))
-        else:
-            if found is not None:
-                fault = Fault.GONE if found in _GONE else Fault.CORRUPT
-                logger.warning("disk_frame_quarantined slot=%d fault=%s", entry.slot, found.value)
-        rested_s = self._pace.rested_s - rested_s  # what a load takes is learnt without it
-        self._end(entry, True, fault, record.payload_bytes, started + rested_s, told)
+        fault, seconds, packing = self._jobs.load(entry.slots, record, scratch, parts)
+        self._end(entry, Transfer(entry.key, True, fault, record.chunk_bytes, seconds, packing), told)
 
     def _free_slots(self, slots: Sequence[int]) -> None:
         self._write_records(slots)
@@ -555,7 +551,7 @@ class DiskSlab:
         self._land()
 
     def _drop(self, entry: Entry, is_load: bool, told: Told | None) -> None:
-        self._end(entry, is_load, Fault.DROPPED, 0, self._clock.monotonic(), told)
+        self._end(entry, Transfer(entry.key, is_load, Fault.DROPPED, 0, 0.0), told)
 
     def _write_records(self, slots: Iterable[int]) -> None:
         try:
@@ -579,25 +575,10 @@ class DiskSlab:
     def _flushed(self) -> None:
         self._flushing = False
 
-    def _end(
-        self, entry: Entry, is_load: bool, fault: Fault | None, size: int, started: float, told: Told | None
-    ) -> None:
-        transfer = Transfer(entry.key, is_load, fault, size, self._clock.monotonic() - started)
+    def _end(self, entry: Entry, transfer: Transfer, told: Told | None) -> None:
         self._done.append(_Done(entry.slots, entry, transfer, told))
         self._land()
 
     def _land(self) -> None:
         self._landed.set()
         self._landed_call()
-
-
-def _contiguous(parts: Sequence[memoryview], *, is_filled: bool) -> memoryview:
-    """The only part itself; for several, pages that are as long together, with a copy of them if `is_filled`."""
-    if len(parts) == 1:
-        return parts[0]
-    pages = memoryview(mmap.mmap(-1, sum(map(len, parts))))
-    at = 0
-    for part in parts if is_filled else ():
-        copy(part, [pages[at : at + len(part)]])
-        at += len(part)
-    return pages

@@ -44,12 +44,14 @@ class _Node(Struct, eq=False, gc=False):
     tenant: int
     used: int
     is_often: bool = False
+    size: int = 1
 
 
 class LeafArc:
     """Chunks of one tier in the order in which they would go.
 
-    capacity: how many chunks the tier holds; at most as many ghosts are remembered.
+    capacity: what the tier holds. Floors, quotas and sizes are in the same unit: chunks, or slots where a chunk takes
+              several.
 
     Costs, amortised: O(log n) a change or victim, O(tenants) more when a tenant comes; one step more for each older
     leaf that may not go. A tenant at its floor is one step, however many old leaves it has.
@@ -73,6 +75,11 @@ class LeafArc:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._nodes
 
+    @property
+    def size(self) -> int:
+        """Of all chunks together."""
+        return sum(held.size for held in self._tenants.values())
+
     # -- what came, was used, went -----------------------------------------------------------------------------------
 
     def add(self, key: ChunkKey, parent: ChunkKey | None, tenant: int = 0) -> None:
@@ -84,6 +91,7 @@ class LeafArc:
         into = held.list_for(key)
         into.chunks += 1
         self._nodes[key] = _Node(parent, held.tenant, self._now, into is held.often)
+        held.size += 1
         if key not in self._children:
             into.push((self._now, key), parent)
         if parent is not None:
@@ -101,6 +109,7 @@ class LeafArc:
         for now, (key, parent, tenant) in enumerate(chunks, 1):
             held = tenants.get(tenant) or self._arrive(tenant)
             held.once.chunks += 1
+            held.size += 1
             nodes[key] = _Node(parent, held.tenant, now)
             if parent is not None:
                 children.add(parent, key)
@@ -112,6 +121,15 @@ class LeafArc:
                 tenants[node.tenant].once.heap.append((node.used, key))  # in order, so it is a heap
         for held in tenants.values():
             self._post(held)
+
+    def sized(self, key: ChunkKey, size: int) -> None:
+        """A chunk takes so much from now on; 1 until this is called."""
+        node = self._nodes[key]
+        held = self._tenants[node.tenant]
+        held.size += size - node.size
+        held.largest = max(held.largest, size)
+        node.size = size
+        self._post(held)
 
     def touch(self, keys: Iterable[ChunkKey]) -> None:
         """These chunks were used again, in this order: give a chain leaf first."""
@@ -150,6 +168,7 @@ class LeafArc:
         held = self._tenants[node.tenant]
         leaves = held.list_of(node.is_often)
         leaves.chunks -= 1
+        held.size -= node.size
         if evicted:
             leaves.ghosts[key] = None
         held.forget_ghosts()
@@ -168,8 +187,10 @@ class LeafArc:
 
     # -- who makes room ------------------------------------------------------------------------------------------------
 
-    def victim(self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False) -> ChunkKey | None:
-        """The leaf to evict for a chunk of `tenant`, or None if no leaf may go. Removes nothing.
+    def victim(
+        self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False, size: int = 1
+    ) -> ChunkKey | None:
+        """The leaf to evict for a chunk of `tenant` that takes `size`, or None if no leaf may go. Removes nothing.
 
         Tenants above their floors pay. If nothing of theirs may go, or the tenant is at its quota, it pays itself.
 
@@ -177,9 +198,9 @@ class LeafArc:
         """
         passed: list[tuple[Held, Leaves, Leaf]] = []
         own = self._tenants.get(tenant)
-        others_pay = self.may_add(tenant)
+        others_pay = self.may_add(tenant, size)
         if is_modest:
-            others_pay = others_pay and (0 if own is None else own.chunks) < self.floor(tenant)
+            others_pay = others_pay and (0 if own is None else own.size) < self.floor(tenant)
         found = self._payers_first(may_go, passed) if others_pay else None
         while found is None and own is not None and (first := own.first()) is not None:
             found = self._unless_pinned(own, *first, may_go, passed)
@@ -188,13 +209,13 @@ class LeafArc:
             self._post(held)
         return found
 
-    def may_add(self, tenant: int) -> bool:
+    def may_add(self, tenant: int, size: int = 1) -> bool:
         """Whether a chunk of the tenant may come; at its quota only if one of its own goes."""
         held = self._tenants.get(tenant)
-        return (held.chunks if held is not None else 0) < _part(self._slots, self._shares.quota(tenant))
+        return (held.size if held is not None else 0) + size <= _part(self._slots, self._shares.quota(tenant))
 
     def floor(self, tenant: int) -> int:
-        """How many chunks others leave a tenant that holds so many, also one that holds none yet."""
+        """How much others leave a tenant that holds as much, also one that holds nothing yet."""
         comes = tenant not in self._tenants and not self._shares.has_floor(tenant)
         return _part(self._capacity, self._shares.floor(tenant, self._sharing + comes))
 
@@ -220,7 +241,7 @@ class LeafArc:
         return found
 
     def resize(self, capacity: int) -> None:
-        """The tier holds so many chunks from now on, of which floors are parts; quotas stay. Evicts nothing."""
+        """The tier holds so much from now on, of which floors are parts; quotas stay. Evicts nothing."""
         if capacity == self._capacity:
             return
         self._capacity = capacity
@@ -231,9 +252,11 @@ class LeafArc:
         """Raise AssertionError if the books do not agree."""
         children: dict[ChunkKey, set[ChunkKey]] = {}
         chunks: dict[tuple[int, bool], int] = {}
+        sizes: dict[int, int] = {}
         for key, node in self._nodes.items():
             of = (node.tenant, node.is_often)
             chunks[of] = chunks.get(of, 0) + 1
+            sizes[node.tenant] = sizes.get(node.tenant, 0) + node.size
             if node.parent is not None:
                 children.setdefault(node.parent, set()).add(key)
             if node.tenant not in self._tenants:
@@ -251,7 +274,7 @@ class LeafArc:
             raise AssertionError("a leaf is not up for eviction")
         for tenant, held in self._tenants.items():
             counted = chunks.get((tenant, False), 0), chunks.get((tenant, True), 0)
-            if not held.chunks or counted != (held.once.chunks, held.often.chunks):
+            if not held.chunks or counted != (held.once.chunks, held.often.chunks) or held.size != sizes[tenant]:
                 raise AssertionError("a tenant's chunks are miscounted")
             if max(len(held.once.ghosts), len(held.often.ghosts)) > held.chunks // 2 or not 0 <= held.target <= 1:
                 raise AssertionError("a tenant has too many ghosts, or no sound target")
@@ -348,7 +371,7 @@ class LeafArc:
         return node is not None and node.used == leaf[0] and leaf[1] not in self._children
 
     def _may_pay(self, held: Held) -> bool:
-        return held.chunks > self.floor(held.tenant)
+        return held.size - held.largest >= self.floor(held.tenant)
 
 
 def _part(capacity: int, fraction: float) -> int:

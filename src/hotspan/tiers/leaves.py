@@ -82,6 +82,7 @@ class Held:
 
     target:     the share of its chunks that `once` should have.
     rank, used: its place in the order in which tenants give up chunks (`LeafArc`); used is 0 if it has none.
+    size:       of its chunks together, in the unit of the tier's capacity. largest: of one, of all that it ever held.
     """
 
     tenant: int
@@ -90,6 +91,8 @@ class Held:
     target: float = 0.5
     rank: int = 1
     used: int = 0
+    size: int = 0
+    largest: int = 1
 
     @property
     def chunks(self) -> int:

@@ -54,6 +54,10 @@ class Record(NamedTuple):
         """Of the chunk, as it is in RAM."""
         return self.unpacked_bytes or self.payload_bytes
 
+    def packed(self, size: int) -> "Record":
+        """The record of the same chunk, compressed to so many bytes."""
+        return self._replace(payload_bytes=size, unpacked_bytes=self.payload_bytes)
+
 
 def pack(record: Record) -> bytes:
     """The 256 bytes of a record. Labels beyond those that fit make it wild.

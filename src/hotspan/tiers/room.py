@@ -138,6 +138,7 @@ class SlotRoom:
     free, bare: slots with and without space, of `slots` in all; the last of each list is taken first.
     step:       slots that get space at a time.
     landed:     called from a job's thread when `settle` has something to do.
+    least:      slots of a chunk.
     """
 
     def __init__(
@@ -149,7 +150,9 @@ class SlotRoom:
         bare: list[int],
         step: int,
         landed: Callable[[], None],
+        least: int = 1,
     ) -> None:
+        self._least = least
         self._space = space
         self._queue = queue
         self._slots = slots
@@ -181,19 +184,20 @@ class SlotRoom:
 
     @property
     def is_growing(self) -> bool:
-        """Whether there is no free slot now, and there will be some."""
-        return not self._free and bool(self._bare or self._moving) and not self._is_full
+        """Whether there are no free slots for a chunk now, and there will be."""
+        return not self.has_free and bool(self._bare or self._moving) and not self._is_full
 
     @property
     def has_free(self) -> bool:
-        """Whether there is a free slot now."""
-        return bool(self._free)
+        """Whether there are free slots for a chunk now."""
+        return len(self._free) >= self._least
 
-    def take(self) -> int | None:
-        """A free slot, if there is one."""
-        slot = self._free.pop() if self._free else None
+    def take(self, count: int) -> list[int]:
+        """At most so many free slots."""
+        slots = self._free[-count:]
+        del self._free[-count:]
         self._grow()
-        return slot
+        return slots
 
     def give(self, slot: int) -> None:
         """A slot holds nothing any more."""

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import WINDOW, Scope
-from hotspan.core.types import PAGE_BYTES, ChunkKey
+from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.tiers.files import Files, read_all, whole
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import (
@@ -57,11 +58,12 @@ _DTYPE = np.dtype(
             "expires_s",
             "tenant",
             "adapter",
+            "stamp",
             "labels",
             "check",
         ],
-        "formats": ["<u4", "<u2", "V32", "V32", "V32", *["<u8"] * 5, f"({RECORD_LABELS},)<u8", ">u8"],
-        "offsets": [0, 4, 8, 40, 72, 104, 112, 120, 128, 136, 152, CHECK_AT],
+        "formats": ["<u4", "<u2", "V32", "V32", "V32", *["<u8"] * 6, f"({RECORD_LABELS},)<u8", ">u8"],
+        "offsets": [0, 4, 8, 40, 72, 104, 112, 120, 128, 136, 144, 152, CHECK_AT],
         "itemsize": RECORD_BYTES,
     }
 )
@@ -73,6 +75,10 @@ class Geometry:
 
     slot_bytes: int
     slots: int
+
+    def slots_for(self, payload_bytes: int) -> int:
+        """How many slots a frame with such a payload takes."""
+        return -(-(HEADER_BYTES + round_up(payload_bytes, PAGE_BYTES)) // self.slot_bytes)
 
     @property
     def slab_bytes(self) -> int:
@@ -113,8 +119,9 @@ class DiskTable:
         self._fd = fd
         self._memory = bytearray(RECORD_BYTES * geometry.slots)
         self._records: np.ndarray[Any, Any] = np.frombuffer(self._memory, _DTYPE)
+        self._heads = np.zeros(geometry.slots, bool)  # which slots hold the first part of a chunk
         self._writing = threading.Lock()
-        self._windows: set[int] = set()  # slots of windows
+        self._windows: set[int] = set()  # the first slots of windows
         self._unwritten: set[int] = set()  # slots of which the file may say something else
         self._is_synced = True
         self._soonest_s = 0.0  # before that nothing expires
@@ -144,7 +151,9 @@ class DiskTable:
             at = slot * RECORD_BYTES
             if digest(view[at : at + CHECK_AT]) != check:
                 self._records["magic"][slot] = 0
-        self._windows = set(np.flatnonzero((self._records["labels"] == WINDOW).any(axis=1)).tolist())
+        self._heads = (self._records["magic"] == LIVE) & (self._records["flags"] >> PART_BITS_AT == 0)
+        is_window = (self._records["labels"] == WINDOW).any(axis=1)
+        self._windows = set(np.flatnonzero(self._heads & is_window).tolist())
 
     def slots(self) -> list[int]:
         """The slots that hold a chunk, in order."""
@@ -156,15 +165,20 @@ class DiskTable:
         found: list[int] = np.flatnonzero(self._records["magic"] != LIVE).tolist()
         return found
 
-    def summaries(self) -> Iterator[tuple[int, int, ChunkKey, ChunkKey | None, bytes, int, int, int]]:
-        """(slot, part, key, parent, namespace, tenant, expires_s, payload bytes); about half a microsecond each."""
+    def heads(self) -> list[int]:
+        """The first slots of all chunks, in order."""
+        found: list[int] = np.flatnonzero(self._heads).tolist()
+        return found
+
+    def summaries(self) -> Iterator[tuple[int, int, ChunkKey, ChunkKey | None, bytes, int, int, int, int]]:
+        """(slot, part, key, parent, namespace, tenant, expires_s, payload bytes, stamp); half a microsecond each."""
         slots = self.slots()
-        names = ("flags", "key", "parent", "namespace", "tenant", "expires_s", "payload_bytes")
+        names = ("flags", "key", "parent", "namespace", "tenant", "expires_s", "payload_bytes", "stamp")
         columns = (self._records[name][slots].tolist() for name in names)
-        for slot, flags, key, parent, namespace, tenant, expires_s, size in zip(slots, *columns, strict=True):
+        for slot, flags, key, parent, namespace, tenant, expires_s, size, stamp in zip(slots, *columns, strict=True):
             above = ChunkKey(parent) if flags & HAS_PARENT else None
             size &= (1 << SIZE_BITS) - 1
-            yield slot, flags >> PART_BITS_AT, ChunkKey(key), above, namespace, tenant, expires_s, size
+            yield slot, flags >> PART_BITS_AT, ChunkKey(key), above, namespace, tenant, expires_s, size, stamp
 
     def record(self, slot: int) -> Record:
         """What stands in `slot`. Raises: KeyError if nothing does."""
@@ -175,17 +189,22 @@ class DiskTable:
 
     def put(self, slot: int, record: Record | None) -> None:
         """Say in memory what stands in `slot` (None: nothing)."""
-        self._put(slot, record, pack(record) if record is not None else bytes(RECORD_BYTES))
+        if record is None:
+            self._put(slot, None, bytes(RECORD_BYTES), 0)
+        else:
+            self._put(slot, record, pack(record), record.part)
 
     def put_parts(self, slots: Sequence[int], record: Record) -> None:
         """Say in memory that a chunk stands in these slots, one part of it in each."""
-        for slot, data in zip(slots, pack_parts(record, len(slots)), strict=True):
-            self._put(slot, record, data)
+        for part, (slot, data) in enumerate(zip(slots, pack_parts(record, len(slots)), strict=True)):
+            self._put(slot, record, data, part)
 
-    def _put(self, slot: int, record: Record | None, data: bytes) -> None:
+    def _put(self, slot: int, record: Record | None, data: bytes, part: int) -> None:
         self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
         self._unwritten.add(slot)
-        (self._windows.add if record is not None and record.terms.is_window else self._windows.discard)(slot)
+        is_window = record is not None and not part and record.terms.is_window
+        (self._windows.add if is_window else self._windows.discard)(slot)
+        self._heads[slot] = record is not None and not part
         if record is not None and record.terms.expires_s:
             self._soonest_s = min(self._soonest_s, record.terms.expires_s)
 
@@ -195,16 +214,16 @@ class DiskTable:
         before: int | None = None,
         slot_of: Callable[[ChunkKey], int | None] | None = None,
     ) -> list[int]:
-        """Slots of chunks that an invalidation takes, descendants not counted; of generations below `before`, if given.
+        """First slots of chunks that an invalidation takes, without descendants; below generation `before`, if given.
 
         slot_of: finds a key's slot, so that keys cost nothing but themselves and the windows that there are.
 
         Costs about 5 ns a slot, and 20 ns for each slot of a tenant and each of its scopes; above a few scopes by label
         100 ns for each slot of the tenant, and for each scope what it finds.
         """
-        live = self._records["magic"] == LIVE
+        live = self._heads.copy()
         if before is not None:
-            live &= self._records["generation"] < before
+            live[live] = self._records["generation"][live] < before
         of: dict[int | None, _Slots] = {None: np.flatnonzero(live)}
         scopes, found = list(dict.fromkeys(scopes)), set[int]()
         labels: dict[int | None, set[int]] = {}  # one of each scope's that names labels, by tenant
@@ -219,7 +238,7 @@ class DiskTable:
                 slots = slots[live[slots]]
             else:
                 if scope.tenant not in of:
-                    of[scope.tenant] = np.flatnonzero(live & (self._records["tenant"] == scope.tenant))
+                    of[scope.tenant] = of[None][self._records["tenant"][of[None]] == scope.tenant]
                 slots = of[scope.tenant]
                 if scope.labels and scope.keys is None and len(labels[scope.tenant]) > _FEW_LABELS:
                     if scope.tenant not in labelled:
@@ -261,7 +280,7 @@ class DiskTable:
         return [slot for slot in found if slot in self._windows or self.key(slot) in scope.keys]
 
     def deleted(self, entries: Iterable[Invalidation]) -> list[int]:
-        """Slots of chunks that invalidations of the past took, descendants included."""
+        """First slots of chunks that invalidations of the past took, descendants included."""
         children: dict[bytes, list[int]] = {}
         found: set[int] = set()
         for entry in entries:
@@ -281,7 +300,8 @@ class DiskTable:
         """The slots of what stands on each chunk."""
         names = np.frombuffer(self._memory, np.uint8).reshape(-1, RECORD_BYTES)
         children: dict[bytes, list[int]] = {}
-        for slot in np.flatnonzero((self._records["magic"] == LIVE) & (self._records["flags"] & HAS_PARENT != 0)):
+        heads = np.flatnonzero(self._heads)
+        for slot in heads[self._records["flags"][heads] & HAS_PARENT != 0]:
             children.setdefault(names[slot, 40:72].tobytes(), []).append(int(slot))
         return children
 
@@ -291,10 +311,11 @@ class DiskTable:
         return int(live["generation"].max()) if len(live) else 0
 
     def expired(self, now_s: float) -> list[int]:
-        """Slots of chunks whose time is over. Costs nothing while that of none is, else about 40 ns a slot."""
+        """First slots of chunks whose time is over. Costs nothing while that of none is, else about 40 ns a chunk."""
         if now_s < self._soonest_s:
             return []
-        timed = np.flatnonzero((self._records["magic"] == LIVE) & (self._records["expires_s"] != 0))
+        heads = np.flatnonzero(self._heads)
+        timed = heads[self._records["expires_s"][heads] != 0]
         ends = self._records["expires_s"][timed]
         self._soonest_s = float(ends.min()) if len(ends) else math.inf
         slots: list[int] = timed[ends <= int(now_s)].tolist()
@@ -336,6 +357,7 @@ class DiskTable:
     def clear(self) -> None:
         """Nothing stands anywhere, durably."""
         self._memory[:] = bytes(len(self._memory))
+        self._heads[:] = False
         self._windows.clear()
         self._files.truncate(self._fd, SUPERBLOCK_BYTES)
         self._files.truncate(self._fd, self.geometry.table_bytes)
