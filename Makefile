@@ -118,9 +118,11 @@ paths: develop helm  ## Minutes until the first hit on the path of each kind of 
 	@$(BIN)/python -m benchmarks.paths --output benchmarks/results/paths.json
 
 .PHONY: compression
-compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link (about 5 minutes)
+compression: develop  ## How far KV shrinks without loss, how fast, and what that saves on a slow link and disk (about 7 minutes)
 	@$(BIN)/python -m benchmarks.compression --output benchmarks/results/compression.json
 	@$(BIN)/python -m benchmarks.compressed_ttft --output benchmarks/results/compressed-ttft.json
+	@$(BIN)/python -m benchmarks.compressed_ttft --medium disk --mb-s 200 --output benchmarks/results/compressed-disk-200.json
+	@$(BIN)/python -m benchmarks.compressed_ttft --medium disk --mb-s 2000 --output benchmarks/results/compressed-disk-2000.json
 	@$(BIN)/python -m benchmarks.compressed_hits --output benchmarks/results/compressed-hits.json
 
 .PHONY: prefetch
