@@ -119,7 +119,8 @@ class DiskTable:
         self._fd = fd
         self._memory = bytearray(RECORD_BYTES * geometry.slots)
         self._records: np.ndarray[Any, Any] = np.frombuffer(self._memory, _DTYPE)
-        self._heads = np.zeros(geometry.slots, bool)  # which slots hold the first part of a chunk
+        self._is_head = bytearray(geometry.slots)  # whether a slot holds the first part of a chunk
+        self._heads: np.ndarray[Any, Any] = np.frombuffer(self._is_head, bool)
         self._writing = threading.Lock()
         self._windows: set[int] = set()  # the first slots of windows
         self._unwritten: set[int] = set()  # slots of which the file may say something else
@@ -151,7 +152,7 @@ class DiskTable:
             at = slot * RECORD_BYTES
             if digest(view[at : at + CHECK_AT]) != check:
                 self._records["magic"][slot] = 0
-        self._heads = (self._records["magic"] == LIVE) & (self._records["flags"] >> PART_BITS_AT == 0)
+        self._heads[:] = (self._records["magic"] == LIVE) & (self._records["flags"] >> PART_BITS_AT == 0)
         is_window = (self._records["labels"] == WINDOW).any(axis=1)
         self._windows = set(np.flatnonzero(self._heads & is_window).tolist())
 
@@ -204,7 +205,7 @@ class DiskTable:
         self._unwritten.add(slot)
         is_window = record is not None and not part and record.terms.is_window
         (self._windows.add if is_window else self._windows.discard)(slot)
-        self._heads[slot] = record is not None and not part
+        self._is_head[slot] = record is not None and not part
         if record is not None and record.terms.expires_s:
             self._soonest_s = min(self._soonest_s, record.terms.expires_s)
 
