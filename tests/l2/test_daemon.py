@@ -31,13 +31,13 @@ from hotspan.l2.daemon_protocol import (
 )
 from hotspan.testing.chunks import aligned, chain, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.logs import SharedLogTests
-from hotspan.testing.outages import StoreOutageTests
-from hotspan.testing.races import StoreRaceTests
-from hotspan.testing.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read, record_of
 from hotspan.tiers.io import copy
 from hotspan.tiers.record import pack
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store
+from tests.l2.kit.logs import SharedLogTests
+from tests.l2.kit.outages import StoreOutageTests
+from tests.l2.kit.races import StoreRaceTests
+from tests.l2.kit.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read, record_of
 
 SIZE = 4096
 

@@ -26,9 +26,9 @@ from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.logs import SharedLogTests
-from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import TERMS, MakeStore, found, frame_of, put, read
+from tests.l2.kit.logs import SharedLogTests
+from tests.l2.kit.races import SharedStoreTests
+from tests.l2.kit.stores import TERMS, MakeStore, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, at_last, until
 from tests.l2.test_shared_files import no_links
 from tests.tiers.mounts import mounted
@@ -264,7 +264,7 @@ def test_a_directory_that_was_emptied_begins_anew(root: Path, store: FileStore) 
 WRITER = """
 import sys
 from hotspan.testing.chunks import chain
-from hotspan.testing.stores import put
+from tests.l2.kit.stores import put
 from hotspan.l2.file import FileStore
 from hotspan.l2.log import checked
 from hotspan.l2.metadata import pack_marks

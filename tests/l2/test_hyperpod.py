@@ -6,11 +6,11 @@ import pytest
 
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
-from hotspan.testing.outages import StoreOutageTests
-from hotspan.testing.stores import MakeStore, ObjectStoreTests
 from tests.daemon_protocol.conftest import Daemon
 from tests.daemon_protocol.peer import Peer
 from tests.l2.hyperpod.rig import PATIENT
+from tests.l2.kit.outages import StoreOutageTests
+from tests.l2.kit.stores import MakeStore, ObjectStoreTests
 
 
 class TestHyperpodStore(ObjectStoreTests):

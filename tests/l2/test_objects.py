@@ -16,9 +16,9 @@ from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_MARKS, new_life, pa
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of
 from proofs.simulated.memory_store import MemoryServer
+from tests.l2.kit.races import SharedStoreTests
+from tests.l2.kit.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of
 
 SIZE = 4096
 TAG = Terms(labels=tag_labels(["z"]))

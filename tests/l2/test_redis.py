@@ -18,9 +18,9 @@ from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
-from hotspan.testing.outages import StoreOutageTests
-from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
+from tests.l2.kit.outages import StoreOutageTests
+from tests.l2.kit.races import SharedStoreTests
+from tests.l2.kit.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server, until
 from tests.relay import Relay
 

@@ -19,10 +19,10 @@ from hotspan.l2.redis import RedisStore
 from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.testing.logs import SharedLogTests
-from hotspan.testing.races import StoreRaceTests
-from hotspan.testing.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read
 from tests.certificates import make_certificate
+from tests.l2.kit.logs import SharedLogTests
+from tests.l2.kit.races import StoreRaceTests
+from tests.l2.kit.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read
 from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
 from tests.ports import free_port
 

@@ -12,9 +12,9 @@ from hotspan.l2.blobs import Part
 from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
-from hotspan.testing.outages import StoreOutageTests
-from hotspan.testing.races import SharedStoreTests
-from hotspan.testing.stores import MakeStore
+from tests.l2.kit.outages import StoreOutageTests
+from tests.l2.kit.races import SharedStoreTests
+from tests.l2.kit.stores import MakeStore
 from tests.l2.s3_rig import BUCKET, Place
 from tests.l2.s3_server import S3Server
 

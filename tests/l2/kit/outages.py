@@ -13,8 +13,8 @@ from hotspan.core.terms import Scope
 from hotspan.core.types import Chunk
 from hotspan.l2.base import ObjectStore, SharedInvalidation, marks_of
 from hotspan.testing.chunks import HANG_S, aligned, chain, key_of
-from hotspan.testing.logs import log_of
-from hotspan.testing.stores import (
+from tests.l2.kit.logs import log_of
+from tests.l2.kit.stores import (
     MOST_ENTRIES,
     TENANT,
     TERMS,

@@ -21,8 +21,10 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
-from hotspan.testing.logs import SharedLogTests, TrimmedLogTests, log_of
-from hotspan.testing.stores import (
+from hotspan.tiers.base import Fault
+from hotspan.tiers.io import Dropped, Job
+from tests.l2.kit.logs import SharedLogTests, TrimmedLogTests, log_of
+from tests.l2.kit.stores import (
     NAMESPACE,
     TENANT,
     TERMS,
@@ -35,8 +37,6 @@ from hotspan.testing.stores import (
     read,
     record_of,
 )
-from hotspan.tiers.base import Fault
-from hotspan.tiers.io import Dropped, Job
 
 SIZE = 4096
 TAG = tag_labels(["secret"])
