@@ -38,7 +38,7 @@ def test_an_invalidation_is_what_was_given(asked: list[tuple[str, str, Any]], tm
     (tmp_path / "prompt").write_text("a text")
     (tmp_path / "tokens").write_text("[1, 2]")
     files = ("--prompt-file", str(tmp_path / "prompt"), "--tokens-file", str(tmp_path / "tokens"))
-    words = ("--tag", "a", "--tags", "b", "--model", "--tokens-from", "256", "--server", "http://x:1", *files)
+    words = ("--tag", "a", "--tags", "b", "--this-model", "--tokens-from", "256", "--server", "http://x:1", *files)
     status, output = run("invalidate", *words)
     assert status == 0 and "1 ram chunks" in output, output
     body = {"tags": ("a", "b"), "model": True, "tokens_from": 256, "prompt": "a text", "tokens": [1, 2]}

@@ -1,4 +1,4 @@
-"""--json, --output and --model are the same in every command, and so are the spellings that they had before."""
+"""--json, --output and --model are the same in every command."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from hotspan.config.options import json_option
 from hotspan.demo.model import make_demo_model
 
 JSON_HELP = json_option().metadata["option"]["help"]
-FORMER = {"--output-dir", "--output-file", "--out", "--html", "--json-file", "--save"}
+OTHERS = {"--output-file", "--out", "--json-file", "--save"}
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -33,40 +33,13 @@ def test_each_option_has_its_one_meaning(path: tuple[str, ...]) -> None:
     """--json: a flag for JSON on stdout. --output: a path. --model: a model's name or directory."""
     shown = [each for each in COMMANDS[path].params if not getattr(each, "hidden", False)]
     declared = {flag: each for each in shown for flag in each.opts}
-    assert not FORMER & declared.keys()
+    assert not OTHERS & declared.keys()
     if (found := declared.get("--json")) is not None:
         assert found.is_flag and found.help == JSON_HELP
     if (found := declared.get("--output")) is not None:
         assert not found.is_flag and found.metavar == "path"
     if (found := declared.get("--model")) is not None:
         assert not found.is_flag and found.help.startswith(("Model name", "Directory with the model's"))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("simulate", "--json", "/dev/stdout"), {"output": "/dev/stdout", "json": False}),
-        (("simulate", "--json"), {"output": None, "json": True}),
-        (("ab", "--json", "ab.json", "--same", "http://a"), {"output": "ab.json", "json": False}),
-        (("ab", "--same", "http://a", "--json=ab.json"), {"output": "ab.json", "json": False}),
-        (
-            ("plan", "m", "--json", "p.json", "--html", "p.html"),
-            {"output": "p.json", "json": False, "report": "p.html"},
-        ),
-        (("plan", "--json", "m", "--html=p.html"), {"model": "m", "json": True, "output": None, "report": "p.html"}),
-        (("plan", "--max-model-len", "4096", "--json", "m"), {"json": True, "output": None}),
-        (("bench", "engine", "--output-dir", "runs", "--json"), {"output": "runs", "json": True}),
-        (("bench", "compare", "a.json", "b.json", "--json", "c.json"), {"output": "c.json", "json": False}),
-        (("bench", "compare", "--json", "a.json", "b.json"), {"a": "a.json", "b": "b.json", "json": True}),
-        (("bench", "compare", "--report", "r.html", "--json", "a.json", "b.json"), {"json": True, "output": None}),
-        (("cache", "invalidate", "--model", "--json"), {"this_model": True, "json": True}),
-    ],
-)
-def test_former_spellings_are_accepted(words: tuple[str, ...], expected: dict[str, Any]) -> None:
-    """`--json FILE` is --output FILE where no argument takes the file; renamed options act."""
-    path = words[:2] if words[:2] in COMMANDS else words[:1]
-    context = COMMANDS[path].make_context(path[-1], list(words[len(path) :]))
-    assert {name: context.params[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("command", ["plan MODEL --no-measure", "doctor MODEL", "config explain MODEL"])

@@ -87,8 +87,8 @@ def test_what_a_url_can_not_say() -> None:
     for url in ("s3://bucket/kv?region=eu-west-1", "file:///shared/kv?capacity_gib=5", "file:///shared#1"):
         with pytest.raises(ConfigError, match="has no effect there"):
             parse_store_url("--l2", url)
-    with pytest.raises(ConfigError, match="did you mean segment_chunks"):
-        configured(flags=S3 | {"l2_option": ["segment_chunk=2"]})
+    with pytest.raises(ConfigError, match="did you mean log_entries"):
+        configured(flags=S3 | {"l2_option": ["log_entry=2"]})
 
 
 def test_nothing_shows_a_secret(tmp_path: Path) -> None:

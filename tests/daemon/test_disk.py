@@ -1,7 +1,6 @@
 """The pool with a disk below it, against a model: what was evicted comes back as it was, or not at all."""
 
 import errno
-import fcntl
 import random
 import shutil
 from dataclasses import dataclass, field, replace
@@ -712,43 +711,3 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryError, match="not a directory"):
         opened("file")
-
-
-def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
-    """It is known by its journal: that is removed, and the slab used. While its daemon runs nothing is touched."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    for name, data in {"lock": b"", "slab": bytes(1 << 20), "journal": b"HSDJ..", "journal.new": b"HSDJ"}.items():
-        (path / name).write_bytes(data)
-    options = disk_options(path, 1 << 20)
-    with (path / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DirectoryError, match="in use by process"):
-            DiskCopies(options, SimulatedClock())
-        assert (path / "journal").read_bytes() == b"HSDJ.."
-    disk = DiskCopies(options, SimulatedClock())
-    assert disk.adopt() == []
-    disk.close(1.0)
-    assert sorted(each.name for each in path.iterdir()) == ["lock", "log", "objects", "slab"]
-
-
-def test_a_journal_that_is_a_link_stays(tmp_path: Path) -> None:
-    """The daemon made no links: the directory is refused as any other that is not its own, and left as it is."""
-    (tmp_path / "elsewhere").write_bytes(b"HSDJ")
-    (path := tmp_path / "disk").mkdir()
-    (path / "journal").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DirectoryError, match="empty directory"):
-        DiskCopies(disk_options(path, 1 << 20), SimulatedClock())
-    assert (path / "journal").is_symlink() and (tmp_path / "elsewhere").read_bytes() == b"HSDJ"
-
-
-@pytest.mark.parametrize(
-    "files", [{"journal": "HSDJ", "thesis": "x"}, {"journal": "mine"}, {"journal": "HSDJ", "log": ""}]
-)
-def test_a_journal_of_something_else_stays(tmp_path: Path, files: dict[str, str]) -> None:
-    """A journal that no daemon wrote, or beside which there are other files, is refused and left as it is."""
-    for name, data in files.items():
-        (tmp_path / name).write_text(data)
-    with pytest.raises(DirectoryError, match="empty directory"):
-        DiskCopies(disk_options(tmp_path, 1 << 20), SimulatedClock())
-    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == files

@@ -12,7 +12,6 @@ import typer
 from hotspan.bench.config import OPTIONS, BenchConfig, StorageBench, read_config_file, write_config_file
 from hotspan.bench.records import BenchResult, failures
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.cli.old_spellings import old_spellings
 from hotspan.cli.options import givens_of, runs, takes
 from hotspan.cli.output import command_line, explained, print_json, print_written, stdout_console
 from hotspan.config.environment import environment
@@ -33,7 +32,9 @@ class Output:
     workload: str = option("", f"Workload to run. Required unless --config names one: {', '.join(WORKLOADS)}.")
     config: Path | None = option(None, "JSON file with settings. Flags override it.")
     export_config: Path | None = option(None, "Write the resolved settings to this JSON file and exit.")
-    output: Path | None = option(None, "Directory for result files: CSV, summary and full result. Default: CSV to '.'.")
+    output: Path | None = option(
+        None, "Directory for result files: CSV, summary and full result. Default: CSV to '.'.", also="--output-dir"
+    )
     no_csv: bool = option(False, "Do not write a CSV file.")
     json: bool = json_option()
     report: Path | None = option(None, "Write a report to this HTML file.")
@@ -79,7 +80,7 @@ class CompareOptions:
     api_key: str = option("", "For servers: API key to send as a bearer token. Default: OPENAI_API_KEY.")
 
 
-@app.command(cls=old_spellings(output_dir="output"))
+@app.command()
 @takes((*options_of(Output), *OPTIONS))
 def engine(context: typer.Context, **_flags: Any) -> None:
     """Run a workload against an OpenAI-compatible server.
@@ -104,7 +105,7 @@ def engine(context: typer.Context, **_flags: Any) -> None:
     _end(results, broken(conditions, results), is_json=output.json)
 
 
-@app.command(cls=old_spellings())
+@app.command()
 @takes((*options_of(CompareOptions), *OPTIONS))
 def compare(
     context: typer.Context,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotspan.cli.admin_client import Admin
-from hotspan.cli.old_spellings import old_spellings
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, confirm, print_json, stdout_console
 from hotspan.config.kinds import NATURAL
@@ -163,7 +162,7 @@ def remove(
     typer.echo(f"removed {directory}: {freed / GIB:.2f} GiB freed")
 
 
-@cache.command("invalidate", cls=old_spellings(model="this_model"))
+@cache.command("invalidate")
 @runs(InvalidateOptions)
 def invalidate(options: InvalidateOptions) -> None:
     """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""

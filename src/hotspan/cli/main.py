@@ -16,7 +16,6 @@ from hotspan.cli.deploy import deploy
 from hotspan.cli.doctor import doctor
 from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.keys import keys
-from hotspan.cli.old_spellings import old_spellings
 from hotspan.cli.plan import plan
 from hotspan.cli.route import route
 from hotspan.cli.serve import serve
@@ -37,10 +36,10 @@ app.command("demo")(demo)
 app.command("demo-model")(demo_model)
 app.add_typer(deploy, name="deploy")
 app.add_typer(bench.app, name="bench")
-app.command("ab", cls=old_spellings())(ab)
+app.command("ab")(ab)
 app.command("doctor", context_settings=ENGINE_OPTIONS)(doctor)
-app.command("plan", context_settings=ENGINE_OPTIONS, cls=old_spellings(html="report"))(plan)
-app.command("simulate", cls=old_spellings())(simulate)
+app.command("plan", context_settings=ENGINE_OPTIONS)(plan)
+app.command("simulate")(simulate)
 app.add_typer(trace, name="trace")
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")

@@ -86,7 +86,7 @@ class PlanOptions:
     )
     json: bool = json_option()
     output: Path | None = option(None, "Write the plan to this JSON file.")
-    report: Path | None = option(None, "Write the plan, with a plot, to this HTML file.")
+    report: Path | None = option(None, "Write the plan, with a plot, to this HTML file.", also="--html")
 
 
 @dataclass(frozen=True, slots=True)

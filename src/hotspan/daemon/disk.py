@@ -6,9 +6,7 @@ what has not begun is dropped, and what is there counts as missing.
 
 import asyncio
 import logging
-import os
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +22,8 @@ from hotspan.l2.base import PREAMBLE_BYTES, marked
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.directory import DirectoryLayout
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
-from hotspan.tiers.files import Files
 from hotspan.tiers.log import LogFile
-from hotspan.tiers.owned import explained, lock_directory
+from hotspan.tiers.owned import explained
 from hotspan.tiers.record import Record, pack, unpack
 from hotspan.tiers.shares import Shares
 
@@ -45,9 +42,6 @@ MAX_WAIT_S = 1.0
 _LEAST_BYTES_PER_S = 25_000_000
 _MAX_STORES = 2  # of the threads' work, so that others are free to read
 _MAX_LOADS = 256
-_FORMER_INDEX = ("journal", "journal.new")
-_FORMER_FILES = {*_FORMER_INDEX, "lock", "slab", "lost+found"}
-_FORMER_MAGIC = b"HSDJ"
 _FOREIGN = b"object of others than hotspan".ljust(32, b"\0")
 """In the place of a namespace: the object is not hotspan's."""
 
@@ -90,7 +84,6 @@ class DiskCopies:
         self.post: Callable[[Callable[[], object]], None] = lambda call: None
         self.on_gone: Callable[[ChunkKey], None] = lambda key: None
         self.settles: Callable[[], None] = lambda: None
-        _remove_former(options.files, options.directory)
         self.slab = DiskSlab(
             *(options, slot_bytes, clock),
             layout=LAYOUT,
@@ -258,37 +251,6 @@ class DiskCopies:
                 path, pause_s = self.slab.directory.path, self._breaker.pause_s
                 logger.warning("daemon_disk_fails path=%s pause_s=%g", path, pause_s)
                 self.slab.give_up()
-
-
-def _remove_former(files: Files, path: Path) -> None:
-    """Take over the directory of an earlier version of the daemon: its index is removed, its slab is used.
-
-    It is known by its journal; a directory that has a table, or any file of others, is left as it is.
-    Raises: DirectoryError.
-    """
-    try:
-        names = {each.name for each in path.iterdir()} if path.is_dir() else set()
-        if "journal" not in names or not names <= _FORMER_FILES or not _is_journal(path / "journal"):
-            return
-        lock = lock_directory(files, path, LAYOUT.whose)
-        try:
-            logger.warning("daemon_disk_begins_anew path=%s: it is of an earlier version, what it holds is lost", path)
-            for name in _FORMER_INDEX:
-                (path / name).unlink(missing_ok=True)
-        finally:
-            files.close(lock)
-    except OSError as error:
-        raise explained(path, error, LAYOUT.whose) from error
-
-
-def _is_journal(path: Path) -> bool:
-    if path.is_symlink():  # the daemon made none
-        return False
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_FORMER_MAGIC), 0) == _FORMER_MAGIC
-    finally:
-        os.close(fd)
 
 
 def _record(stored: StoredObject) -> Record:

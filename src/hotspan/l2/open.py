@@ -2,7 +2,7 @@
 
 import logging
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from hotspan.l2.base import ObjectStore
 from hotspan.l2.options import (
     HYPERPOD_PREFIX,
     ON_UNIX_SOCKET,
-    S3_WITHOUT_EFFECT,
     FileOptions,
     HyperpodOptions,
     RedisOptions,
@@ -109,7 +108,6 @@ def store_options(scheme: str, given: Mapping[str, str]) -> Any:
         client = {name: value for name, value in given.items() if name not in names}
         _check_client(client, sorted(names))
         given = {name: value for name, value in given.items() if name in names}
-        _say_unused(given.keys() & S3_WITHOUT_EFFECT, "each chunk is an object of its own")
         return parse_options(kind, given, client=client)
     return parse_options(kind, given)
 
@@ -164,7 +162,8 @@ def _hyperpod(address: StoreAddress, options: HyperpodOptions, given: Mapping[st
 
     path = SHARED_MEMORY / (options.shared_memory_name.removeprefix("/") + ".sock")
     if _is_socket(path):
-        _say_unused({name.removeprefix(HYPERPOD_PREFIX) for name in given} - ON_UNIX_SOCKET, f"the daemon is at {path}")
+        if unused := sorted({name.removeprefix(HYPERPOD_PREFIX) for name in given} - ON_UNIX_SOCKET):
+            logger.warning("l2_options_without_effect options=%s: the daemon is at %s", ",".join(unused), path)
         return DaemonStore(path, deadline_s=options.timeout_s)
     logger.info("l2_over_http host=%s socket=%s: no Unix socket there", address.host, path)
     return HyperpodStore(address.host, address.port or DAEMON_PORT, options)
@@ -184,11 +183,6 @@ _KINDS = {
     "file": _Kind(FileOptions, _file),
     "s3": _Kind(S3Options, _s3),
 }
-
-
-def _say_unused(names: Iterable[str], why: str) -> None:
-    if unused := sorted(names):
-        logger.warning("l2_options_without_effect options=%s: %s", ",".join(unused), why)
 
 
 def _is_socket(path: Path) -> bool:

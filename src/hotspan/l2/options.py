@@ -97,17 +97,12 @@ class S3Options(_Checked):
     """
 
     timeout_s: float = _option(5.0, "Seconds that one call may take.", least=0.0)
-    segment_chunks: int = _option(4, "No effect since each chunk is an object of its own.")
-    pending_bytes: int = _option(1 << 30, "No effect since each chunk is an object of its own.")
     connections: int = _option(64, "Requests at a time.", least=1)
     log_entries: int = _option(
         1 << 16, "Invalidations that the log keeps; chunks older than all of them are misses.", least=1
     )
     is_per_tenant: bool = _option(True, "Keep the objects of each tenant under a name of its own.")
     client: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-S3_WITHOUT_EFFECT = frozenset({"segment_chunks", "pending_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
