@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 from hotspan.config.kv_events import published
 from hotspan.config.settings import CacheSettings, EncryptionSettings
 from hotspan.core.errors import ConfigError
+from hotspan.server.findings import Severity
 from hotspan.server.hardening import check_start, hardened
-from hotspan.server.posture import Severity, posture
+from hotspan.server.posture import posture
 
 from .test_posture import KEK, KEYS, SEALED, STORE, cache, facts, options
 

@@ -13,8 +13,9 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings, DiskSettings, EncryptionSettings, L2Settings
 from hotspan.plan.tiers import Extent
 from hotspan.server.facts import SEGMENT, SOCKET, Facts, FileFact
+from hotspan.server.findings import Finding, Severity
 from hotspan.server.options import ServeOptions
-from hotspan.server.posture import Finding, Severity, files_of, posture
+from hotspan.server.posture import files_of, posture
 
 from .conftest import serve_options
 from .test_principal import known

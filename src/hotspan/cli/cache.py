@@ -11,6 +11,7 @@ import typer
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, confirm, print_json, stdout_console
+from hotspan.config.environment import environment
 from hotspan.config.kinds import NATURAL
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
@@ -213,7 +214,6 @@ def warm(
     """
     import asyncio
 
-    from hotspan.config.environment import environment
     from hotspan.core.progress import Progress
     from hotspan.http import warming
 
@@ -254,7 +254,6 @@ def _show_warmed(done: "Warmed", room: "Room", options: WarmOptions) -> None:
 
 
 def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, Any]:
-    from hotspan.config.environment import environment
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.store import KeyStore
     from hotspan.tiers.check import check_offline

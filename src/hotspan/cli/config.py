@@ -1,20 +1,19 @@
 """`hotspan config`: what `hotspan serve` would do with the same words, and where each value comes from."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import Field
+from typing import Any
 
 import typer
 
 from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
 from hotspan.cli.options import built, takes
 from hotspan.cli.output import Printing, explained, print_json
-from hotspan.config.keys import FLAGS
-from hotspan.config.options import options_of
-
-if TYPE_CHECKING:
-    from dataclasses import Field
-
-    from hotspan.config.options import Option
-    from hotspan.config.origin import Given, Setting
+from hotspan.config.environment import environment
+from hotspan.config.keys import FLAGS, KEYS
+from hotspan.config.options import Option, options_of
+from hotspan.config.origin import Given, Setting, Source, shown
+from hotspan.l2.options import STORE_OPTIONS
+from hotspan.l2.options import options_of as store_options
 
 config = typer.Typer(help="Show and validate a configuration.", no_args_is_help=True)
 
@@ -56,7 +55,6 @@ def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """
     with explained():
         from hotspan.cli.serve import serve_options
-        from hotspan.config.environment import environment
         from hotspan.server.hardening import check_start
 
         configuration = check_engine(load(context, model))
@@ -74,26 +72,22 @@ def keys() -> None:
 
 def key_table() -> str:
     """Every key with its names in each format, in Markdown."""
-    from hotspan.config.keys import KEYS
-
     head = "| flag or YAML key | default | type | in properties files | variables | LMCache | meaning |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(_key_row(key) for key in KEYS)])
 
 
 def store_table() -> str:
     """Every NAME of --l2-option that hotspan knows, by the kind of L2, in Markdown."""
-    from hotspan.l2.options import STORE_OPTIONS, options_of
-
-    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in options_of(options)]
+    rows = [_store_row(kind, option) for kind, options in STORE_OPTIONS.items() for option in store_options(options)]
     return "\n".join(["| L2 | NAME of `--l2-option` | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def _store_row(kind: str, option: "Field[Any]") -> str:
+def _store_row(kind: str, option: Field[Any]) -> str:
     default = "" if option.default is None else str(option.default).lower()
     return f"| {kind} | `{option.name}` | {default} | {option.metadata['help']} |"
 
 
-def _key_row(option: "Option") -> str:
+def _key_row(option: Option) -> str:
     name = "MODEL, `model`" if option.name == "model" else f"`{option.flag}`"
     default = option.shown or ("" if option.default is None else str(option.default).lower())
     lmi = ", ".join(f"`{spelling.name}`" for spelling in option.lmi or option.spellings)
@@ -104,15 +98,11 @@ def _key_row(option: "Option") -> str:
     return f"| {name} | {default} | {option.kind.name} | {lmi} | {', '.join(variables)} | {lmcache} | {option.help} |"
 
 
-def _is_default(setting: "Setting") -> bool:
-    from hotspan.config.origin import Source
-
+def _is_default(setting: Setting) -> bool:
     return setting.source is Source.DEFAULT
 
 
-def _lines(name: str, setting: "Setting") -> list[str]:
-    from hotspan.config.origin import shown
-
+def _lines(name: str, setting: Setting) -> list[str]:
     first = f"{name} = {shown(name, setting.value)}"
     if _is_default(setting) and not setting.overridden:
         return [f"{first}  (default)"]
@@ -120,12 +110,10 @@ def _lines(name: str, setting: "Setting") -> list[str]:
     return [first, f"    from {setting.given.origin}", *over]
 
 
-def _row(setting: "Setting") -> dict[str, Any]:
+def _row(setting: Setting) -> dict[str, Any]:
     return _said(setting.given) | {"overrode": [_said(given) for given in setting.overridden]}
 
 
-def _said(given: "Given") -> dict[str, Any]:
-    from hotspan.config.origin import shown
-
+def _said(given: Given) -> dict[str, Any]:
     value = given.value if isinstance(given.value, bool | int | float | None) else shown(given.key, given.value)
     return {"value": value, "origin": given.origin, "source": given.source.name.lower()}

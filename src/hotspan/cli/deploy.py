@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, NoReturn
 
 import typer
+import yaml
 
 from hotspan.cli.options import built, takes
 from hotspan.cli.output import explained
+from hotspan.config.environment import environment
 from hotspan.config.options import option, options_of
-from hotspan.router.ray.plan import Launch, Plan
+from hotspan.core.errors import ConfigError
+from hotspan.router.ray.plan import Launch, Plan, checked_words
 
 _SESSION_KEY = "x-session-id"
 
@@ -58,18 +61,12 @@ def on_ray(
 
 
 def _check_ray() -> None:
-    from hotspan.core.errors import ConfigError
-
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
         raise ConfigError("Ray Serve is not installed: pip install 'hotspan[ray]'")
 
 
 def _checked(words: Sequence[str]) -> list[str]:
     """As `checked_words`. Raises: ConfigError for options of the replicas that Ray decides, too."""
-    from hotspan.config.environment import environment
-    from hotspan.core.errors import ConfigError
-    from hotspan.router.ray.plan import checked_words
-
     given = {word.partition("=")[0] for word in words}
     for flag in ("--host", "--port", "--shutdown-timeout"):
         if flag in given:
@@ -78,8 +75,6 @@ def _checked(words: Sequence[str]) -> list[str]:
 
 
 def _bounds(text: str) -> tuple[int, int]:
-    from hotspan.core.errors import ConfigError
-
     if not text:
         return 0, 0
     least, colon, most = text.partition(":")
@@ -91,8 +86,6 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 def _show(plan: Plan, launch: Launch) -> None:
-    import yaml
-
     from hotspan.router.ray.application import config
 
     typer.echo("# Before `ray start` on every node, and in a RayService's containers:")
@@ -110,8 +103,6 @@ def _variables(plan: Plan) -> dict[str, str]:
 
 def _launch(plan: Plan, launch: Launch) -> NoReturn:
     """Go on as the process that deploys: Ray reads its environment when it is imported."""
-    from hotspan.config.environment import environment
-
     surroundings = {**_variables(plan), **environment()}
     given = {"plan": asdict(plan), **asdict(launch)}
     command = [sys.executable, "-m", "hotspan.router.ray.launch", json.dumps(given)]

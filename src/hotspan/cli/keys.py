@@ -12,7 +12,9 @@ import typer
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
 from hotspan.cli.output import confirm
+from hotspan.config.environment import environment
 from hotspan.config.options import option
+from hotspan.core.clock import SystemClock
 from hotspan.core.errors import ConfigError
 
 keys = typer.Typer(help="Create, rotate and destroy the keys of encryption at rest.", no_args_is_help=True)
@@ -88,8 +90,6 @@ class ListOptions:
 @runs(InitOptions)
 def init(options: InitOptions) -> None:
     """Create an empty key store and test its key-encryption key."""
-    from hotspan.config.environment import environment
-    from hotspan.core.clock import SystemClock
     from hotspan.keyring.records import StoreHeader
     from hotspan.keyring.store import create_store
     from hotspan.keyring.wrap import create_kek, open_wrapper, try_wrapper
@@ -110,7 +110,6 @@ def init(options: InitOptions) -> None:
 @runs(RotateOptions)
 def rotate(options: RotateOptions) -> None:
     """Create a new root key for a tenant, or replace the key-encryption key."""
-    from hotspan.config.environment import environment
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.wrap import open_wrapper, try_wrapper
 
@@ -132,7 +131,6 @@ def rotate(options: RotateOptions) -> None:
 @runs(ShredOptions)
 def shred(options: ShredOptions) -> None:
     """Destroy the keys of a tenant. All stored data of the tenant, copies included, becomes unreadable for good."""
-    from hotspan.config.environment import environment
     from hotspan.keyring.keyring import open_keyring
 
     if options.server:
@@ -153,7 +151,6 @@ def shred(options: ShredOptions) -> None:
 @runs(ListOptions)
 def list_tenants(options: ListOptions) -> None:
     """List the tenants that have keys, and the age of the keys."""
-    from hotspan.core.clock import SystemClock
     from hotspan.keyring.store import KeyStore
 
     with _disk_errors(), KeyStore(options.store) as opened:

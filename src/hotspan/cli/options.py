@@ -5,17 +5,17 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from hotspan.cli.output import explained
+from hotspan.config.documents import read_options
 from hotspan.config.kinds import BOOLEAN, TEXT
 from hotspan.config.options import Option, build, options_of
+from hotspan.config.origin import Entry, Given, resolve
+from hotspan.config.own import read_flags
 from hotspan.core.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from hotspan.config.origin import Given
 
 T = TypeVar("T")
 
@@ -62,13 +62,11 @@ def flags_given(context: typer.Context, options: Iterable[Option]) -> dict[str, 
     return {option.name: context.params[option.name] for option in options if _is_given(context, option.name)}
 
 
-def givens_of(context: typer.Context, options: Sequence[Option]) -> list["Given"]:
+def givens_of(context: typer.Context, options: Sequence[Option]) -> list[Given]:
     """The values on the command line. An empty text for an option without a default is no value.
 
     Raises: ConfigError for a value of the wrong type.
     """
-    from hotspan.config.own import read_flags
-
     optional = {option.name for option in options if option.kind is TEXT and not option.default}
     flags = flags_given(context, options).items()
     return read_flags({name: value for name, value in flags if value != "" or name not in optional}, options)
@@ -80,9 +78,6 @@ def built(settings: type[T], context: typer.Context, file: Path | None = None, *
     more:   other fields.
     Raises: ConfigError that names option, value and remedy.
     """
-    from hotspan.config.documents import read_options
-    from hotspan.config.origin import Entry, resolve
-
     options = options_of(settings)
     by_name = {option.name: option for option in options}
 

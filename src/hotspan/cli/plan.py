@@ -1,6 +1,7 @@
 """`hotspan plan MODEL`: which tiers this machine would get, and what they would do for a working set."""
 
 import argparse
+import json
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +12,24 @@ import typer
 
 from hotspan.cli.flags import ENGINE_OPTIONS, OWN_OPTIONS, load
 from hotspan.cli.options import runs, takes
+from hotspan.config.configuration import Configuration
+from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, between
 from hotspan.config.options import json_option, option, options_of
+from hotspan.config.settings import with_named
 from hotspan.core.errors import ConfigError
+from hotspan.core.types import GIB, Tier
+from hotspan.plan.host import Host
+from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, Machine, Price, machine, price
+from hotspan.plan.shape import ModelShape
+from hotspan.plan.tiers import DiskChoice, Extent, Reason, TierPlan, choose_tiers
+from hotspan.plan.weights import model_directory, weights_bytes
 
 if TYPE_CHECKING:
     from hotspan.cli.plan_report import Report
-    from hotspan.config.configuration import Configuration
-    from hotspan.core.types import Tier
     from hotspan.plan.advice import Advice
-    from hotspan.plan.host import Host
-    from hotspan.plan.machines import Machine, Price
     from hotspan.plan.measured import Measured
-    from hotspan.plan.shape import ModelShape
-    from hotspan.plan.tiers import Reason, TierPlan
     from hotspan.plan.worth import Cost
 
 _METRICS_TIMEOUT_S = 10.0
@@ -113,12 +117,7 @@ def plan(
     Every option of `hotspan serve` may follow, such as --ram-gib or --tensor-parallel-size; serving.properties and
     environment variables are read as `hotspan serve` reads them.
     """
-    import json
-
     from hotspan.cli.output import print_json, print_written, stdout_console
-    from hotspan.config.environment import environment
-    from hotspan.plan.host import Host
-    from hotspan.plan.machines import machine
 
     configuration = _configuration(model, options, context.args)
     directories = [] if not _is_auto(options) else None if options.disk is None else [options.disk]
@@ -141,7 +140,7 @@ def _is_auto(options: PlanOptions) -> bool:
     return options.auto or options.disk is not None or options.machine is not None
 
 
-def _configuration(model: str, options: PlanOptions, words: Sequence[str]) -> "Configuration":
+def _configuration(model: str, options: PlanOptions, words: Sequence[str]) -> Configuration:
     """What `hotspan serve MODEL` would be given with these options. Raises: ConfigError."""
     app = typer.Typer()
 
@@ -155,7 +154,7 @@ def _configuration(model: str, options: PlanOptions, words: Sequence[str]) -> "C
         return load(cast(typer.Context, context), model)
 
 
-def _engine(options: PlanOptions, configuration: "Configuration") -> _Engine:
+def _engine(options: PlanOptions, configuration: Configuration) -> _Engine:
     """Those that plan itself takes come first."""
     parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
     for flags, kind in (
@@ -190,17 +189,11 @@ def _engine(options: PlanOptions, configuration: "Configuration") -> _Engine:
 
 
 def _report(
-    options: PlanOptions, model: str, configuration: "Configuration", host: "Host", where: "Machine | None"
+    options: PlanOptions, model: str, configuration: Configuration, host: Host, where: Machine | None
 ) -> "Report":
     from hotspan.cli.plan_report import Report, numbers_of_users
-    from hotspan.config.settings import with_named
-    from hotspan.core.types import Tier
     from hotspan.plan.advice import LATENCY_S, advise
-    from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, price
     from hotspan.plan.measured import Measured
-    from hotspan.plan.shape import ModelShape
-    from hotspan.plan.tiers import Extent, choose_tiers
-    from hotspan.plan.weights import model_directory, weights_bytes
     from hotspan.plan.worth import judge
 
     directory, engine = model_directory(model), _engine(options, configuration)
@@ -251,7 +244,7 @@ def _report(
 
 
 def _cost(
-    options: PlanOptions, paid: "Price | None", advice: "Advice", where: "Machine | None", engine: _Engine
+    options: PlanOptions, paid: Price | None, advice: "Advice", where: Machine | None, engine: _Engine
 ) -> "Cost | None":
     """Of prefill, at the price of the engine's share of the machine; None without a price."""
     from hotspan.plan.worth import cost
@@ -282,12 +275,9 @@ def _measured(url: str) -> "Measured":
 
 
 def _as_measured(
-    told: "Measured", shape: "ModelShape", chosen: "TierPlan", pool: int, l2: int
-) -> "tuple[TierPlan, int, int]":
+    told: "Measured", shape: ModelShape, chosen: TierPlan, pool: int, l2: int
+) -> tuple[TierPlan, int, int]:
     """Tiers, pool and L2 of the sizes that the server has."""
-    from hotspan.core.types import GIB, Tier
-    from hotspan.plan.tiers import DiskChoice, Reason
-
     held = {tier: tokens * shape.tier_bytes_per_token for tier, tokens in told.capacity_tokens.items()}
     if not held:
         return chosen, pool, l2
@@ -308,12 +298,8 @@ def _as_measured(
     return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
 
 
-def _rates(
-    options: PlanOptions, host: "Host", chosen: "TierPlan", where: "Machine | None", ranks: int
-) -> "dict[Tier, float]":
+def _rates(options: PlanOptions, host: Host, chosen: TierPlan, where: Machine | None, ranks: int) -> dict[Tier, float]:
     """GB/s of RAM and of the disk, from the machine's data sheet and the disk's measurement."""
-    from hotspan.core.types import Tier
-
     rates = {} if where is None or options.cpu else {Tier.RAM: where.gpu.host_gb_s * ranks}
     for probe in host.disks:
         if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
@@ -321,20 +307,15 @@ def _rates(
     return rates
 
 
-def _given_rates(options: PlanOptions) -> "dict[Tier, float]":
-    from hotspan.core.types import Tier
-
+def _given_rates(options: PlanOptions) -> dict[Tier, float]:
     given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
     return {tier: rate for tier, rate in given.items() if rate}
 
 
 def _pool_reason(
-    pool: int, shape: "ModelShape", engine: _Engine, where: "Machine | None", told: "Measured"
-) -> "tuple[Reason, ...]":
+    pool: int, shape: ModelShape, engine: _Engine, where: Machine | None, told: "Measured"
+) -> tuple[Reason, ...]:
     """The engine's pool, unless the tiers' own reasons have it."""
-    from hotspan.core.types import GIB, Tier
-    from hotspan.plan.tiers import Reason
-
     if Tier.GPU in told.capacity_tokens:
         why = "measured by the server"
     elif where is not None and pool:

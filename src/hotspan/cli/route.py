@@ -10,7 +10,12 @@ import typer
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import built, runs, takes
 from hotspan.cli.output import Printing, explained, print_json, stdout_console
+from hotspan.config.admin_token import given_token
+from hotspan.config.environment import environment
 from hotspan.config.options import option, options_of
+from hotspan.config.secrets import read_private
+from hotspan.config.tenants import load_tenants, read_api_key
+from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError
 from hotspan.router.routes import DRAIN, REPLICAS, RESUME
 from hotspan.router.settings import RouterSettings
@@ -125,8 +130,6 @@ def _without_effect(settings: RouterSettings) -> Iterator[str]:
 
 def _with_secrets(settings: RouterSettings) -> RouterSettings:
     """The settings with what their files of secrets hold. Raises: ConfigError."""
-    from hotspan.config.admin_token import given_token
-    from hotspan.config.environment import environment
     from hotspan.config.kv_events import read_key
 
     if settings.kv_events_key is not None and not any(replica.events for replica in settings.replicas):
@@ -140,8 +143,6 @@ def _with_secrets(settings: RouterSettings) -> RouterSettings:
 
 
 def _check_exposure(settings: RouterSettings) -> None:
-    from hotspan.core.addresses import is_loopback
-
     if settings.keys or settings.insecure or is_loopback(settings.host):
         return
     raise ConfigError(
@@ -152,8 +153,6 @@ def _check_exposure(settings: RouterSettings) -> None:
 
 def _keys(file: Path | None, tenants: Path | None) -> dict[bytes, str]:
     """The keys that are let in, and whose they are."""
-    from hotspan.config.tenants import load_tenants
-
     if file is not None and tenants is not None:
         raise ConfigError("both --api-keys-file and --tenants say whose keys are let in: give one of them")
     if tenants is not None:
@@ -162,9 +161,6 @@ def _keys(file: Path | None, tenants: Path | None) -> dict[bytes, str]:
 
 
 def _digests(file: Path) -> set[bytes]:
-    from hotspan.config.secrets import read_private
-    from hotspan.config.tenants import read_api_key
-
     digests = set()
     for number, line in enumerate(read_private(file, "the API keys").splitlines(), 1):
         key = line.strip()

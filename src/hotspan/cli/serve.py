@@ -10,12 +10,14 @@ import typer
 from hotspan.cli.flags import OWN_OPTIONS, Model, check_engine, given_on, load_checked, show_warnings
 from hotspan.cli.options import takes
 from hotspan.cli.output import explained
+from hotspan.config.configuration import Configuration, Places, load_configuration
+from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS
+from hotspan.config.own import CommandLine
 from hotspan.core.aftermath import stopping_in_order
+from hotspan.core.errors import HotspanError
 
 if TYPE_CHECKING:
-    from hotspan.config.configuration import Configuration
-    from hotspan.config.own import CommandLine
     from hotspan.server.models.store import ModelStore
     from hotspan.server.options import ServeOptions
 
@@ -59,8 +61,6 @@ def serve(context: typer.Context, model: Model = None, help_engine: EngineHelp =
     origins.
     """
     with explained():
-        from hotspan.config.configuration import Places
-        from hotspan.config.environment import environment
         from hotspan.server.models.store import model_store
 
         command_line = given_on(context, model)
@@ -75,9 +75,7 @@ def serve(context: typer.Context, model: Model = None, help_engine: EngineHelp =
         run_server(serve_options(configuration), OPTIONS)
 
 
-def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
-    from hotspan.config.configuration import load_configuration
-    from hotspan.config.environment import environment
+def _serve_store(store: "ModelStore", command_line: CommandLine) -> None:
     from hotspan.server.models.run import run_store
 
     # No model's own files are among these: what they say holds for all.
@@ -88,7 +86,7 @@ def _serve_store(store: "ModelStore", command_line: "CommandLine") -> None:
     run_store(store, command_line, configuration, serve_options(configuration), words)
 
 
-def serve_options(configuration: "Configuration") -> "ServeOptions":
+def serve_options(configuration: Configuration) -> "ServeOptions":
     """What the server is started with."""
     from hotspan.server.options import ServeOptions
 
@@ -108,8 +106,6 @@ def _serve_one_of_store() -> None:
 
     Exit status 2, and a reason where it was asked for, if that can't work.
     """
-    from hotspan.config.environment import environment
-    from hotspan.core.errors import HotspanError
     from hotspan.server.models.assignment import assigned
     from hotspan.server.run import run_server
 

@@ -8,6 +8,7 @@ from hotspan.cli.options import runs
 from hotspan.cli.output import print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
 from hotspan.config.options import json_option, option
+from hotspan.core.trace import write
 from hotspan.simulate.costs import Costs, Setup, Sizes
 
 _SIZE = "May be repeated to compare sizes."
@@ -74,7 +75,6 @@ class SimulateOptions:
 def simulate(options: SimulateOptions) -> None:
     """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
     from hotspan.bench.machine import results, write_results
-    from hotspan.core.trace import write
     from hotspan.simulate.compare import Comparison
     from hotspan.simulate.report import write_report
     from hotspan.simulate.routers import POLICIES

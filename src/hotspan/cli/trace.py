@@ -4,11 +4,13 @@ import contextlib
 import secrets
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import orjson
 import typer
 
 from hotspan.cli.admin_client import Admin
@@ -18,9 +20,6 @@ from hotspan.config.kinds import POSITIVE, between
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 trace = typer.Typer(help="Record traces of requests.", no_args_is_help=True)
 
@@ -84,13 +83,13 @@ def record(
 
 
 def collect(
-    posts: "Sequence[Callable[[str, dict[str, Any]], Any]]",
+    posts: Sequence[Callable[[str, dict[str, Any]], Any]],
     seconds: float,
-    advance: "Callable[[int], None]" = lambda count: None,
+    advance: Callable[[int], None] = lambda count: None,
     block_tokens: int = BLOCK_TOKENS,
     *,
-    clock: "Callable[[], float]" = time.monotonic,
-    sleep: "Callable[[float], None]" = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[list[dict[str, Any]], int, list[str]]:
     """The rows of all servers, by their time, how many requests are not among them, and who did not always answer.
 
@@ -124,7 +123,7 @@ def collect(
 
 
 def _answers(
-    post: "Callable[[str, dict[str, Any]], Any]", asked: dict[str, Any], silent: set[str]
+    post: Callable[[str, dict[str, Any]], Any], asked: dict[str, Any], silent: set[str]
 ) -> list[dict[str, Any]]:
     """Of a server, or of the replicas behind a router; those of them that did not answer are added to `silent`."""
     try:
@@ -142,8 +141,6 @@ def _answers(
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write them, times from the first on."""
-    import orjson
-
     begins = rows[0]["timestamp"]
     lines = (orjson.dumps({**row, "timestamp": row["timestamp"] - begins}) for row in rows)
     path.write_bytes(b"\n".join(lines) + b"\n")

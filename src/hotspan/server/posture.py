@@ -1,8 +1,7 @@
 """Security findings about a server with these options on this machine, each with a remedy (`hotspan doctor`)."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,29 +10,9 @@ from hotspan.config.kv_events import FLAG, published
 from hotspan.config.settings import L2Settings
 from hotspan.core.addresses import is_loopback
 from hotspan.server.facts import SEGMENT, SOCKET, Facts
+from hotspan.server.findings import Finding, Findings, bad, ok, warning
 from hotspan.server.hardening import MEDIA_DOMAINS, REDIRECTS, code_options, secrets_of
 from hotspan.server.options import ServeOptions
-
-
-class Severity(Enum):
-    """BAD: somebody has access that they should not have, or the server would not start."""
-
-    OK = "ok"
-    WARNING = "warning"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A subject, its state, and a remedy unless it is OK."""
-
-    what: str
-    severity: Severity
-    state: str
-    remedy: str = ""
-
-
-Findings = Iterator[Finding]
 
 
 def posture(options: ServeOptions, facts: Facts) -> list[Finding]:
@@ -55,25 +34,13 @@ def files_of(options: ServeOptions) -> list[Path]:
     return [path for path in found if path is not None]
 
 
-def _ok(what: str, state: str) -> Finding:
-    return Finding(what, Severity.OK, state)
-
-
-def _warning(what: str, state: str, remedy: str) -> Finding:
-    return Finding(what, Severity.WARNING, state, remedy)
-
-
-def _bad(what: str, state: str, remedy: str) -> Finding:
-    return Finding(what, Severity.BAD, state, remedy)
-
-
 def _private(what: str, path: Path, facts: Facts, state: str, remedy: str, missing: Finding | None = None) -> Finding:
     """That a file or directory is private, as `state`; missing: the finding where it is not there."""
     fact = facts.files.get(path)
     if fact is None and missing is not None:
         return missing
     is_open = fact is not None and not fact.is_private
-    return _bad(what, f"{path} is open to others", remedy) if is_open else _ok(what, state)
+    return bad(what, f"{path} is open to others", remedy) if is_open else ok(what, state)
 
 
 # -- who may ask ---------------------------------------------------------------------------------------------------
@@ -82,31 +49,31 @@ def _private(what: str, path: Path, facts: Facts, state: str, remedy: str, missi
 def _exposure(options: ServeOptions, facts: Facts) -> Findings:
     where = f"{options.server.host}:{options.server.port}"
     if is_loopback(options.server.host):
-        yield _ok("exposure", f"{where}, this machine only")
+        yield ok("exposure", f"{where}, this machine only")
     elif options.has_keys:
-        yield _ok("exposure", f"{where}, other machines with a key")
+        yield ok("exposure", f"{where}, other machines with a key")
     elif options.server.insecure:
-        yield _warning(
+        yield warning(
             "exposure",
             f"{where}, anybody, since --insecure says so",
             "let only a gateway or SageMaker reach this port, or give keys with --tenants",
         )
     else:
-        yield _bad("exposure", f"{where}, anybody", "give keys with --tenants FILE, or listen on 127.0.0.1")
+        yield bad("exposure", f"{where}, anybody", "give keys with --tenants FILE, or listen on 127.0.0.1")
 
 
 def _tls(options: ServeOptions, facts: Facts) -> Findings:
     given = options.engine_values
     if given.get("ssl_keyfile") and not given.get("ssl_certfile"):
-        yield _bad("TLS", "a key without a certificate", "give --ssl-certfile, too")
+        yield bad("TLS", "a key without a certificate", "give --ssl-certfile, too")
     elif given.get("ssl_certfile"):
-        yield _ok("TLS", f"with {given['ssl_certfile']}")
+        yield ok("TLS", f"with {given['ssl_certfile']}")
     elif is_loopback(options.server.host) and (
         options.server.admin_port is None or is_loopback(options.server.admin_host)
     ):
-        yield _ok("TLS", "none, and nothing leaves this machine")
+        yield ok("TLS", "none, and nothing leaves this machine")
     else:
-        yield _warning(
+        yield warning(
             "TLS",
             "none: keys, prompts and answers cross the network as they are",
             "give --ssl-certfile and --ssl-keyfile, or put what ends TLS on this host",
@@ -117,32 +84,32 @@ def _keys(options: ServeOptions, facts: Facts) -> Findings:
     if options.has_keys:
         tenants = options.tenants.tenants
         count = sum(len(tenant.keys) for tenant in tenants)
-        yield _ok("API keys", f"{count} of {len(tenants)} tenants, as digests, compared in constant time")
+        yield ok("API keys", f"{count} of {len(tenants)} tenants, as digests, compared in constant time")
     elif is_loopback(options.server.host):
-        yield _ok("API keys", "none: every user of this machine may ask")
+        yield ok("API keys", "none: every user of this machine may ask")
     else:
-        yield _warning("API keys", "none: all clients are one tenant", "give each client a key with --tenants FILE")
+        yield warning("API keys", "none: all clients are one tenant", "give each client a key with --tenants FILE")
 
 
 def _admin(options: ServeOptions, facts: Facts) -> Findings:
     file = options.server.admin_token_file
     if file is not None:
-        missing = _bad("admin token", f"{file} is not there", "write one: openssl rand -hex 32, mode 0600")
+        missing = bad("admin token", f"{file} is not there", "write one: openssl rand -hex 32, mode 0600")
         remedy = f"chmod 600 {file}, and write another token into it"
         yield _private("admin token", file, facts, f"from {file}", remedy, missing)
     elif facts.environment.get(VARIABLE):
-        yield _ok("admin token", f"from {VARIABLE}")
+        yield ok("admin token", f"from {VARIABLE}")
     else:
-        yield _ok("admin token", "made at each start, for commands of this user on this machine")
+        yield ok("admin token", "made at each start, for commands of this user on this machine")
     if options.server.admin_port is not None:
-        yield _ok(
+        yield ok(
             "admin address",
             f"{options.server.admin_host}:{options.server.admin_port}; {options.server.port} refuses administration",
         )
     elif is_loopback(options.server.host):
-        yield _ok("admin address", "where the clients are, on this machine only")
+        yield ok("admin address", "where the clients are, on this machine only")
     else:
-        yield _warning(
+        yield warning(
             "admin address",
             "where the clients are: whoever reaches them may try tokens",
             "give administration a port of its own with --admin-port, at 127.0.0.1 unless --admin-host says else",
@@ -153,7 +120,7 @@ def _events(options: ServeOptions, facts: Facts) -> Findings:
     what, events = "KV events", published(options.engine_values)
     key = None if options.cache is None else options.cache.events_key
     if events is None:
-        yield _ok(what, "not published")
+        yield ok(what, "not published")
         return
     if events.endpoint is None and options.cache is None:
         events = replace(events, endpoint="every address of this machine")
@@ -162,13 +129,13 @@ def _events(options: ServeOptions, facts: Facts) -> Findings:
         remedy = f"chmod 600 {key}, and write another key into it"
         yield _private(what, key, facts, f"{where}, encrypted, for routers with the key of {key}", remedy)
     elif not events.open_addresses:
-        yield _warning(
+        yield warning(
             what,
             "every user of this machine can follow them: they hold all tenants' tokens and salts",
             f"give {FLAG} FILE here and to `hotspan route`",
         )
     else:
-        finding = _bad if secrets_of(options) else _warning
+        finding = bad if secrets_of(options) else warning
         yield finding(
             what,
             f"{where}, to whoever connects: they hold all tenants' tokens and salts",
@@ -179,11 +146,11 @@ def _events(options: ServeOptions, facts: Facts) -> Findings:
 def _metrics(options: ServeOptions, facts: Facts) -> Findings:
     has_token = options.server.admin_token_file is not None or bool(facts.environment.get(VARIABLE))
     if options.has_keys or has_token:
-        yield _ok("metrics", "with the admin token")
+        yield ok("metrics", "with the admin token")
     elif is_loopback(options.server.host):
-        yield _ok("metrics", "public, on this machine only")
+        yield ok("metrics", "public, on this machine only")
     else:
-        yield _warning("metrics", "public: they tell how much is asked, and of what length", f"set {VARIABLE}")
+        yield warning("metrics", "public: they tell how much is asked, and of what length", f"set {VARIABLE}")
 
 
 # -- whose is what -------------------------------------------------------------------------------------------------
@@ -191,13 +158,13 @@ def _metrics(options: ServeOptions, facts: Facts) -> Findings:
 
 def _adapters(options: ServeOptions, facts: Facts) -> Findings:
     if (place := options.server.client_adapters) is None:
-        yield _ok("adapters", "registered by the administrator")
+        yield ok("adapters", "registered by the administrator")
     elif options.has_keys:
-        yield _ok("adapters", f"registered by the administrator, and by each tenant from its directory in {place}")
+        yield ok("adapters", f"registered by the administrator, and by each tenant from its directory in {place}")
     elif is_loopback(options.server.host):
-        yield _ok("adapters", f"registered by every user of this machine (--client-adapters {place})")
+        yield ok("adapters", f"registered by every user of this machine (--client-adapters {place})")
     else:
-        yield _warning(
+        yield warning(
             "adapters",
             f"registered and deleted by anybody (--client-adapters {place})",
             "let only SageMaker reach this port, or leave --client-adapters out",
@@ -206,9 +173,9 @@ def _adapters(options: ServeOptions, facts: Facts) -> Findings:
 
 def _isolation(options: ServeOptions, facts: Facts) -> Findings:
     if options.is_isolated:
-        yield _ok("tenants", "isolated: nobody hits another's texts")
+        yield ok("tenants", "isolated: nobody hits another's texts")
     else:
-        yield _warning(
+        yield warning(
             "tenants",
             "shared: by time to first token each can tell what others asked",
             "leave --share-across-tenants out, unless they may know",
@@ -218,28 +185,28 @@ def _isolation(options: ServeOptions, facts: Facts) -> Findings:
 def _encryption(options: ServeOptions, facts: Facts) -> Findings:
     cache, what = options.cache, "encryption at rest"
     if cache is None or (cache.disk is None and cache.l2 is None and not _is_open(options)):
-        yield _ok(what, "nothing leaves memory")
+        yield ok(what, "nothing leaves memory")
     elif cache.encryption is None:
-        yield _warning(
+        yield warning(
             what,
             "none: who reads the disk or the L2 reads prompts",
             "give --kek and --key-store (`hotspan keys init`), or --persistence none",
         )
     else:
-        yield _ok(what, f"AES-256-GCM, a key for each tenant under {cache.encryption.kek.partition(':')[0]}:...")
+        yield ok(what, f"AES-256-GCM, a key for each tenant under {cache.encryption.kek.partition(':')[0]}:...")
         yield from _key_files(cache.encryption.store, cache.encryption.kek, facts)
 
 
 def _key_files(store: str, kek: str, facts: Facts) -> Findings:
-    missing = _bad("key store", f"{store} is not there", f"hotspan keys init --store {store} --kek {kek}")
+    missing = bad("key store", f"{store} is not there", f"hotspan keys init --store {store} --kek {kek}")
     yield _private("key store", Path(store), facts, f"{store}, this user's only", f"chmod 700 {store}", missing)
     file = _kek_file(kek)
     if file is not None and (found := facts.files.get(file)) is not None and not found.is_private:
-        yield _bad("key-encryption key", f"{file} is open to others", f"chmod 600 {file}, and rotate it")
+        yield bad("key-encryption key", f"{file} is open to others", f"chmod 600 {file}, and rotate it")
     elif file is not None and file.is_relative_to(store):
-        yield _bad("key-encryption key", f"{file} lies in the key store that it locks", "keep it on another medium")
+        yield bad("key-encryption key", f"{file} lies in the key store that it locks", "keep it on another medium")
     elif kek.startswith("env:"):
-        yield _warning(
+        yield warning(
             "key-encryption key",
             "in the environment, which every process of this user can read",
             "take it from a KMS (aws-kms:KEY) or a file (file:PATH)",
@@ -250,10 +217,10 @@ def _disk(options: ServeOptions, facts: Facts) -> Findings:
     cache = options.cache
     if cache is None or cache.disk is None:
         state = "chosen at the start: `hotspan plan MODEL` shows it" if _is_open(options) else "none"
-        yield _ok("disk", state)
+        yield ok("disk", state)
         return
     path = Path(cache.disk.directory)
-    missing = _ok("disk", f"{path}, made at the start as this user's only")
+    missing = ok("disk", f"{path}, made at the start as this user's only")
     remedy = f"chmod 700 {path}, as the user that serves"
     yield _private("disk", path, facts, f"{path}, this user's only", remedy, missing)
 
@@ -261,17 +228,17 @@ def _disk(options: ServeOptions, facts: Facts) -> Findings:
 def _l2(options: ServeOptions, facts: Facts) -> Findings:
     cache = options.cache
     if cache is None or cache.l2 is None:
-        yield _ok("L2", "none")
+        yield ok("L2", "none")
         return
     settings, is_sealed = cache.l2, cache.encryption is not None
     problem, remedy = _l2_problem(settings, facts)
     shown = f"{urlsplit(settings.url).scheme}://{urlsplit(settings.url).netloc.rpartition('@')[2]}"
     if not problem:
-        yield _ok("L2", shown)
+        yield ok("L2", shown)
     elif is_sealed:
-        yield _warning("L2", f"{shown}: {problem}; chunks are sealed, but may be dropped", remedy)
+        yield warning("L2", f"{shown}: {problem}; chunks are sealed, but may be dropped", remedy)
     else:
-        yield _bad("L2", f"{shown}: {problem}, and what is there can be read and forged", f"{remedy}; or give --kek")
+        yield bad("L2", f"{shown}: {problem}, and what is there can be read and forged", f"{remedy}; or give --kek")
 
 
 def _l2_problem(settings: L2Settings, facts: Facts) -> tuple[str, str]:
@@ -303,35 +270,35 @@ def _l2_problem(settings: L2Settings, facts: Facts) -> tuple[str, str]:
 def _daemon(options: ServeOptions, facts: Facts) -> Findings:
     open_hosts = [host for host in facts.daemon_hosts if not is_loopback(host)]
     if open_hosts:
-        yield _warning(
+        yield warning(
             "daemon",
             f"something listens for other machines at {', '.join(open_hosts)} on the daemon's port",
             "let `hotspan daemon` listen on 127.0.0.1, or keep others from its port: it knows no authentication",
         )
     elif facts.daemon_hosts:
-        yield _ok("daemon", "for this machine only")
+        yield ok("daemon", "for this machine only")
     else:
-        yield _ok("daemon", "none on this machine")
+        yield ok("daemon", "none on this machine")
 
 
 def _memory(options: ServeOptions, facts: Facts) -> Findings:
-    yield _ok("shared memory", "0600, without a name once it is mapped")
+    yield ok("shared memory", "0600, without a name once it is mapped")
     for path in (SEGMENT, SOCKET):
         fact = facts.files.get(path)
         if fact is not None and fact.permissions & 0o007:
-            yield _bad("shared memory", f"{path} of the daemon is open to every user", "start it with --mode 600")
+            yield bad("shared memory", f"{path} of the daemon is open to every user", "start it with --mode 600")
     if facts.core_bytes != 0:
-        yield _warning(
+        yield warning(
             "core dumps",
             f"a crash writes KV and keys to {facts.core_pattern or 'a file'}",
             "ulimit -c 0, LimitCORE=0 in a unit, or --ulimit core=0 for a container",
         )
     else:
-        yield _ok("core dumps", "off")
+        yield ok("core dumps", "off")
     if facts.has_swap:
-        yield _warning("swap", "memory may be written to a disk", "swapoff -a, MemorySwapMax=0, or encrypt the swap")
+        yield warning("swap", "memory may be written to a disk", "swapoff -a, MemorySwapMax=0, or encrypt the swap")
     else:
-        yield _ok("swap", "none")
+        yield ok("swap", "none")
 
 
 # -- what is fetched and executed ----------------------------------------------------------------------------------
@@ -341,17 +308,17 @@ def _media(options: ServeOptions, facts: Facts) -> Findings:
     given = options.engine_values
     domains = given.get(MEDIA_DOMAINS)
     if domains is None:
-        yield _ok("media URLs", "none are fetched: data: URLs only")
+        yield ok("media URLs", "none are fetched: data: URLs only")
     else:
         named = domains if isinstance(domains, str) else ", ".join(domains)
         if facts.environment.get(REDIRECTS, "0") != "0":
-            yield _warning(
+            yield warning(
                 "media URLs", f"from {named}, which may redirect to any address", f"unset {REDIRECTS}, or make it 0"
             )
         else:
-            yield _ok("media URLs", f"from {named}, without redirects")
+            yield ok("media URLs", f"from {named}, without redirects")
     if local := given.get("allowed_local_media_path"):
-        yield _warning(
+        yield warning(
             "local media",
             f"clients may name any file below {local}",
             "leave --allowed-local-media-path out, or let nothing else lie there",
@@ -360,22 +327,22 @@ def _media(options: ServeOptions, facts: Facts) -> Findings:
 
 def _code(options: ServeOptions, facts: Facts) -> Findings:
     if options.server.secure:
-        yield _ok("secure mode", "on: no code of the model's, only safetensors")
+        yield ok("secure mode", "on: no code of the model's, only safetensors")
         return
     names = [f"--{name.replace('_', '-')}" for name in code_options(options)]
     script = _script(options)
     if script in facts.files:
         names.append(str(script))
     if names:
-        yield _warning("custom code", f"executed: {', '.join(names)}", "read it, or serve with --secure")
+        yield warning("custom code", f"executed: {', '.join(names)}", "read it, or serve with --secure")
     else:
-        yield _ok("custom code", "none")
-    yield _ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")
+        yield ok("custom code", "none")
+    yield ok("secure mode", "off: pickled weights (*.bin, *.pt) are read, with torch's weights_only")
 
 
 def _start(options: ServeOptions, facts: Facts) -> Findings:
     if facts.refusal is not None:
-        yield _bad("start", "the server would refuse to start", facts.refusal)
+        yield bad("start", "the server would refuse to start", facts.refusal)
 
 
 _CHECKS: tuple[Callable[[ServeOptions, Facts], Findings], ...] = (
