@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.config.admin_token import VARIABLE, find_token, given_token, runtime_directories
+from hotspan.config.admin_token import VARIABLE, admin_token, find_token, given_token, runtime_directories
 from hotspan.core.errors import ConfigError
-from hotspan.server.admin_token import admin_token
 
 TOKEN = "0123456789abcdef-admin"
 PORT = 1

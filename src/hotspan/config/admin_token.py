@@ -4,16 +4,19 @@ A server that was given none makes one for its own life, in a file that only its
 on the same host just works.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hotspan.config.secrets import is_token, read_private
 from hotspan.core.errors import ConfigError
-from hotspan.core.private import is_private_directory
+from hotspan.core.private import is_private_directory, private_directory, write_whole
 
 VARIABLE = "HOTSPAN_ADMIN_TOKEN"
 _MIN_LENGTH = 16
+_REMEDY = f"give one with --admin-token-file or {VARIABLE}"
 
 
 def given_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -47,6 +50,30 @@ def find_token(port: int, environment: Mapping[str, str]) -> str | None:
         if is_private_directory(directory) and file.exists():
             return read_private(file, "the admin token").strip() or None
     return None
+
+
+@contextlib.contextmanager
+def admin_token(port: int, file: Path | None, environment: Mapping[str, str]) -> Iterator[str]:
+    """The token that the operator gave; or else one made for this server's life, left in a file for its user.
+
+    Raises: ConfigError if the given one is unusable, or there is nowhere to leave one.
+    """
+    given = given_token(file, environment)
+    if given is not None:
+        yield given
+        return
+    token = secrets.token_urlsafe(32)
+    path = token_file(private_directory(runtime_directories(environment)[0], "the admin token", _REMEDY), port)
+    try:
+        write_whole(path, token.encode())
+    except OSError as error:
+        raise ConfigError(f"the admin token can't be written to {path} ({error.strerror}): {_REMEDY}") from error
+    try:
+        yield token
+    finally:
+        with contextlib.suppress(OSError):
+            if path.read_text() == token:  # not another server's, which took the port over
+                path.unlink()
 
 
 def _checked(token: str, origin: str) -> str:

@@ -99,6 +99,30 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
         os.close(fd)
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read; its bytes are on disk before this returns, its name may not be.
+
+    Its time of modification is exact: a kernel's own times may tick only each 4 ms, in which a file could be replaced
+    under the same one.
+    Raises: FileExistsError, OSError.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        now_ns = time.time_ns()
+        os.utime(fd, ns=(now_ns, now_ns))
+        os.fsync(fd)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The same in the place of what has that name: whole or not at all. One process at a time. Raises: OSError."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    write_new(draft, content)
+    draft.replace(path)
+
+
 def sync_directory(directory: Path | int) -> None:
     """Make the names in a directory durable: its path, or a descriptor (O_PATH will do). Raises: OSError."""
     if isinstance(directory, int):

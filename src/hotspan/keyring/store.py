@@ -12,13 +12,12 @@ the old state stands or the new one. What a change replaces is overwritten.
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
-from hotspan.core.private import EXCLUSIVE, SHARED, close_to_others, lock, locked, open_lock, sync_directory
+from hotspan.core.private import EXCLUSIVE, SHARED, close_to_others, lock, locked, open_lock, sync_directory, write_new
 from hotspan.keyring.records import (
     StoreHeader,
     TenantRecord,
@@ -192,7 +191,7 @@ class KeyStore:
     def _draft(self, name: str, content: bytes) -> Path:
         self._sweep(name)
         draft = self.path / f"{name}.tmp"
-        _write(draft, content)
+        write_new(draft, content)
         return draft
 
     def _sweep(self, name: str = "") -> None:
@@ -228,7 +227,7 @@ def create_store(path: Path, header: StoreHeader) -> None:
             _check_empty(path)  # again: another may have made one since
             draft = path / f"{_HEADER}.tmp"
             draft.unlink(missing_ok=True)
-            _write(draft, encode_header(header))
+            write_new(draft, encode_header(header))
             os.rename(draft, path / _HEADER)
             sync_directory(path)
             sync_directory(path.parent)
@@ -244,17 +243,6 @@ def _check_empty(path: Path) -> None:
     foreign = sorted(p.name for p in path.iterdir() if p.name not in ("lock", "lost+found", f"{_HEADER}.tmp"))
     if foreign:
         raise ConfigError(f"{path} holds other files ({', '.join(foreign[:3])}): give --store an empty directory")
-
-
-def _write(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        # A kernel's own times may tick only each 4 ms, in which a file could be replaced under the same stamp.
-        now_ns = time.time_ns()
-        os.utime(fd, ns=(now_ns, now_ns))
-        os.fsync(fd)
 
 
 def _overwrite(fd: int) -> None:

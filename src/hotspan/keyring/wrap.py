@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from hotspan.core.errors import ConfigError, KeyUnavailable, did_you_mean
-from hotspan.core.private import sync_directory
+from hotspan.core.private import sync_directory, write_new
 from hotspan.keyring.kms import open_kms
 from hotspan.keyring.wrapped import changed, pack, unpack, wrapped_by
 
@@ -121,11 +121,7 @@ def create_kek(path: Path) -> None:
     Raises: ConfigError if `path` exists or can't be written.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(os.urandom(KEY_BYTES).hex().encode() + b"\n")
-            file.flush()
-            os.fsync(fd)
+        write_new(path, os.urandom(KEY_BYTES).hex().encode() + b"\n")
         sync_directory(path.parent)
     except FileExistsError:
         raise ConfigError(f"{path} exists already: leave out --new-kek to use it, or name a new file") from None

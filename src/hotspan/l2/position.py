@@ -2,12 +2,12 @@
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import MALFORMED
+from hotspan.core.private import write_whole
 from hotspan.l2.base import LogPosition
 from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.directory import POSITION_FILE
@@ -26,22 +26,13 @@ def read_position(directory: Path) -> LogPosition | None:
 
 def write_position(directory: Path, position: LogPosition) -> bool:
     """Whole or not at all. False if the disk does not take it: the next start will do more than it needs to."""
-    fresh = directory / (POSITION_FILE + ".new")
+    said = {"epoch": position.epoch.hex(), "generation": position.generation, "check": position.check.hex()}
     try:
-        with open(fresh, "w", opener=_private) as file:
-            said = {"epoch": position.epoch.hex(), "generation": position.generation, "check": position.check.hex()}
-            json.dump(said, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(directory / POSITION_FILE)
+        write_whole(directory / POSITION_FILE, json.dumps(said).encode())
     except OSError as error:
         logger.warning("l2_position_not_written path=%s error=%s", directory, str(error))
         return False
     return True
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class PositionKeeper:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from hotspan.config.admin_token import VARIABLE
+from hotspan.config.admin_token import VARIABLE, admin_token
 from hotspan.config.environment import environment
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
@@ -40,7 +40,6 @@ from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore, pinned_adapters
 from hotspan.server.adapters.source import Sources
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
-from hotspan.server.admin_token import admin_token
 from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,
