@@ -1,7 +1,6 @@
 """The reference pages (cli.md, metrics.md, http.md) and Grafana's dashboard, from the code: `make reference`."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +127,10 @@ def _router() -> Iterable[Metric]:
 
 def _daemon() -> Iterable[Metric]:
     from hotspan.daemon.disk import DiskCounts
-    from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+    from hotspan.daemon.metrics import GAUGES, DaemonFigures
     from hotspan.daemon.pool import PoolCounts
 
-    gauges: Any = dict.fromkeys((each.name for each in fields(DaemonGauges)), 0)
-    return Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: DaemonGauges(**gauges), lambda: 0)).collect()
+    return DaemonFigures(PoolCounts(), DiskCounts(), lambda: dict.fromkeys(GAUGES, 0), lambda: 0).collect()
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ class Client:
 async def serving(limits: HttpLimits = LIMITS) -> AsyncIterator[Server]:
     """A server on this event loop."""
     pool = Pool(memoryview(bytearray(SIZE)), 4096, SimulatedClock())
-    routes = Routes(pool, b"12345678", "/door", dict, lambda: b"x" * MIB, limits=limits)
+    routes = Routes(pool, b"12345678", "/socket", dict, lambda: b"x" * MIB, limits=limits)
     listener, state = socket.socket(), ServerState()
     listener.bind(("127.0.0.1", 0))
     listening = await listen(routes, limits, listener, state)
@@ -371,7 +371,7 @@ async def test_a_writer_that_ends_as_the_hold_begins(server: Server) -> None:
 async def test_a_hold_ends_a_little_early() -> None:
     """A client that waits just as long as it lets the daemon hold gets 504, and does not reach its own timeout."""
     pool = Pool(memoryview(bytearray(SIZE)), 4096, SimulatedClock())
-    routes = Routes(pool, b"12345678", "/door", dict, bytes)
+    routes = Routes(pool, b"12345678", "/socket", dict, bytes)
     assert isinstance(pool.reserve(object_key("b", "k"), 10, is_own=False), Writing)
     for timeout_ms, max_s in ((0, 0.0), (200, 0.15), (600, 0.5), (60_000, 59.9)):
         began_s = asyncio.get_running_loop().time()

@@ -318,7 +318,9 @@ def test_the_daemon_says_how_it_is(fresh_daemon: DaemonProcess) -> None:
         client.lease("b", "none")
         status, health = client.ask("GET", "/health")
         assert (
-            status == 200 and health["service"] == "hotspan-daemon" and health["door"] == str(fresh_daemon.unix_socket)
+            status == 200
+            and health["service"] == "hotspan-daemon"
+            and health["unix_socket"] == str(fresh_daemon.unix_socket)
         )
     until(lambda: fresh_daemon.stats()["http_connections"] == 1, "the client's end")
     stats = fresh_daemon.stats()
@@ -331,7 +333,7 @@ def test_the_daemon_says_how_it_is(fresh_daemon: DaemonProcess) -> None:
     assert status == 200 and "hotspan_daemon_objects 1.0" in lines and "hotspan_daemon_hits_total 1.0" in lines
     assert "hotspan_daemon_refused_exists_total 1.0" in lines
     assert {line.split()[2] for line in lines if line.startswith("# HELP")} >= {
-        f"hotspan_daemon_{name}" for name in ("used_bytes", "leases", "door_clients", "evicted_total")
+        f"hotspan_daemon_{name}" for name in ("used_bytes", "leases", "unix_clients", "evicted_total")
     }
 
 

@@ -119,7 +119,7 @@ def test_a_client_is_given_the_segment(fresh_daemon: DaemonProcess, client: RawC
 
 @pytest.mark.parametrize(
     "hello",
-    [b"GET / HTTP/1.1\r\n\r\n", HELLO.pack(b"HSPDOOR\0", VERSION + 1, 256, 17, 4096), HELLO_MESSAGE[:-1], b"x"],
+    [b"GET / HTTP/1.1\r\n\r\n", HELLO.pack(b"HSPUNIX\0", VERSION + 1, 256, 17, 4096), HELLO_MESSAGE[:-1], b"x"],
 )
 def test_a_stranger_is_given_nothing(daemon: DaemonProcess, hello: bytes) -> None:
     """Who speaks another version, or something else, is told so, gets no memory, and no answer after that."""

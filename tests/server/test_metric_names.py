@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import fields
 
 import pytest
 
@@ -10,7 +9,7 @@ from docsite import alerts
 from docsite.grafana import BOARD, board, declared
 from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
-from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+from hotspan.daemon.metrics import GAUGES, DaemonFigures
 from hotspan.daemon.pool import PoolCounts
 from hotspan.engine.metrics import DEFINITIONS
 
@@ -28,8 +27,7 @@ def test_the_engines_metrics() -> None:
 
 def test_the_daemons_metrics() -> None:
     """They have no labels at all: figures of the node, not of those who share it."""
-    gauges = DaemonGauges(**{field.name: 0 for field in fields(DaemonGauges)})  # type: ignore[arg-type]
-    page = Exposition(DaemonFigures(PoolCounts(), DiskCounts(), lambda: gauges, lambda: 0)).page()
+    page = DaemonFigures(PoolCounts(), DiskCounts(), lambda: dict.fromkeys(GAUGES, 0), lambda: 0).page()
     lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
     assert len(lines) > 30 and all(re.fullmatch(r"hotspan_daemon_\w+ [0-9.e+-]+", line) for line in lines)
 

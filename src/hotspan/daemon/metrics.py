@@ -1,7 +1,7 @@
 """What the daemon says of itself: figures for /v1/stats, and the same as Prometheus metrics."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -40,70 +40,63 @@ _COUNTERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonGauges:
-    """What is so now.
+GAUGES = {
+    "objects": "Objects in memory, whole.",
+    "used_bytes": "Bytes of memory that objects take.",
+    "pinned_bytes": "Bytes that are leased or being written, so that they can't give way.",
+    "free_bytes": "Bytes of memory that nothing takes.",
+    "capacity_bytes": "Bytes of memory for objects.",
+    "leases": "Leases that last.",
+    "disk_objects": "Copies on disk.",
+    "disk_used_bytes": "Bytes of disk that copies take.",
+    "disk_capacity_bytes": "Bytes of disk for copies.",
+    "disk_unsaved": "Objects that wait to be written to disk, which a kill would lose.",
+    "disk_is_up": "0 if there is no disk, or it is left alone.",
+    "unix_clients": "Clients of the Unix socket.",
+    "http_connections": "Connections of HTTP.",
+    "log_entries": "Entries of the log of invalidations.",
+    "replicas": "Replicas that follow the log.",
+    "is_exposed": "1 if other machines can reach the HTTP port, which knows no authentication.",
+    "segment_named": "0 if clients don't find the shared memory by its name, and miss everything.",
+    "uptime_s": "Seconds since the start.",
+}
 
-    objects, used_bytes: whole, in memory. pinned_bytes: leased or being written, so that they can't give way.
-    disk_unsaved:        objects that wait to be written to disk, which a kill would lose.
-    disk_is_up:          0 if there is none, or it is left alone.
-    segment_named:       0 if clients don't find the shared memory by its name, and miss everything.
-    is_exposed:          1 if other machines can reach the HTTP port, which knows no authentication.
+
+class DaemonFigures(Collector):
+    """Both kinds of figures, read when they are asked for.
+
+    gauges: the present values, by the names of GAUGES. names_restored: how often a name of the segment was put back.
     """
 
-    objects: int
-    used_bytes: int
-    pinned_bytes: int
-    free_bytes: int
-    capacity_bytes: int
-    leases: int
-    disk_objects: int
-    disk_used_bytes: int
-    disk_capacity_bytes: int
-    disk_unsaved: int
-    disk_is_up: int
-    door_clients: int
-    http_connections: int
-    log_entries: int
-    replicas: int
-    segment_named: int
-    is_exposed: int
-    uptime_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonFigures:
-    """Both kinds of figures, read when they are asked for."""
-
-    pool: PoolCounts
-    disk: DiskCounts
-    gauges: Callable[[], DaemonGauges]
-    names_restored: Callable[[], int]
-
-    def counts(self) -> dict[str, int]:
-        """What only grows, by name."""
-        of_disk = {f"disk_{name}": value for name, value in asdict(self.disk).items()}
-        return {**asdict(self.pool), "segment_names_restored": self.names_restored(), **of_disk}
-
-    def stats(self) -> dict[str, Any]:
-        """All of them by name."""
-        return {**asdict(self.gauges()), **self.counts()}
-
-
-class Exposition(Collector):
-    """The figures in Prometheus' text format; `page` is the answer to a scrape."""
-
-    def __init__(self, figures: DaemonFigures) -> None:
-        self._figures = figures
+    def __init__(
+        self,
+        pool: PoolCounts,
+        disk: DiskCounts,
+        gauges: Callable[[], Mapping[str, float]],
+        names_restored: Callable[[], int],
+    ) -> None:
+        self._pool = pool
+        self._disk = disk
+        self._gauges = gauges
+        self._names_restored = names_restored
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def collect(self) -> Iterator[Metric]:
-        for name, value in self._figures.counts().items():
-            yield CounterMetricFamily(_PREFIX + name, _COUNTERS[name], value=value)
-        for name, value in asdict(self._figures.gauges()).items():
-            yield GaugeMetricFamily(_PREFIX + name, f"{name.replace('_', ' ').capitalize()}.", value=value)
+    def stats(self) -> dict[str, Any]:
+        """All of them by name."""
+        return {**self._gauges(), **self._counts()}
 
     def page(self) -> bytes:
-        """All metrics."""
+        """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, count in self._counts().items():
+            yield CounterMetricFamily(_PREFIX + name, _COUNTERS[name], value=count)
+        for name, value in self._gauges().items():
+            yield GaugeMetricFamily(_PREFIX + name, GAUGES[name], value=value)
+
+    def _counts(self) -> dict[str, int]:
+        """What only grows, by name."""
+        of_disk = {f"disk_{name}": value for name, value in asdict(self._disk).items()}
+        return {**asdict(self._pool), "segment_names_restored": self._names_restored(), **of_disk}

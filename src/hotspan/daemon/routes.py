@@ -115,7 +115,7 @@ class Routes:
     ) -> None:
         self._pool = pool
         self._epoch = epoch.hex()
-        self._health = _json(200, {"service": "hotspan-daemon", "status": "ok", "door": socket})
+        self._health = _json(200, {"service": "hotspan-daemon", "status": "ok", "unix_socket": socket})
         self._stats = stats
         self._metrics = metrics
         self._is_durable = is_durable

@@ -9,6 +9,7 @@ The file has two names, NAME and .NAME.hotspan. Clients know the first, and some
 (before 3.13) unlinks every segment that its process attached by name. It is put back as another link to the same file.
 """
 
+import ctypes
 import logging
 import os
 import stat
@@ -28,6 +29,9 @@ LEAST_BYTES = MIB
 _HEADER = struct.Struct("<16sQQ")
 _MAGIC = b"HOTSPAN-SEGMENT\0"
 _PIECE_BYTES = 256 * MIB
+_IN_ATTRIB = 0x4  # as <sys/inotify.h> has them; it comes with a change of the number of links
+_IN_MOVE_SELF = 0x800
+_MAX_EVENTS_BYTES = 4096
 
 
 class SharedSegment:
@@ -193,6 +197,41 @@ class SharedSegment:
                     f"there is no memory for {self.bytes / GIB:.2f} GiB in {self.path} ({error.strerror}): lower "
                     "--size-gib, or the container's memory limit is too low"
                 ) from error
+
+
+class NameWatch:
+    """`fd` can be read when a name of the file at `path` was made, removed or renamed (inotify, by the C library).
+
+    Raises: OSError where the kernel gives no watch (fs.inotify.max_user_instances, max_user_watches).
+    """
+
+    def __init__(self, path: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = _checked(libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        try:
+            _checked(libc.inotify_add_watch(self.fd, os.fsencode(path), _IN_ATTRIB | _IN_MOVE_SELF))
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    def clear(self) -> None:
+        """Forget the events so far."""
+        try:
+            while os.read(self.fd, _MAX_EVENTS_BYTES):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """End the watch."""
+        os.close(self.fd)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
 
 
 def file_name(name: str) -> str:

@@ -22,13 +22,12 @@ from hotspan.core.types import GIB
 from hotspan.daemon.disk import LAYOUT, DiskCopies, DiskCounts, disk_options
 from hotspan.daemon.log import MAX_ENTRIES, NodeLog
 from hotspan.daemon.metadata import AbsentMetadata
-from hotspan.daemon.metrics import DaemonFigures, DaemonGauges, Exposition
+from hotspan.daemon.metrics import DaemonFigures
 from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.routes import Routes
-from hotspan.daemon.segment import HEADER_BYTES, SharedSegment
+from hotspan.daemon.segment import HEADER_BYTES, NameWatch, SharedSegment
 from hotspan.daemon.unix_server import UnixServer
-from hotspan.daemon.watch import NameWatch
 from hotspan.http.connections import HttpLimits
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.l2.log import SharedInvalidationLog
@@ -139,9 +138,8 @@ class Daemon:
         self._unix_server = UnixServer(path, self._pool, self._log, segment.open_again, options.mode, is_durable)
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
         figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
-        page = Exposition(figures).page
         epoch = secrets.token_bytes(8)
-        self._routes = Routes(self._pool, epoch, str(path), figures.stats, page, is_durable, _LIMITS)
+        self._routes = Routes(self._pool, epoch, str(path), figures.stats, figures.page, is_durable, _LIMITS)
 
     async def listen(self, listener: socket.socket, monitors: socket.socket | None) -> list[asyncio.Server]:
         """Answer clients from now on; `monitors` only gets figures and health."""
@@ -174,27 +172,28 @@ class Daemon:
         self._disk.settle(lambda is_durable: None)
         self._disk.close(_MAX_NOTE_S)
 
-    def _gauges(self) -> DaemonGauges:
-        return DaemonGauges(
-            objects=len(self._pool),
-            used_bytes=self._pool.used_bytes,
-            pinned_bytes=self._pool.pinned_bytes,
-            free_bytes=self._pool.free_bytes,
-            capacity_bytes=self._pool.capacity_bytes,
-            leases=self._pool.leases,
-            disk_objects=len(self._disk) if self._disk is not None else 0,
-            disk_used_bytes=self._disk.used_bytes if self._disk is not None else 0,
-            disk_capacity_bytes=self._disk.capacity_bytes if self._disk is not None else 0,
-            disk_unsaved=self._pool.unsaved,
-            disk_is_up=int(self._disk is not None and self._disk.is_up),
-            door_clients=len(self._unix_server.clients),
-            http_connections=len(self._http.connections),
-            log_entries=len(self._log),
-            replicas=len(self._shared_log.replicas()),
-            is_exposed=int(self._is_exposed),
-            segment_named=int(self._segment.is_named),
-            uptime_s=self._clock.monotonic() - self._started_s,
-        )
+    def _gauges(self) -> dict[str, float]:
+        pool, disk = self._pool, self._disk
+        return {
+            "objects": len(pool),
+            "used_bytes": pool.used_bytes,
+            "pinned_bytes": pool.pinned_bytes,
+            "free_bytes": pool.free_bytes,
+            "capacity_bytes": pool.capacity_bytes,
+            "leases": pool.leases,
+            "disk_objects": 0 if disk is None else len(disk),
+            "disk_used_bytes": 0 if disk is None else disk.used_bytes,
+            "disk_capacity_bytes": 0 if disk is None else disk.capacity_bytes,
+            "disk_unsaved": pool.unsaved,
+            "disk_is_up": int(disk is not None and disk.is_up),
+            "unix_clients": len(self._unix_server.clients),
+            "http_connections": len(self._http.connections),
+            "log_entries": len(self._log),
+            "replicas": len(self._shared_log.replicas()),
+            "is_exposed": int(self._is_exposed),
+            "segment_named": int(self._segment.is_named),
+            "uptime_s": self._clock.monotonic() - self._started_s,
+        }
 
 
 def _read_log(disk: DiskCopies | None, clock: Clock, metadata: AbsentMetadata) -> NodeLog:

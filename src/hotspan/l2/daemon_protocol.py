@@ -1,6 +1,6 @@
 """The daemon protocol: messages over a Unix socket (SEQPACKET), values in shared memory.
 
-    hello:   "HSPDOOR\\0" version 2, sizes of record, mark and preamble 3 x 4
+    hello:   "HSPUNIX\\0" version 2, sizes of record, mark and preamble 3 x 4
              -> status 1, version 2, segment bytes 8; and the segment's descriptor
     request: operation 1, n 2, n ids of leases that are over 8 each, body          -> status 1, body
     entry:   size 8, e 2, m 2, record 256, e x (offset 8, size 8), m x mark 17             of an object, from DESCRIBE
@@ -35,7 +35,7 @@ LOG_READ = struct.Struct("<QQ")  # number of the first entry, bytes of those ent
 LOG_HEAD = struct.Struct("<Q16s?Q")  # of the oldest entry, and whether it has a body; bytes of all that were asked for
 LOG_BODY = struct.Struct("<Q16sI")  # number, epoch, bytes of the body that follows
 
-HELLO_MESSAGE = HELLO.pack(b"HSPDOOR\0", VERSION, RECORD_BYTES, MARK_BYTES, PREAMBLE_BYTES)
+HELLO_MESSAGE = HELLO.pack(b"HSPUNIX\0", VERSION, RECORD_BYTES, MARK_BYTES, PREAMBLE_BYTES)
 BUFFER_BYTES = 1 << 20
 """Of a socket, if the kernel allows it, and of what receives a message."""
 
