@@ -31,6 +31,8 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.INTEGER: "77",
     kinds.COUNT: "77",
     kinds.NUMBER: "0.5",
+    kinds.FRACTION: "0.5",
+    kinds.NATURAL: "77",
     kinds.SECONDS: "77",
     kinds.BOOLEAN: "true",
     kinds.INVERTED: "false",

@@ -151,7 +151,7 @@ def test_automatic() -> None:
         ({"max_local_cpu_size": float("nan")}, "give GiB as a plain number"),
         ({"max_local_cpu_size": 0}, "max_local_cpu_size = 0"),
         ({"chunk_size": "big"}, "chunk_size is 'big': give a whole number"),
-        ({"chunk_size": 0}, "--chunk-tokens 0 comes from"),
+        ({"chunk_size": 0}, "lmcache.yaml:1: chunk_size is 0: give a whole number above 0"),
         ({"local_cpu": "perhaps"}, "local_cpu is 'perhaps': give true or false"),
         ({"local_disk": "file:///a/"}, "--disk is given without --disk-gib"),
         ({"max_local_disk_size": 5}, "--disk-gib is given without --disk"),

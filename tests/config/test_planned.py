@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.config.settings import CacheOptions, CacheSettings, DiskSettings, L2Settings, planned_settings, with_named
+from hotspan.config.planned import planned_settings, with_named
+from hotspan.config.settings import CacheOptions, CacheSettings, DiskSettings, L2Settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.plan.tiers import DiskChoice, Reason, TierPlan

@@ -87,7 +87,7 @@ def test_typo_on_the_command_line(tiny_model: Path) -> None:
         (("--disk", "/tmp/x"), "--disk is given without --disk-gib"),
         (("--disk-gib", "1"), "--disk-gib is given without --disk"),
         (("--ram-gib", "100000"), "lower --ram-gib"),
-        (("--chunk-tokens", "0"), "--chunk-tokens is 0"),
+        (("--chunk-tokens", "0"), "--chunk-tokens is '0': give a whole number above 0"),
         (("--model-digest", "none"), "full (the default) or sampled"),
         (("--port", "99999"), "no port"),
         (("--host", "203.0.113.7"), "no address of this machine"),

@@ -15,9 +15,9 @@ from hotspan.cli.options import runs, takes
 from hotspan.config.configuration import Configuration
 from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS
-from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, between
+from hotspan.config.kinds import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
 from hotspan.config.options import json_option, option, options_of
-from hotspan.config.settings import with_named
+from hotspan.config.planned import with_named
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, Tier
 from hotspan.plan.host import Host
@@ -56,7 +56,7 @@ class PlanOptions:
     )
     users: int = option(100, "Number of texts in the working set.", kind=COUNT)
     tokens: int = option(10_000, "Tokens per text.", kind=COUNT)
-    reuse: float = option(1.0, "Share of requests that ask for a text again, 0 to 1.", kind=between(0, 1, float))
+    reuse: float = option(1.0, "Share of requests that ask for a text again, 0 to 1.", kind=FRACTION)
     prefill_rate: float | None = option(
         None,
         "Prefill rate of the engine, in tokens per second. Default: measured, or estimated with --machine.",

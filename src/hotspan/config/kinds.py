@@ -241,6 +241,7 @@ NUMBER = Kind("number", _number, "a number")
 SHARE = Kind(
     "share", _share, "a share, such as 5% or 0.05", write=lambda value: f"{value:.4%}".rstrip("0%").rstrip(".") + "%"
 )
+FRACTION = between(0, 1, _number)
 GIB = Kind("GiB", _gib, "GiB as a plain number, such as 5.0")
 SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")

@@ -1,24 +1,21 @@
 """The cache's settings, as they travel from the command line to the engine's processes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hotspan.config import kinds
 from hotspan.config.options import Spelling, check, names, option
-from hotspan.config.origin import shown
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, Compress
-from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
 
 ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
 Blend = Literal["off", "allowed", "first_k", "deviation", "query"]
 
 _MAX_GIB = 1 << 30
-_AS_GIVEN = "as given"
 LOG_PASSWORD = "log_password"
 """Among the options of an L2: the password of its `log`."""
 
@@ -210,7 +207,10 @@ class CacheOptions:
         "loading them is faster then; always wherever they shrink by 5 %. Replicas read both in each mode.",
     )
     chunk_tokens: int = option(
-        256, "Tokens per chunk, the unit that is stored and loaded.", lmcache=Spelling("chunk_size")
+        256,
+        "Tokens per chunk, the unit that is stored and loaded.",
+        kind=kinds.COUNT,
+        lmcache=Spelling("chunk_size"),
     )
     prompts_only: bool = option(
         False, "Store the KV of prompts only, not of answers.", lmcache=Spelling("save_decode_cache", kinds.INVERTED)
@@ -245,15 +245,21 @@ class CacheOptions:
         lmcache=Spelling("enable_blending", kinds.BLENDING),
     )
     blend_first_k: int = option(
-        16, "Tokens at the beginning of each reused piece of text that are computed again (--blend)."
+        16,
+        "Tokens at the beginning of each reused piece of text that are computed again (--blend).",
+        kind=kinds.COUNT,
     )
     blend_recompute_ratio: float = option(
         0.3,
         "Share of the reused tokens that are computed again (--blend deviation, --blend query).",
+        kind=kinds.FRACTION,
         lmcache=Spelling("blend_recompute_ratios", kinds.FIRST_NUMBER),
     )
     blend_min_tokens: int = option(
-        512, "Fewer reused tokens are not worth blending (--blend).", lmcache=Spelling("blend_min_tokens")
+        512,
+        "Fewer reused tokens are not worth blending (--blend).",
+        kind=kinds.COUNT,
+        lmcache=Spelling("blend_min_tokens"),
     )
     blend_separator: tuple[str, ...] | None = option(
         None,
@@ -265,10 +271,12 @@ class CacheOptions:
         100,
         "One in so many blended prompts is also computed in full, after its answer, and the first token compared; "
         "0: none (--blend).",
+        kind=kinds.NATURAL,
     )
     blend_min_agreement: float = option(
         0.9,
         "If certainly fewer of the last 500 of these agree, as a share, blending turns itself off (--blend).",
+        kind=kinds.FRACTION,
     )
     auto: bool = option(
         False,
@@ -322,18 +330,6 @@ class CacheOptions:
         )
 
     def _blend(self) -> BlendSettings | None:
-        for name, value in (("--blend-first-k", self.blend_first_k), ("--blend-min-tokens", self.blend_min_tokens)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}: give a positive number of tokens")
-        if self.blend_check_every < 0:
-            raise ConfigError(f"--blend-check-every is {self.blend_check_every}: give a whole number, 0 for no checks")
-        shares = (
-            ("--blend-min-agreement", self.blend_min_agreement),
-            ("--blend-recompute-ratio", self.blend_recompute_ratio),
-        )
-        for name, share in shares:
-            if not 0 <= share <= 1:
-                raise ConfigError(f"{name} is {share:g}: give a share from 0 to 1")
         if self.blend == "off":
             return None
         return BlendSettings(
@@ -359,20 +355,13 @@ class CacheOptions:
             raise ConfigError(f"--disk-gib is {self.disk_gib:g}: give the size of the disk tier in GiB, above 0")
         if self.disk is None and self.disk_compress != "auto":
             raise ConfigError("--disk-compress belongs to a disk tier: name its directory with --disk")
-        if self.chunk_tokens < 1:
-            raise ConfigError(
-                f"--chunk-tokens is {self.chunk_tokens}: give a positive number of tokens (256 is the default)"
-            )
 
     def _check_combinations(self) -> None:
-        if self.persistence == "none" and self.disk is not None:
-            raise ConfigError(
-                "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
-            )
-        if self.persistence == "none" and self.l2 is not None:
-            raise ConfigError(
-                "--persistence none keeps KV in memory only, and --l2 sends it away: leave one of them out"
-            )
+        for tier, does in ((self.disk and "--disk", "writes it down"), (self.l2 and "--l2", "sends it away")):
+            if self.persistence == "none" and tier:
+                raise ConfigError(
+                    f"--persistence none keeps KV in memory only, and {tier} {does}: leave one of them out"
+                )
         if self.l2 is None and (self.l2_option or self.l2_log is not None or self.l2_compress != "auto"):
             raise ConfigError("--l2-option, --l2-log and --l2-compress belong to an L2: name it with --l2")
         if self.l2_log is None and LOG_PASSWORD in (self.l2_option or {}):
@@ -388,50 +377,3 @@ def _encryption(kek: str | None, key_store: Path | None) -> EncryptionSettings |
     if kek.startswith("file:"):  # the engine's processes may run in another directory
         kek = f"file:{Path(kek.removeprefix('file:')).expanduser().absolute()}"
     return EncryptionSettings(kek, str(key_store.expanduser().absolute()))
-
-
-def with_named(plan: TierPlan, settings: CacheSettings) -> TierPlan:
-    """The plan with the tiers that `settings` name in the place of those that it chose, also in its reasons."""
-    named = {}
-    if settings.ram_bytes:
-        plan = replace(plan, ram_bytes=settings.ram_bytes)
-        named["RAM"] = Reason("RAM", _size(settings.ram_bytes), _AS_GIVEN)
-    if settings.persistence == "none":
-        plan = replace(plan, disk=None, l2=None)
-        named |= {what: Reason(what, "none", "persistence is none") for what in ("disk", "L2")}
-    if settings.disk is not None:
-        directory, size = settings.disk.directory, settings.disk.bytes
-        plan = replace(plan, disk=DiskChoice(Path(directory), size))
-        named["disk"] = Reason(f"disk {directory}", _size(size), _AS_GIVEN)
-    if settings.l2 is not None:
-        plan = replace(plan, l2=settings.l2.url)
-        named["L2"] = Reason("L2", shown("l2", settings.l2.url), _AS_GIVEN)
-    kept = (reason for reason in plan.reasons if reason.what.partition(" ")[0] not in named)
-    return replace(plan, reasons=(*kept, *named.values()))
-
-
-def planned_settings(settings: CacheSettings, plan: TierPlan) -> CacheSettings | None:
-    """The settings with the tiers of the plan where they name none; None if there is no room for any.
-
-    Raises: ConfigError if they name a tier below RAM and there is no room for RAM.
-    """
-    ram_bytes = settings.ram_bytes or plan.ram_bytes
-    if not ram_bytes:
-        if settings.disk is None and settings.l2 is None:
-            return None
-        given = "--disk" if settings.disk is not None else "--l2"
-        why = next((reason.why for reason in plan.reasons if reason.what == "RAM"), "none can be chosen")
-        raise ConfigError(
-            f"{given} is given, and chunks pass through a RAM tier on their way there, for which there is no room "
-            f"({why}): make room, name its size with --ram-gib, or leave {given} out"
-        )
-    settings = replace(settings, ram_bytes=ram_bytes)
-    if settings.persistence == "none":
-        return settings
-    chosen = None if plan.disk is None else DiskSettings(str(plan.disk.directory), plan.disk.bytes)
-    l2 = None if plan.l2 is None else L2Settings(plan.l2)
-    return replace(settings, disk=settings.disk or chosen, l2=settings.l2 or l2)
-
-
-def _size(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"

@@ -17,7 +17,8 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.connector import HASH, transfer_config
-from hotspan.config.settings import CacheSettings, with_named
+from hotspan.config.planned import with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.plan.host import Host

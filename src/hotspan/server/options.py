@@ -108,10 +108,6 @@ def check_host(address: str, options: ServeOptions) -> None:
 
 def check_tiers(settings: CacheSettings, environment: Mapping[str, str]) -> None:
     """Raise ConfigError now for tiers that would fail in the engine's process minutes later."""
-    if settings.persistence == "none" and settings.disk is not None:
-        raise ConfigError(
-            "--persistence none keeps KV in memory only, and --disk writes it down: leave one of them out"
-        )
     check_room(settings.ram_bytes)
     if settings.encryption is not None:
         open_keyring(Path(settings.encryption.store), settings.encryption.kek, environment).close()

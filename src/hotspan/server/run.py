@@ -294,7 +294,7 @@ def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> Ser
 
     Mutates: `arguments`, as `plan_engine` does. Raises: ConfigError if a tier can't be had.
     """
-    from hotspan.config.settings import planned_settings
+    from hotspan.config.planned import planned_settings
     from hotspan.engine.arguments import plan_engine
     from hotspan.plan.advice import print_plan
     from hotspan.plan.host import Host

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hotspan.config.configuration import Configuration, visible_gpus
 from hotspan.config.origin import Settings
-from hotspan.config.settings import CacheSettings, planned_settings, with_named
+from hotspan.config.planned import planned_settings, with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import check_room
 from hotspan.plan.host import Host
