@@ -283,7 +283,7 @@ def test_files_that_cannot_be_read(write: Write) -> None:
         loaded(directory)
     (directory / "formatter.yaml").unlink()
     (directory / "formatter.yaml").mkdir()
-    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
+    with pytest.raises(ConfigError, match=r"can't be read \(Is a directory\)"):
         loaded(directory)
     (directory / "formatter.yaml").rmdir()
     (directory / "formatter.yml").touch()

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final, Literal, get_args
 
 from hotspan.bench.prose import prose
+from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError, did_you_mean
 
 Match = Literal["exact", "contains", "regex", "json"]
@@ -74,10 +75,7 @@ def _json_field(text: str, path: str) -> tuple[bool, Any]:
 
 def load_items(path: Path) -> list[Item]:
     """The items of a JSONL file. Raises: ConfigError that names file and line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--set {path} can't be read: {error}") from error
+    lines = read_text(path, "--set").splitlines()
     items = [_item(line, f"{path}:{number}", number) for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
         raise ConfigError(f'--set {path} has no item: write one JSON object per line, such as {{"prompt": "..."}}')

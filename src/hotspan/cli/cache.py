@@ -14,6 +14,7 @@ from hotspan.cli.output import Printing, confirm, print_json, stdout_console
 from hotspan.config.environment import environment
 from hotspan.config.kinds import NATURAL
 from hotspan.config.options import option
+from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 
@@ -99,7 +100,7 @@ class InvalidateOptions(StatsOptions):
         """The request, with what is given. Raises: ConfigError for a file that can't be read."""
         body = asdict(self.scope)
         body["tags"], body["model"] = body.pop("tag"), body.pop("this_model")
-        body["prompt"] = self.prompt_file and _text(self.prompt_file)
+        body["prompt"] = self.prompt_file and read_text(self.prompt_file)
         body["tokens"] = self.tokens_file and _listed(self.tokens_file, int, "whole numbers: write [1, 2, 3]")
         body["batch"] = self.batch_file and _listed(
             self.batch_file, dict, 'objects: write [{"tags": ["a"]}, {"session": "b"}]'
@@ -217,7 +218,7 @@ def warm(
     from hotspan.core.progress import Progress
     from hotspan.http import warming
 
-    texts = warming.warmups(paths, None if options.template is None else _text(options.template), options.tag)
+    texts = warming.warmups(paths, None if options.template is None else read_text(options.template), options.tag)
     admin = options.admin
     key = options.api_key or environment().get("OPENAI_API_KEY", "")
     client = replace(admin, token=key) if key else admin
@@ -270,17 +271,10 @@ def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, An
         return check_offline(disk, keyring)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
-
-
 def _listed(path: Path, of: type, what: str) -> list[Any]:
     """A JSON list of values of that type, at least one."""
     try:
-        found = json.loads(_text(path))
+        found = json.loads(read_text(path))
     except ValueError:
         found = None
     if not isinstance(found, list) or not found or any(type(each) is not of for each in found):

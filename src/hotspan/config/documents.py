@@ -1,41 +1,14 @@
 """YAML files of settings: a mapping whose names know their lines."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from hotspan.config.options import Option
 from hotspan.config.origin import Entry, Given, Source
+from hotspan.core.documents import UniqueKeys, read_text
 from hotspan.core.errors import ConfigError
-
-
-class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML in which a name written twice is an error instead of a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a name is a list or mapping", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands here twice", key_node.start_mark)
-            seen.add(key)
-        result: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return result
-
-
-def read_text(path: Path) -> str:
-    """A file's text. Raises: ConfigError that says why there is none."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): give another file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: give a YAML file") from error
 
 
 def parse_entries(text: str, path: Path) -> tuple[Entry, ...]:

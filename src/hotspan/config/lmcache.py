@@ -8,12 +8,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hotspan.config import kinds
-from hotspan.config.documents import parse_entries, read_text
+from hotspan.config.documents import parse_entries
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import KEYS, meant
 from hotspan.config.kinds import Kind
 from hotspan.config.lmcache_names import ACCEPTED, EXTRA, MULTI_PROCESS, RENAMED, UNKNOWN, VARIABLES
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
+from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError
 from hotspan.l2.options import HYPERPOD_PREFIX, HyperpodOptions, parse_options
 

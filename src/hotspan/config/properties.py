@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from hotspan.config.origin import Entry
+from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError
 
 _BLANK = " \t\f"
@@ -17,13 +18,8 @@ def read_properties(path: Path) -> tuple[Entry, ...]:
 
     Raises: ConfigError if it can't be read, is no UTF-8 text or has a broken escape.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): give another file, or its permissions") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: write other letters as \\uXXXX") from error
-    return parse_properties(text, str(path))
+    text = read_text(path, remedy="write other letters as \\uXXXX, or give another file")
+    return parse_properties(text.removeprefix("\ufeff"), str(path))
 
 
 def parse_properties(text: str, place: str) -> tuple[Entry, ...]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from hotspan.core.documents import UniqueKeys, read_text
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.formatters.formatter import Context, Formatter, Phase
 from hotspan.formatters.rules import (
@@ -29,6 +30,7 @@ from hotspan.formatters.rules import (
 )
 
 _INPUT_FIELDS = ("schema", "prefix", "suffix", "template", "defaults")
+_READABLE = "write it as UTF-8 text, and let the server's user read it"
 _OUTPUT_FIELDS = ("template", "metadata", "rename", "schema")
 
 _Made = TypeVar("_Made")
@@ -64,15 +66,13 @@ class _Reader:
 
     def _document(self) -> Any:
         try:
-            document = yaml.load(self._file.read_text(encoding="utf-8"), _UniqueNames)
+            document = yaml.load(read_text(self._file, remedy=_READABLE), UniqueKeys)
             json.dumps(document, allow_nan=False)
         except yaml.MarkedYAMLError as error:
             line = f"line {error.problem_mark.line + 1}" if error.problem_mark is not None else "somewhere"
             raise self._wrong(f"is no YAML: {line}: {error.problem}. Correct it there") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise self._wrong(f"is no YAML: {error}. Write it as UTF-8 text") from None
-        except OSError as error:
-            raise self._wrong(f"can't be read: {error.strerror}. Let the server's user read it") from None
         except (TypeError, ValueError) as error:
             raise self._wrong(f"holds what JSON can't: {error}. Put dates and the like in quotes") from None
         return document
@@ -147,17 +147,3 @@ def _renames(given: dict[str, Any]) -> dict[str, str]:
         if targets.count(target) > 1:
             raise ValueError(f"gives several fields the name {target}: give each its own")
     return given
-
-
-class _UniqueNames(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML in which a name written twice is an error instead of a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [name.value for name, _ in node.value]
-        for name, _ in node.value:
-            if names.count(name.value) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{name.value!r} stands here twice", name.start_mark
-                )
-        result: dict[Any, Any] = super().construct_mapping(node, deep)
-        return result

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError, RefusedError
 
 DOCUMENT, QUESTION = "{document}", "{question}"
@@ -73,7 +74,7 @@ def warmups(paths: Iterable[Path], template: str | None, tags: Sequence[str]) ->
         files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
         for each in files:
             name = each.relative_to(path).as_posix() if path.is_dir() else path.name
-            found.append(_document(_read(each), name, template, {"tags": sorted({*tags, name})}))
+            found.append(_document(read_text(each), name, template, {"tags": sorted({*tags, name})}))
     if not found:
         raise ConfigError("there is nothing to warm: give files or directories with documents")
     return found
@@ -187,7 +188,7 @@ def _document(text: str, name: str, template: str | None, directives: Json) -> W
 
 
 def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Warmup]:
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         name = f"{path.name}:{number}"
@@ -195,13 +196,6 @@ def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Wa
             yield warmup(json.loads(line), name, template, tags)
         except (ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"{name}: this is no text to warm ({error})") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read as UTF-8 text ({error}): give another file") from error
 
 
 def _value(page: str, name: str) -> float:
