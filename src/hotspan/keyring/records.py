@@ -8,18 +8,16 @@
 another's place. Roots are only ever appended: two records with the same first root are the same tenant between shreds.
 """
 
-import base64
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from hotspan.core.errors import KeyUnavailable
 from hotspan.keyring.sealing import KEY_ID_BYTES
 from hotspan.keyring.wrapped import wrapped_by
-
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,70 +87,61 @@ def file_name(tenant: str) -> str:
     return f"{hashlib.sha256(tenant.encode()).hexdigest()}.json"
 
 
+class _Header(msgspec.Struct):
+    version: Literal[1]
+    wrapper: str
+    created: float
+
+
+class _Root(msgspec.Struct):
+    id: str
+    created: float
+    wrapped: bytes
+    wrapper: str
+
+
+class _Record(msgspec.Struct):
+    version: Literal[1]
+    tenant: str
+    names: bytes
+    roots: list[_Root]
+
+
 def encode_header(header: StoreHeader) -> bytes:
     """The content of store.json."""
-    return _json({"version": VERSION, "wrapper": header.wrapper_id, "created": header.created_s})
+    return _json(_Header(1, header.wrapper_id, header.created_s))
 
 
 def decode_header(content: bytes) -> StoreHeader:
     """What `encode_header` was given. Raises: KeyUnavailable."""
     try:
-        data = _versioned(content)
-        return StoreHeader(_text(data["wrapper"]), float(data["created"]))
-    except (ValueError, KeyError, TypeError) as error:
+        data = msgspec.json.decode(content, type=_Header)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise _damaged("the key store's store.json") from error
+    return StoreHeader(data.wrapper, data.created)
 
 
 def encode_record(record: TenantRecord) -> bytes:
     """The content of a tenant's file. A root's `wrapper` stands there for people: the blob itself says it too."""
-    roots = [
-        {
-            "id": root.id.hex(),
-            "created": root.created_s,
-            "wrapped": base64.b64encode(root.wrapped).decode(),
-            "wrapper": wrapped_by(root.wrapped),
-        }
-        for root in record.roots
-    ]
-    names = base64.b64encode(record.names).decode()
-    return _json({"version": VERSION, "tenant": record.tenant, "names": names, "roots": roots})
+    roots = [_Root(root.id.hex(), root.created_s, root.wrapped, wrapped_by(root.wrapped)) for root in record.roots]
+    return _json(_Record(1, record.tenant, record.names, roots))
 
 
 def decode_record(content: bytes, name: str) -> TenantRecord:
     """What `encode_record` was given. Raises: KeyUnavailable if `content` is not that, or not of the file `name`."""
     try:
-        data = _versioned(content)
-        roots = tuple(
-            WrappedRoot(
-                bytes.fromhex(root["id"]), float(root["created"]), base64.b64decode(root["wrapped"], validate=True)
-            )
-            for root in data["roots"]
-        )
-        names = base64.b64decode(data["names"], validate=True)
-        record = TenantRecord(_text(data["tenant"]), names, roots)
+        data = msgspec.json.decode(content, type=_Record)
+        roots = tuple(WrappedRoot(bytes.fromhex(root.id), root.created, root.wrapped) for root in data.roots)
         whole = bool(roots) and all(len(root.id) == KEY_ID_BYTES for root in roots)
-        if not whole or file_name(record.tenant) != name:
+        if not whole or file_name(data.tenant) != name:
             raise ValueError("not this file's record")
-    except (ValueError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise _damaged(f"the key store's file {name}") from error
-    return record
+    return TenantRecord(data.tenant, data.names, roots)
 
 
-def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, indent=1).encode() + b"\n"
-
-
-def _versioned(content: bytes) -> dict[str, Any]:
-    data = json.loads(content)
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        raise ValueError(f"not of version {VERSION}")
-    return data
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
+def _json(data: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
 
 
 def _damaged(what: str) -> KeyUnavailable:

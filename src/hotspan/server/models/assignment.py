@@ -1,14 +1,15 @@
 """What a store tells the server of one model through a pipe: its model, its link and its share of the machine."""
 
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from hotspan.config.configuration import Configuration, Places, load_configuration, visible_gpus
 from hotspan.config.engine_options import split_words
@@ -48,15 +49,12 @@ class Assignment:
 
     def to_json(self) -> str:
         """One line that `from_json` takes."""
-        return json.dumps(asdict(self))
+        return TypeAdapter(Assignment).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, line: str) -> "Assignment":
         """The assignment that `to_json` gave."""
-        fields = json.loads(line)
-        cache = None if fields["cache"] is None else CacheSettings.from_json(fields["cache"])
-        told = {"words": tuple(fields["words"]), "engine": tuple(fields["engine"]), "cache": cache}
-        return cls(**{**fields, **told, "link": Link(**fields["link"])})
+        return TypeAdapter(Assignment).validate_json(line)
 
     def configuration(self, surroundings: Mapping[str, str]) -> Configuration:
         """What the model is to be served with: its serving.properties, and what counts for all.
