@@ -11,6 +11,7 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits
 from hotspan.server import run
+from hotspan.server.adapters import opening
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
 from hotspan.server.front import Front
@@ -79,9 +80,11 @@ def test_nothing_to_forget_in() -> None:
 def test_where_copies_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--adapter-copies names the directory, always by the same absolute path; else it is the user's in /tmp."""
     monkeypatch.chdir(tmp_path)
-    assert run._copies(configured(flags={"adapter_copies": "copies"}).server) == tmp_path / "copies"
-    assert run._copies(configured(variables={"HOTSPAN_ADAPTER_COPIES": "/nvme/copies"}).server) == Path("/nvme/copies")
-    assert run._copies(configured().server) == Path(f"/tmp/hotspan-adapters-{os.geteuid()}")
+    assert opening.copies_directory(configured(flags={"adapter_copies": "copies"}).server) == tmp_path / "copies"
+    assert opening.copies_directory(configured(variables={"HOTSPAN_ADAPTER_COPIES": "/nvme/copies"}).server) == Path(
+        "/nvme/copies"
+    )
+    assert opening.copies_directory(configured().server) == Path(f"/tmp/hotspan-adapters-{os.geteuid()}")
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -90,10 +93,10 @@ def test_what_nobody_asked_for_is_gone_at_the_end(
 ) -> None:
     """The directory of copies goes with its last copy, unless --adapter-copies named it."""
     root, told = tmp_path / "copies", list[tuple[Path, bool]]()
-    monkeypatch.setattr(run, "_copies", lambda server: root)
+    monkeypatch.setattr(opening, "copies_directory", lambda server: root)
     aftermath = SimpleNamespace(sweep=lambda root, is_whole: told.append((root, is_whole)))
     settings = configured(flags={"adapter_copies": str(root)} if is_named else {}).server
-    with run._copies_swept(settings, cast(Any, aftermath)):
+    with opening.copies_swept(settings, cast(Any, aftermath)):
         write_adapter(tmp_path / "adapters" / "a")
         store = SnapshotStore(root)
         snapshot = store.take(Sources([tmp_path / "adapters"]), tmp_path / "adapters" / "a", lambda copy: None)
@@ -126,7 +129,7 @@ async def test_adapters_bring_their_formatters(tmp_path: Path) -> None:
     formatters = run._formatters(done.server, has_lora=True)
     assert formatters is not None
     options = ServeOptions(done.model, None, server=done.server)
-    registry = await run._adapters(cast(Any, Lora()), options, formatters)
+    registry = await opening.open_adapters(cast(Any, Lora()), options, formatters)
     assert registry is not None
     try:
         assert [one.name for one in registry.seen_by("")] == ["legal"] and len(

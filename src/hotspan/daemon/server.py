@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import resource
 import secrets
 import signal
 import socket
@@ -28,7 +27,7 @@ from hotspan.daemon.pool import Pool
 from hotspan.daemon.routes import Routes
 from hotspan.daemon.segment import HEADER_BYTES, NameWatch, SharedSegment
 from hotspan.daemon.unix_server import UnixServer
-from hotspan.http.connections import HttpLimits
+from hotspan.http.connections import HttpLimits, raise_file_limit
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.files import Files
@@ -100,7 +99,7 @@ def run_daemon(options: DaemonOptions, clock: Clock | None = None, files: Files 
                 listener.listen(BACKLOG)
             if monitors is not None:
                 monitors.listen(BACKLOG)
-            _raise_file_limit()
+            raise_file_limit()
             opened.pop_all()  # the daemon closes the directory, or leaves it to the process's end
             asyncio.run(_serve(options, listener, monitors, segment, disk, clock, ready))
 
@@ -278,9 +277,3 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 def _is_exposed(listener: socket.socket) -> bool:
     """Whether other machines can reach it."""
     return not is_loopback(listener.getsockname()[0])
-
-
-def _raise_file_limit() -> None:
-    """As many connections as this process may be given."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -27,6 +27,9 @@ DIVERT = "hotspan.divert"
 MAX_PIPELINED = 1024
 """Requests of a connection that wait for the one in work."""
 
+_FILES = 65_536
+"""That a server may open, where the system lets it: many systems begin with 1,024, and connections are files."""
+
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
@@ -243,3 +246,11 @@ def connection_class(settings: HttpLimits) -> type[asyncio.Protocol]:
         waiting: ClassVar[OrderedDict[BoundedConnection, None]] = OrderedDict()
 
     return Connection
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files to what a server can use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

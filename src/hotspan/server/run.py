@@ -6,40 +6,38 @@ import dataclasses
 import gc
 import logging
 import os
-import resource
 import shlex
 import socket
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from hotspan.config.admin_token import VARIABLE, admin_token
 from hotspan.config.environment import environment
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
-from hotspan.core.held import sweep
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
-from hotspan.http.connections import HttpLimits
+from hotspan.http.connections import HttpLimits, raise_file_limit
 from hotspan.http.errors import HttpError
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
-from hotspan.http.serving import DrainingServer, bind, uvicorn_config
+from hotspan.http.serving import DrainingServer, uvicorn_config
 from hotspan.plan.tiers import Extent
-from hotspan.plan.weights import is_remote, model_directory, weights_bytes
-from hotspan.server.adapters.check import AdapterLimits, model_shapes
-from hotspan.server.adapters.registry import MAX_OF_A_TENANT, MAX_OF_ALL, AdapterRegistry
+from hotspan.plan.weights import is_remote
+from hotspan.server.adapters.opening import copies_directory, copies_swept, open_adapters
+from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
-from hotspan.server.adapters.snapshots import SnapshotStore, pinned_adapters
-from hotspan.server.adapters.source import Sources
+from hotspan.server.adapters.snapshots import pinned_adapters
 from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
+from hotspan.server.entrance import Entrance, open_entrance
 from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,
@@ -53,14 +51,11 @@ from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.options import (
     ServeOptions,
-    bind_admin,
-    check_exposure,
     check_tiers,
     fetched,
     fetched_model,
 )
-from hotspan.server.policy import Access, App, Gate, access_table, unlisted
-from hotspan.server.principal import Credentials, Link, current_owner, current_tenant
+from hotspan.server.principal import Link, current_tenant
 from hotspan.server.warming import Warming, warming_router
 
 if TYPE_CHECKING:
@@ -72,9 +67,6 @@ _WATCH_S = 1.0
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 _SEQUENCES = "128"
 """That one request may ask for, as OpenAI has it. vLLM's 16,384 would hold all others up for minutes."""
-
-_FILES = 65_536
-"""That a server may open, where the system lets it: many systems begin with 1,024, and connections are files."""
 
 
 def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: Link | None = None) -> None:
@@ -92,7 +84,7 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
         entrance = stack.enter_context(open_entrance(options, surroundings, link))
         aftermath = stack.enter_context(Aftermath())
         error_file = stack.enter_context(_error_file(aftermath))
-        stack.enter_context(_copies_swept(options.server, aftermath))
+        stack.enter_context(copies_swept(options.server, aftermath))
         if options.cache is not None:
             if options.extent is None:
                 check_tiers(options.cache, surroundings)
@@ -112,66 +104,15 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
             gc.collect()  # the engine's client is in cycles, and says so loudly if Python's own end finds it
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entrance:
-    """Where a server listens, and who may do what there. listeners: the clients' socket, then the administrator's."""
-
-    listeners: list[socket.socket]
-    credentials: Credentials
-    access: Mapping[str, Access]
-    admin_port: int | None
-
-    def gate(self, app: App) -> Gate:
-        """The app behind it."""
-        for path in unlisted(app.routes, self.access):
-            logger.warning("route_without_policy path=%s: only the administrator reaches it", path)
-        return Gate(app, self.access, self.credentials, self.admin_port)
-
-
-@contextlib.contextmanager
-def open_entrance(
-    options: ServeOptions, surroundings: Mapping[str, str], link: Link | None = None
-) -> Iterator[Entrance]:
-    """The entrance of a server with these options; with `link`, of one that only the front of its store may use.
-
-    Raises: ConfigError if an address can't be had, other machines could use it without a key, or there is nowhere to
-            leave the admin token.
-    """
-    server = options.server
-    with contextlib.ExitStack() as stack:
-        bound = bind(server.host, server.port) if link is None else link.bind()
-        listeners = [stack.enter_context(contextlib.closing(bound))]
-        if (admin := bind_admin(options, bound)) is not None:
-            listeners.append(stack.enter_context(contextlib.closing(admin)))
-        if link is None:
-            check_exposure(bound, options)
-            # Commands of this user look for the token by the port that they are to administer.
-            port = listeners[-1].getsockname()[1]
-            token = stack.enter_context(admin_token(port, server.admin_token_file, surroundings))
-        access = access_table(
-            has_keys=options.has_keys,
-            has_given_token=server.admin_token_file is not None or bool(surroundings.get(VARIABLE)),
-            has_client_adapters=server.client_adapters is not None,
-        )
-        credentials = Credentials(options.tenants, token) if link is None else link.credentials
-        yield Entrance(listeners, credentials, access, server.admin_port)
-
-
 async def _serve(
     options: ServeOptions, entrance: Entrance, own_options: tuple[str, ...], error_file: Path, aftermath: Aftermath
 ) -> None:
-    from hotspan.engine.arguments import add_cache, parse_engine_arguments
+    from hotspan.engine.arguments import add_cache
     from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     started = time.monotonic()
-    arguments = parse_engine_arguments(options.model, options.engine, own_options)
-    _fetch_draft(arguments, options, entrance)
-    check_draft(options, arguments, environment())
-    check_engine_keys(arguments.api_key, environment())
-    check_engine_variables(environment())
-    arguments.host, arguments.port = options.server.host, options.server.port
-    arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
+    arguments = _arguments(options, entrance, own_options)
     options = _without_useless_tiers(options, arguments, entrance)
     if options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
@@ -183,49 +124,91 @@ async def _serve(
         async with contextlib.AsyncExitStack() as stack:
             startup_s, tls = options.server.startup_timeout_s, tls_options(vars(arguments))
             with answering_while_loading(entrance.listeners[0], tls), loading_within(startup_s, error_file):
-                stack.enter_context(pinned_adapters(arguments, _copies(options.server)))
+                stack.enter_context(pinned_adapters(arguments, copies_directory(options.server)))
                 engine = await stack.enter_async_context(launch(arguments, guard, aftermath))
-                registry = await _adapters(engine, options, formatters)
-                is_open = options.server.client_adapters is not None
-                engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
-                engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
-                warming = _warming(engine, options)
-                if not engine.is_embedding:
-                    loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
-                    logger.info("load_path_warmed tokens=%d", loaded)
+                registry = await open_adapters(engine, options, formatters)
+                warming = await _warmed(engine, options, registry)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
-            front = Front(
-                engine.app,
-                options.server,
-                options.limits,
-                names=engine.names,
-                is_embedding=engine.is_embedding,
-                is_alive=lambda: not engine.is_dead,
-                adapters=registry,
-                formatters=formatters,
-                forget=_forget(engine) if options.cache is not None else None,
-            )
+            front = _front(engine, options, registry, formatters)
             warming.attach(front, front.admission)
             stack.push_async_callback(warming.close)
-            server = DrainingServer(
-                _uvicorn(with_cors(entrance.gate(front), vars(arguments)), arguments, options.limits),
-                front.admission,
-                arguments.shutdown_timeout,
-                lambda: _ready_line(options, entrance.listeners[0], time.monotonic() - started),
-            )
-            watch = asyncio.create_task(_watch(server, engine))
-            try:
-                await server.serve(sockets=entrance.listeners)
-            finally:
-                watch.cancel()
-            if engine.is_dead:
-                raise EngineError("the engine died: the log above says why. Start the server again")
-            if options.cache is not None and options.cache.disk is not None:
-                print(f"hotspan ended: its KV is in {_kept(options.cache.disk)}", flush=True)
+            ready = partial(_ready_line, options, entrance.listeners[0], started)
+            await _answer(front, engine, arguments, options, entrance, ready)
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
+
+
+def _arguments(options: ServeOptions, entrance: Entrance, own_options: tuple[str, ...]) -> Namespace:
+    """The engine's arguments, checked; a draft model that was remote is here then."""
+    from hotspan.engine.arguments import parse_engine_arguments
+
+    arguments = parse_engine_arguments(options.model, options.engine, own_options)
+    _fetch_draft(arguments, options, entrance)
+    check_draft(options, arguments, environment())
+    check_engine_keys(arguments.api_key, environment())
+    check_engine_variables(environment())
+    arguments.host, arguments.port = options.server.host, options.server.port
+    arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
+    return arguments
+
+
+async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None) -> Warming:
+    """Add hotspan's routes to the engine's, and compute a first text.
+
+    Returns: what computes texts before their first request; it has routes only where there is a cache for them.
+    """
+    is_open = options.server.client_adapters is not None
+    engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
+    engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+    warming = Warming(has_keys=options.has_keys)
+    if engine.is_embedding:
+        return warming
+    if options.cache is not None:
+        engine.app.include_router(warming_router(warming))
+    loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
+    logger.info("load_path_warmed tokens=%d", loaded)
+    return warming
+
+
+def _front(
+    engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None, formatters: Formatters | None
+) -> Front:
+    return Front(
+        engine.app,
+        options.server,
+        options.limits,
+        names=engine.names,
+        is_embedding=engine.is_embedding,
+        is_alive=lambda: not engine.is_dead,
+        adapters=registry,
+        formatters=formatters,
+        forget=_forget(engine) if options.cache is not None else None,
+    )
+
+
+async def _answer(
+    front: Front,
+    engine: "Engine",
+    arguments: Namespace,
+    options: ServeOptions,
+    entrance: Entrance,
+    ready: Callable[[], str],
+) -> None:
+    """Serve until a signal to stop. Raises: EngineError if the engine died meanwhile."""
+    app = with_cors(entrance.gate(front), vars(arguments))
+    config = _uvicorn(app, arguments, options.limits)
+    server = DrainingServer(config, front.admission, arguments.shutdown_timeout, ready)
+    watch = asyncio.create_task(_watch(server, engine))
+    try:
+        await server.serve(sockets=entrance.listeners)
+    finally:
+        watch.cancel()
+    if engine.is_dead:
+        raise EngineError("the engine died: the log above says why. Start the server again")
+    if options.cache is not None and options.cache.disk is not None:
+        print(f"hotspan ended: its KV is in {_kept(options.cache.disk)}", flush=True)
 
 
 def _without_useless_tiers(options: ServeOptions, arguments: Namespace, entrance: Entrance) -> ServeOptions:
@@ -309,57 +292,6 @@ def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> Ser
     return dataclasses.replace(options, cache=cache)
 
 
-async def _adapters(engine: "Engine", options: ServeOptions, formatters: Formatters | None) -> AdapterRegistry | None:
-    """The adapters of a server with LoRA: those in its directory, and what comes over HTTP."""
-    adapters = engine.adapters()
-    if adapters is None:
-        return None
-    directory, own = options.server.adapters or Path(options.model) / "adapters", options.server.client_adapters
-    registry = AdapterRegistry(
-        adapters,
-        Sources([directory] if own is None else [directory, own]),
-        SnapshotStore(_copies(options.server), _max_adapter_bytes(options.model)),
-        AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
-        formatters,
-        max_of_clients=options.server.max_client_adapters or (MAX_OF_A_TENANT if options.has_keys else MAX_OF_ALL),
-    )
-    adapters.publish(lambda: [adapter.name for adapter in registry.seen_by(current_owner())])
-    await registry.autoload(directory, tenants=options.tenants.names)
-    return registry
-
-
-def _warming(engine: "Engine", options: ServeOptions) -> Warming:
-    """What computes texts before their first request; routes only where there is a cache for them."""
-    warming = Warming(has_keys=options.has_keys)
-    if options.cache is not None and not engine.is_embedding:
-        engine.app.include_router(warming_router(warming))
-    return warming
-
-
-def _max_adapter_bytes(model: str) -> int:
-    """The maximum size of an adapter, which the engine reads as a whole: the model's size, at least 1 GiB."""
-    try:
-        return max(GIB, weights_bytes(model_directory(model)))
-    except (ConfigError, OSError):  # it is not here
-        return 16 * GIB
-
-
-def _copies(server: ServerSettings) -> Path:
-    """The directory of adapters' copies. Its path is part of the names of their KV."""
-    return (server.adapter_copies or Path(f"/tmp/hotspan-adapters-{os.geteuid()}")).absolute()
-
-
-@contextlib.contextmanager
-def _copies_swept(server: ServerSettings, aftermath: Aftermath) -> Iterator[None]:
-    """Remove unused copies at the end, also after a kill, and the directory unless the user named it."""
-    root, is_whole = _copies(server), server.adapter_copies is None
-    aftermath.sweep(root, is_whole=is_whole)
-    try:
-        yield
-    finally:
-        sweep(root, is_whole=is_whole)
-
-
 async def _watch(server: uvicorn.Server, engine: "object") -> None:
     """Stop serving when the engine has died, so that a supervisor can restart the server."""
     while not getattr(engine, "is_dead", False):
@@ -368,7 +300,7 @@ async def _watch(server: uvicorn.Server, engine: "object") -> None:
     server.should_exit = True
 
 
-def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) -> str:
+def _ready_line(options: ServeOptions, listener: socket.socket, started_s: float) -> str:
     tiers = "no cache but the engine's own"
     if options.cache is not None:
         tiers = f"{options.cache.ram_bytes / GIB:g} GiB of RAM"
@@ -378,7 +310,7 @@ def _ready_line(options: ServeOptions, listener: socket.socket, seconds: float) 
     ready = f"hotspan is ready on {scheme}://{options.server.host}:{options.server.port}"
     if listener.family is socket.AF_UNIX:
         ready = "this model is ready"  # the front of its store says where
-    return f"{ready} after {seconds:.0f} s: {options.model}, {tiers}"
+    return f"{ready} after {time.monotonic() - started_s:.0f} s: {options.model}, {tiers}"
 
 
 def _kept(disk: DiskSettings) -> str:
@@ -402,14 +334,6 @@ def show_log() -> None:
         handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s %(message)s"))
         own.addHandler(handler)
         own.setLevel(logging.INFO)
-
-
-def raise_file_limit() -> None:
-    """Raise this process's limit of open files to what a server can use."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _prepare_environment(temporary: Path, stack: contextlib.ExitStack) -> None:

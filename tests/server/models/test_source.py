@@ -28,6 +28,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.plan.weights import is_remote
 from hotspan.server import run
 from hotspan.server import source as model_source
+from hotspan.server.entrance import Entrance
 from hotspan.server.options import ServeOptions, fetched
 from hotspan.server.principal import Credentials
 from hotspan.server.source import RemoteFile, fetch_model, model_cache
@@ -363,7 +364,7 @@ def test_a_draft_model_in_a_bucket(
     arguments = parse_engine_arguments("org/name", words)
     options = ServeOptions("org/name", None, words, server=ServerSettings(secure=is_secure))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        run._fetch_draft(arguments, options, run.Entrance([listener], Credentials(Tenants(), "token"), {}, None))
+        run._fetch_draft(arguments, options, Entrance([listener], Credentials(Tenants(), "token"), {}, None))
     directory = arguments.speculative_config.pop("model")
     wanted = {name: data for name, data in files.items() if not is_secure or "bin" not in name}
     assert contents(Path(directory)) == wanted

@@ -17,10 +17,12 @@ from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
+from hotspan.http.connections import raise_file_limit
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
 from hotspan.plan.advice import print_plan
 from hotspan.plan.host import Host
+from hotspan.server.entrance import Entrance, open_entrance
 from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.models.archives import unpacked
@@ -31,7 +33,7 @@ from hotspan.server.models.shares import DEVICES, Share, shares, visible_devices
 from hotspan.server.models.store import ModelStore
 from hotspan.server.options import ServeOptions
 from hotspan.server.principal import Link
-from hotspan.server.run import Entrance, open_entrance, raise_file_limit, show_log
+from hotspan.server.run import show_log
 from hotspan.server.source import model_cache
 
 _WATCH_S = 0.1
