@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotspan.cache.entry import Reader
-from hotspan.core.terms import MOST_LABELS, Scope, Terms
+from hotspan.core.terms import MAX_LABELS, Scope, Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.testing.chunks import chain, content, key_of
 from hotspan.tiers.base import Fault
@@ -765,7 +765,7 @@ def test_what_is_refused_behind_a_gap_goes_below_with_its_parent() -> None:
 
 def test_more_tags_than_a_chunk_carries_take_it_with_any() -> None:
     """Hit under more than 64 tags, a chunk goes with every tag there is, in RAM and below; 64 are told apart."""
-    for count, label, gone in ((MOST_LABELS, 1000, 0), (MOST_LABELS, 30, 1), (MOST_LABELS + 1, 1000, 1)):
+    for count, label, gone in ((MAX_LABELS, 1000, 0), (MAX_LABELS, 30, 1), (MAX_LABELS + 1, 1000, 1)):
         with Rig(4, 4) as rig:
             (chunk,) = chain("a", 1)
             store_as(rig, [chunk], tagged(1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hotspan.core.directives import (
     BLEND_MODES,
-    MOST_TTL_S,
+    MAX_TTL_S,
     BlendDirective,
     Directives,
     RetentionRule,
@@ -26,7 +26,7 @@ DIRECTIVES = st.builds(
     tags=st.lists(NAMES, max_size=4).map(tuple),
     tags_from=st.integers(0, 1 << 40),
     session=st.none() | NAMES,
-    ttl_s=st.none() | st.integers(1, MOST_TTL_S),
+    ttl_s=st.none() | st.integers(1, MAX_TTL_S),
     no_store=st.booleans(),
     renew=st.booleans(),
     blend=st.none()
@@ -59,7 +59,7 @@ def test_times_to_live(value: object, expected: int) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *(0, 0.5, -1, MOST_TTL_S + 1, float("inf"), float("nan"), True, None, [60]),
+        *(0, 0.5, -1, MAX_TTL_S + 1, float("inf"), float("nan"), True, None, [60]),
         *("0", "0.5s", "", "h", "1w", "-1h", "1h30m", "1e3", "inf", "36501d", "9" * 400),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.core.terms import MOST_LABELS, WINDOW, Scope, Terms, adapter_label, label, tag_labels, tenant_label
+from hotspan.core.terms import MAX_LABELS, WINDOW, Scope, Terms, adapter_label, label, tag_labels, tenant_label
 from hotspan.core.types import ChunkKey
 
 LABELS = st.frozensets(st.integers(1, 6), max_size=4)
@@ -79,14 +79,14 @@ def test_a_wild_chunk_takes_no_more_labels(terms: Terms, labels: frozenset[int])
 
 def test_more_labels_than_a_chunk_carries_make_it_wild() -> None:
     """64 labels are carried one by one, and others don't take the chunk; from the 65th on any does, for good."""
-    terms, names = Terms(1, 2, generation=3), range(1, MOST_LABELS + 1)
+    terms, names = Terms(1, 2, generation=3), range(1, MAX_LABELS + 1)
     for name in names:
         terms = terms.joined(Terms(labels=frozenset([name])))
     key, stranger = ChunkKey(bytes(32)), Scope(labels=frozenset([1000]))
     assert not terms.is_wild and terms.labels == frozenset(names) and not stranger.takes(key, b"", terms)
-    wild = terms.joined(Terms(labels=frozenset([MOST_LABELS + 1])))
+    wild = terms.joined(Terms(labels=frozenset([MAX_LABELS + 1])))
     assert wild.is_wild and not wild.labels and stranger.takes(key, b"", wild)
-    assert all(Scope(labels=frozenset([name, 1])).takes(key, b"", wild) for name in [*names, MOST_LABELS + 1])
+    assert all(Scope(labels=frozenset([name, 1])).takes(key, b"", wild) for name in [*names, MAX_LABELS + 1])
     assert (wild.tenant, wild.adapter, wild.generation, wild.expires_s) == (1, 2, 3, 0)
     assert wild.joined(terms) is wild and terms.joined(wild).is_wild
     assert not Scope(tenant=2, labels=frozenset([1])).takes(key, b"", wild)
@@ -95,7 +95,7 @@ def test_more_labels_than_a_chunk_carries_make_it_wild() -> None:
 def test_a_window_goes_with_any_text_of_its_tenant() -> None:
     """It has no name of a chunk, and may have a part of any text; however many labels it gets, it stays a window."""
     terms = Terms(1, labels=frozenset([WINDOW]))
-    for name in range(2, 3 * MOST_LABELS):
+    for name in range(2, 3 * MAX_LABELS):
         assert Scope(1, keys=frozenset([ChunkKey(b"x")])).takes(ChunkKey(b"y"), b"", terms)
         assert not Scope(2, keys=frozenset([ChunkKey(b"x")])).takes(ChunkKey(b"y"), b"", terms)
         terms = terms.joined(Terms(1, labels=frozenset([name])))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.stored import StoredObject
@@ -114,7 +114,7 @@ def test_an_evicted_chunk_keeps_its_marks(metadata: AbsentMetadata) -> None:
     metadata.note(A, tagged(1))
     metadata.evicted(stored)
     assert taken(metadata, A) == Terms(labels=frozenset([1]))
-    for label in range(MOST_LABELS + 1):
+    for label in range(MAX_LABELS + 1):
         metadata.add(B, tagged(label + 1))
     assert taken(metadata, B) == Terms(is_wild=True)
 

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.leases import Lease
 from hotspan.daemon.pool import MAX_LEASES, Pool
@@ -289,7 +289,7 @@ def test_marks_do_not_grow_without_end() -> None:
     pool.mark({KEYS[0]: marks_of(Terms(expires_s=77), 3)})
     for n in range(1000):
         pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([n + 1])), n)})
-    assert len(stored.marks) <= 2 * MOST_LABELS
+    assert len(stored.marks) <= 2 * MAX_LABELS
     terms = marked(Terms(), stored.marks)
     assert terms.is_wild and terms.expires_s == 77
 

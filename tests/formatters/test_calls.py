@@ -13,7 +13,7 @@ import pytest
 
 from hotspan.core.errors import FormatterError
 from hotspan.formatters import Formatters, load_formatters
-from hotspan.formatters.calls import MOST_HUNG, MOST_RUNNING, Threads
+from hotspan.formatters.calls import MAX_HUNG, MAX_RUNNING, Threads
 from tests.bench.simulated import in_stepped_time, pass_time
 from tests.formatters.conftest import Write
 
@@ -167,16 +167,16 @@ async def test_time_limit(write: Write, is_stubborn: bool) -> None:
 async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) -> None:
     """A formatter that hangs takes a bounded number of threads, is refused then, and others answer as ever."""
     threads = threading.active_count()
-    hung = [asyncio.create_task(gated.input(None, {}, {})) for _ in range(5 * MOST_RUNNING)]
+    hung = [asyncio.create_task(gated.input(None, {}, {})) for _ in range(5 * MAX_RUNNING)]
     assert await gated.input("other", {"hangs": False}, {}) == {"most": 1}
     assert await gated.output(None, "chunk") == "chunk"
     assert not any(call.done() for call in hung)
     await pass_time(LIMIT_S + 0.1)
     errors = list(await asyncio.gather(*hung, return_exceptions=True))
     statuses = [error.status for error in errors if isinstance(error, FormatterError)]
-    assert sorted(statuses) == [503] * 4 * MOST_RUNNING + [504] * MOST_RUNNING
+    assert sorted(statuses) == [503] * 4 * MAX_RUNNING + [504] * MAX_RUNNING
     assert f"had no turn within {LIMIT_S:g} s: 8 other calls of it run" in {str(e).split(":hang ")[1] for e in errors}
-    assert threading.active_count() <= threads + MOST_RUNNING + 2
+    assert threading.active_count() <= threads + MAX_RUNNING + 2
     error = await failure(gated)  # no time passes
     assert error.status == 503 and "8 earlier calls hang" in str(error)
     assert await gated.input("other", {"hangs": False}, {}) == {"most": 1}
@@ -185,7 +185,7 @@ async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) ->
 @in_stepped_time
 async def test_called_again_when_calls_end(gated: Formatters) -> None:
     """What hung may end after all: then the formatter is called again, never by more than its bound at a time."""
-    hung = [asyncio.create_task(failure(gated)) for _ in range(MOST_HUNG)]
+    hung = [asyncio.create_task(failure(gated)) for _ in range(MAX_HUNG)]
     await asyncio.sleep(0)
     await pass_time(LIMIT_S + 0.1)
     assert [error.status for error in await asyncio.gather(*hung)] == [504] * 4
@@ -194,25 +194,25 @@ async def test_called_again_when_calls_end(gated: Formatters) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            assert await gated.input(None, {}, {}) == {"most": MOST_HUNG}
+            assert await gated.input(None, {}, {}) == {"most": MAX_HUNG}
             break
         except FormatterError:
             assert time.monotonic() < deadline
             await pass_time(0)
     results = await asyncio.gather(*(gated.input(None, {}, {}) for _ in range(100)))
-    assert max(result["most"] for result in results) <= MOST_RUNNING
+    assert max(result["most"] for result in results) <= MAX_RUNNING
 
 
 async def test_clients_that_leave_free_no_thread(gated: Formatters) -> None:
     """A client that hangs up does not make room for another call while its own still runs in a thread."""
     threads = threading.active_count()
     for _ in range(4):
-        calls = [asyncio.create_task(gated.input(None, {}, {})) for _ in range(MOST_RUNNING)]
+        calls = [asyncio.create_task(gated.input(None, {}, {})) for _ in range(MAX_RUNNING)]
         await asyncio.sleep(0.01)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-    assert threading.active_count() <= threads + MOST_RUNNING
+    assert threading.active_count() <= threads + MAX_RUNNING
 
 
 def test_process_ends_though_a_formatter_hangs(write: Write) -> None:

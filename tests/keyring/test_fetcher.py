@@ -51,7 +51,7 @@ def test_a_full_queue_takes_nobody_else(
     source: Source, started: Callable[[], tuple[Fetcher, SimulatedClock]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is asked for while the queue is full waits for nothing; asked again when there is room, it is fetched."""
-    monkeypatch.setattr(module, "_MOST_WAITING", 2)
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
     fetcher, _ = started()
     for tenant in ("a", "b", "c", "a"):
         fetcher.ask(tenant)

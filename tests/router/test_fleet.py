@@ -423,7 +423,7 @@ TestFleets.settings = settings(max_examples=120, stateful_step_count=40, deadlin
         lambda router: router._free_slots.append(0),
         lambda router: router.replicas[NAMES[0]].assumed.update(dict.fromkeys(range(99_999), 0)),
         lambda router: setattr(router.replicas[NAMES[0]].load, "running", -1),
-        lambda router: setattr(router.index, "most", 0),
+        lambda router: setattr(router.index, "max_pieces", 0),
     ],
 )
 def test_check_finds(broken: Callable[[Fleet], object]) -> None:

@@ -125,7 +125,7 @@ class Bounded(RuleBasedStateMachine):
     def fits(self) -> None:
         if hasattr(self, "index"):
             self.index.check()
-            assert len(self.index) <= self.index.most
+            assert len(self.index) <= self.index.max_pieces
 
 
 TestBounded = Bounded.TestCase
@@ -159,7 +159,7 @@ def test_cap_holds_and_what_is_asked_for_stays() -> None:
         assert index.bytes <= MIB
     index.check()
     assert index.evicted == 50 + len(others) - len(index)
-    assert len(index) == index.most
+    assert len(index) == index.max_pieces
     assert index.match(others[-100:]) == {1: Held(100, 100, 100, 100)}
     assert not index.match(others[:100])
 
@@ -243,7 +243,7 @@ def test_too_small_a_cap_is_refused() -> None:
         lambda index: index._places.update({(0, 1): index._places[0, 0]}),
         lambda index: index._pieces.update({5: 1}),
         lambda index: index._pieces.update({5: 1 << 40}),
-        lambda index: setattr(index, "most", 0),
+        lambda index: setattr(index, "max_pieces", 0),
         lambda index: index._free.append(index._places[0, 0]),
     ],
 )

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +52,7 @@ def on_ray(
         words = tuple(_checked([model, *context.args]))
         options = built(RayOptions, context)
         least, most = _bounds(options.autoscale)
-        plan = built(Plan, context, words=words, least=least, most=most)
+        plan = built(Plan, context, words=words, min_replicas=least, max_replicas=most)
         plan = replace(plan, session_key=plan.session_key or _SESSION_KEY)
         launch = built(Launch, context)
         if options.dry_run:
@@ -77,11 +78,9 @@ def _checked(words: Sequence[str]) -> list[str]:
 def _bounds(text: str) -> tuple[int, int]:
     if not text:
         return 0, 0
-    least, colon, most = text.partition(":")
-    if not (colon and least.isdecimal() and most.isdecimal()):
+    if re.fullmatch("[0-9]+:[1-9][0-9]*", text) is None:
         raise ConfigError(f"--autoscale {text}: give MIN:MAX, such as 1:8")
-    if not 1 <= int(least) <= int(most):
-        raise ConfigError(f"--autoscale {text} can't be: give MIN:MAX with 1 <= MIN <= MAX")
+    least, most = text.split(":")
     return int(least), int(most)
 
 

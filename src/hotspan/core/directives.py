@@ -12,7 +12,7 @@ from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _MAX_TAGS, _MAX_TAG_LENGTH = 64, 512
-MOST_TTL_S = 100 * 365 * 86400
+MAX_TTL_S = 100 * 365 * 86400
 
 CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew", "blend")
 """What a client may put into `kv_transfer_params`."""
@@ -40,7 +40,7 @@ def seconds(value: object) -> int:
     """
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         value = float(match[1]) * _SECONDS.get(match[2], 1)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_TTL_S:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_S:
         raise ValueError(f"ttl is {value!r}: give whole seconds from 1 on, or a text such as 15m, 12h or 7d")
     return int(value)
 

@@ -19,7 +19,7 @@ from hotspan.core.types import ChunkKey
 DEFAULT_TENANT = "default"
 """Whose requests are those that say no tenant."""
 
-MOST_LABELS = 64
+MAX_LABELS = 64
 """Labels that a chunk carries one by one; with more of them any tag takes it."""
 
 NEVER = 0
@@ -80,7 +80,7 @@ class Terms(Struct, frozen=True, gc=False):
         if expires == self.expires_s and covers:
             return self
         labels = shared(self.labels | other.labels)
-        is_wild = self.is_wild or other.is_wild or len(labels) > MOST_LABELS
+        is_wild = self.is_wild or other.is_wild or len(labels) > MAX_LABELS
         return replace(self, labels=labels & _KEPT if is_wild else labels, expires_s=expires, is_wild=is_wild)
 
     @property

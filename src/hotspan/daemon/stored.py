@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.space import Extent
 from hotspan.l2.base import marked, marks_of
 from hotspan.l2.options import OWN_BUCKET
 from hotspan.tiers.record import unpack
 
-_MAX_MARKS = 2 * MOST_LABELS
+_MAX_MARKS = 2 * MAX_LABELS
 
 
 class Standing(NamedTuple):

@@ -15,14 +15,14 @@ from typing import Any
 from hotspan.core.errors import FormatterError
 from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
 
-MOST_RUNNING = 8
+MAX_RUNNING = 8
 """Calls of one formatter at the same time, those that hang included; the next wait for their turn."""
 
-MOST_HUNG = 4
+MAX_HUNG = 4
 """Calls of one formatter that are over their time and have not ended; with so many it is not called any more."""
 
 _RETURNS: dict[Phase, tuple[type, ...]] = {Phase.INPUT: (dict,), Phase.OUTPUT: (dict, str, bytes)}
-_MOST_TEXT = 300
+_MAX_TEXT = 300
 _IDLE_S = 10.0  # of a thread, until it ends
 
 
@@ -76,14 +76,14 @@ class Calls:
     """The one way to call a formatter.
 
     A call that hangs keeps its turn until it ends, whether or not anybody still waits for it. So a formatter that
-    hangs can't take more than MOST_RUNNING threads, and none from any other formatter.
+    hangs can't take more than MAX_RUNNING threads, and none from any other formatter.
     """
 
     def __init__(self, formatter: Formatter, threads: Threads, timeout_s: float) -> None:
         self.formatter = formatter
         self._threads = threads
         self._timeout_s = timeout_s
-        self._turns = asyncio.Semaphore(MOST_RUNNING)
+        self._turns = asyncio.Semaphore(MAX_RUNNING)
         self._numbers = count()
         self._began: dict[int, float] = {}  # call -> the loop's time
 
@@ -95,7 +95,7 @@ class Calls:
         """
         loop = asyncio.get_running_loop()
         hung = sum(loop.time() - began > self._timeout_s for began in self._began.values())
-        if hung >= MOST_HUNG:
+        if hung >= MAX_HUNG:
             raise self._failure(503, f"is not called: {hung} earlier calls hang. Correct it, and load it again")
         deadline = loop.time() + self._timeout_s
         try:
@@ -174,7 +174,7 @@ class Calls:
         error = outcome.error
         if error is None:
             return outcome.value
-        text = str(error)[:_MOST_TEXT]
+        text = str(error)[:_MAX_TEXT]
         if isinstance(error, _Unfit):
             raise self._failure(500, text) from error
         if self.formatter.phase is Phase.INPUT and isinstance(error, ValueError):

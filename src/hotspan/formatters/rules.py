@@ -19,7 +19,7 @@ from referencing.jsonschema import DRAFT202012
 
 from hotspan.formatters.formatter import Context
 
-_MOST_TEXT = 200
+_MAX_TEXT = 200
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 
 VARIABLES = frozenset({"adapter", "request_id", "time"})
@@ -60,7 +60,7 @@ class Schema:
         try:
             kind.check_schema(schema)
         except jsonschema.SchemaError as error:
-            raise ValueError(f"is no JSON schema: {error.json_path}: {error.message[:_MOST_TEXT]}") from None
+            raise ValueError(f"is no JSON schema: {error.json_path}: {error.message[:_MAX_TEXT]}") from None
         root = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
         for reference in _references(schema):
             try:
@@ -73,7 +73,7 @@ class Schema:
         """Raises: ValueError that says where `value` does not fit, and why."""
         error = best_match(self._validator.iter_errors(value))
         if error is not None:
-            raise ValueError(f"{error.json_path}: {error.message[:_MOST_TEXT]}")
+            raise ValueError(f"{error.json_path}: {error.message[:_MAX_TEXT]}")
 
 
 def _references(schema: Any) -> list[str]:

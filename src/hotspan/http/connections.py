@@ -79,7 +79,7 @@ class BoundedConnection(HttpToolsProtocol):
     """uvicorn's connection, with limits."""
 
     limits: ClassVar[HttpLimits]
-    most: ClassVar[int]
+    max_connections: ClassVar[int]
     waiting: ClassVar[OrderedDict["BoundedConnection", None]]
     """Those without a request in work, the one that has waited longest first."""
 
@@ -99,7 +99,7 @@ class BoundedConnection(HttpToolsProtocol):
         if hasattr(transport, "max_size"):  # asyncio's: larger reads are allocated anew, page by page
             transport.max_size = HIGH_WATER_LIMIT
         self._wait(self.limits.head_s)
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.max_connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -242,7 +242,7 @@ def connection_class(settings: HttpLimits) -> type[asyncio.Protocol]:
 
     class Connection(BoundedConnection):
         limits = settings
-        most = min(settings.connections, files // 2)
+        max_connections = min(settings.connections, files // 2)
         waiting: ClassVar[OrderedDict[BoundedConnection, None]] = OrderedDict()
 
     return Connection

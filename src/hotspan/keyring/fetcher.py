@@ -9,7 +9,7 @@ from hotspan.core.deadline import Deadline
 
 RETRY_S = 5.0
 _THREADS = 4
-_MOST_WAITING = 4096
+_MAX_WAITING = 4096
 _POLL_S = 0.25
 _CLOSE_S = 1.0
 
@@ -87,7 +87,7 @@ class Fetcher:
 
     def _add(self, tenant: str) -> Ticket | None:
         ticket = self._waiting.get(tenant)
-        if ticket is None and not self._closed and len(self._waiting) < _MOST_WAITING:
+        if ticket is None and not self._closed and len(self._waiting) < _MAX_WAITING:
             ticket = self._waiting[tenant] = Ticket(tenant, self._clock.monotonic())
             self._changed.notify_all()
         return ticket

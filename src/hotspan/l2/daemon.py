@@ -54,7 +54,7 @@ DEADLINE_S = 2.0
 LEASE_S = 2.0
 """How long a copy may take."""
 
-_MOST_DECODED = 1 << 14
+_MAX_DECODED = 1 << 14
 _LOG_PART_BYTES = 64 * 1024  # of an entry, in one message
 _MAX_LOG_BYTES = 128 << 20
 _LOG_ENTRIES = 1 << 16
@@ -173,7 +173,7 @@ class DaemonStore:
             versions = struct.unpack_from(f"<{len(keys)}Q", answer, FOUND.size)
             decoded = self._described(connection, keys, versions, deadline)
         objects = list(map(decoded.get, versions))
-        if len(self._known) > _MOST_DECODED:
+        if len(self._known) > _MAX_DECODED:
             self._known = {}
         self._known.update(zip(keys, objects, strict=True))
         return objects
@@ -186,7 +186,7 @@ class DaemonStore:
         new = [
             (key, version) for key, version in zip(keys, versions, strict=True) if version and version not in decoded
         ]
-        if len(decoded) + len(new) > _MOST_DECODED:
+        if len(decoded) + len(new) > _MAX_DECODED:
             self._decoded = decoded = {version: decoded[version] for version in versions if version in decoded}
         while new:
             _, answer = connection.ask(Operation.DESCRIBE, b"".join(key for key, _ in new), deadline)

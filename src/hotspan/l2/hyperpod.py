@@ -20,7 +20,7 @@ import xxhash
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
-from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.l2.base import StoreUsage, marked, marks_of
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon, Lease
@@ -30,7 +30,7 @@ from hotspan.l2.options import HyperpodOptions
 
 logger = logging.getLogger(__name__)
 
-MAX_NUMBERS = MOST_LABELS + 1
+MAX_NUMBERS = MAX_LABELS + 1
 """Of metadata; with the last one the chunk is over, whatever it says, so that nothing need ever be added to it."""
 
 _LABELS_UNTIL = 48
@@ -39,7 +39,7 @@ _LABELS_UNTIL = 48
 _HEAD = struct.Struct("<4sH32s")
 _MAGIC = b"HSHM"
 _CHECK_BYTES = 8
-_MAX_BYTES = _HEAD.size + LIFE_BYTES + MOST_LABELS * ENTRY_BYTES + _CHECK_BYTES
+_MAX_BYTES = _HEAD.size + LIFE_BYTES + MAX_LABELS * ENTRY_BYTES + _CHECK_BYTES
 (_WILD,) = marks_of(Terms(is_wild=True), 0)
 _OVER = frozenset(marks_of(Terms(is_wild=True, expires_s=1), 0))
 
@@ -97,7 +97,7 @@ class _Metadata:
         if after == before:
             return None
         union = self.marks.union(mark or _WILD for mark in marks)
-        if len(union) <= MOST_LABELS and self.last + 1 < _LABELS_UNTIL:
+        if len(union) <= MAX_LABELS and self.last + 1 < _LABELS_UNTIL:
             return union
         return frozenset(marks_of(after.joined(Terms(is_wild=True)), after.generation))
 

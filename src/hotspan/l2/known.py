@@ -31,16 +31,16 @@ class _Known(NamedTuple):
 
 
 class KnownChunks:
-    """The most recent `most` chunks that may be read, and as many that are not there.
+    """The most recent `max_entries` chunks that may be read, and as many that are not there.
 
     An invalidation costs only what it may take: a tenant's.
 
     follower: of the log.
     """
 
-    def __init__(self, follower: LogFollower, most: int, clock: Clock) -> None:
+    def __init__(self, follower: LogFollower, max_entries: int, clock: Clock) -> None:
         self._follower = follower
-        self._most = most
+        self._max_entries = max_entries
         self._clock = clock
         self._known: OrderedDict[ChunkKey, _Known] = OrderedDict()
         self._of: dict[int, set[ChunkKey]] = {}
@@ -75,7 +75,7 @@ class KnownChunks:
         self.pop(key)
         self._known[key] = known = _Known(found, since)
         self._of.setdefault(known.tenant, set()).add(key)
-        while len(self._known) > self._most:
+        while len(self._known) > self._max_entries:
             self.pop(next(iter(self._known)))
         self._absent.pop(key, None)
         self._gaps.discard(key)
@@ -89,7 +89,7 @@ class KnownChunks:
             self._absent.move_to_end(key)
         parents = {chunk.parent for chunk in chunks}
         self._gaps |= {c.key for c in chunks if c.key in absent and c.key in parents and c.parent not in absent}
-        while len(self._absent) > self._most:
+        while len(self._absent) > self._max_entries:
             self._gaps.discard(self._absent.popitem(last=False)[0])
 
     def is_absent(self, key: ChunkKey) -> bool:
@@ -131,5 +131,5 @@ class KnownChunks:
         of = {key: tenant for tenant, keys in self._of.items() for key in keys}
         if {key: known.tenant for key, known in self._known.items()} != of or not all(self._of.values()):
             raise AssertionError("a tenant is known to have other chunks than are known")
-        if len(self._known) > self._most:
+        if len(self._known) > self._max_entries:
             raise AssertionError("more is known than there is room for")

@@ -53,7 +53,7 @@ class PrefixIndex:
         if cap_bytes < LEAST_BYTES:
             raise ConfigError(f"an index of {cap_bytes} bytes holds nothing; give it at least {LEAST_BYTES}")
         self.cap_bytes = cap_bytes
-        self.most = _max_entries(cap_bytes - min(cap_bytes // 4, _MAX_MASKS * _MASK_BYTES))
+        self.max_pieces = _max_entries(cap_bytes - min(cap_bytes // 4, _MAX_MASKS * _MASK_BYTES))
         self.evicted = 0
         self._max_masks = min(_MAX_MASKS, cap_bytes // 4 // _MASK_BYTES)
         self._pieces: dict[int, int] = {}
@@ -88,7 +88,7 @@ class PrefixIndex:
                 before, new = mask, share(mask & live | bit)
             if new is not mask:
                 pieces[key] = new
-                if not mask and len(pieces) > self.most:
+                if not mask and len(pieces) > self.max_pieces:
                     self._evict()
         if self._to_sweep:
             self._sweep()
@@ -157,7 +157,7 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise AssertionError if its state is inconsistent."""
-        if len(self._pieces) > self.most or self.bytes > self.cap_bytes:
+        if len(self._pieces) > self.max_pieces or self.bytes > self.cap_bytes:
             raise AssertionError(f"{len(self._pieces)} pieces, {self.bytes} bytes: over the cap of {self.cap_bytes}")
         live = _ASKED
         for bit in self._places.values():

@@ -46,8 +46,8 @@ class FairQueue(Generic[T]):
     refused: requests turned away because it was full.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
         self._lanes: dict[tuple[str, Where | None], _Lane[T]] = {}
         self._heads: list[tuple[float, int, _Lane[T]]] = []
         self._counts: dict[str, int] = {}
@@ -70,8 +70,8 @@ class FairQueue(Generic[T]):
 
         is_first: before the others of its tenant, and without paying again: it has been served, and came back.
         """
-        leaving = self._to_leave(entry.tenant) if self._length >= self._most else None
-        if self._length >= self._most:
+        leaving = self._to_leave(entry.tenant) if self._length >= self._max_length else None
+        if self._length >= self._max_length:
             self.refused += 1
             if leaving is None:
                 return entry
@@ -123,7 +123,11 @@ class FairQueue(Generic[T]):
         """Raise RuntimeError if the books don't balance."""
         waiting = [entry for lane in self._lanes.values() for entry in lane.queue if not entry.is_gone]
         standing = [id(lane) for _, _, lane in self._heads]
-        if len(waiting) != self._length or sum(self._counts.values()) != self._length or self._length > self._most:
+        if (
+            len(waiting) != self._length
+            or sum(self._counts.values()) != self._length
+            or self._length > self._max_length
+        ):
             raise RuntimeError(f"{len(waiting)} wait, {self._length} are counted, {self._counts} by tenant")
         if sorted(standing) != sorted(id(lane) for lane in self._lanes.values()):
             raise RuntimeError("a lane stands in line twice, or not at all")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hotspan.config.kinds import COUNT, MEBIBYTES, NATURAL, NOT_NEGATIVE, SECONDS, SHARE, TEXTS, VERBATIM, Kind
-from hotspan.config.options import option
+from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted_text
 from hotspan.core.types import GIB, MIB
@@ -29,7 +29,7 @@ class HealthSettings:
     """
 
     path: str = option("/ping", "Health-check path; 200 means healthy.", name="health_path")
-    interval_s: float = option(2.0, "Seconds between health checks.", name="health_interval_s")
+    interval_s: float = option(2.0, "Seconds between health checks.", name="health_interval_s", kind=SECONDS)
     timeout_s: float | None = None
     downs: int = 2
     ups: int = 1
@@ -41,8 +41,7 @@ class HealthSettings:
         """Raises: ConfigError for what can't be checked."""
         if not self.path.startswith("/"):
             raise ConfigError(f"--health-path {self.path}: give a path, such as /ping or /health")
-        if self.interval_s <= 0:
-            raise ConfigError(f"--health-interval-s is {self.interval_s}: give seconds above 0")
+        check(self)
 
     @property
     def answer_s(self) -> float:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pytest
 
-from hotspan.core.terms import MOST_LABELS, Scope, Terms, adapter_label, tag_labels, tenant_label
+from hotspan.core.terms import MAX_LABELS, Scope, Terms, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import HANG_S, aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
@@ -198,7 +198,7 @@ class AnyTierTests:
         assert tier.terms(chunk.key).labels == tag_labels(["late"])
         assert invalidate(tier, Scope(labels=tag_labels(["late"]))) == 1
 
-    @pytest.mark.parametrize("count", [40, MOST_LABELS, MOST_LABELS + 1])
+    @pytest.mark.parametrize("count", [40, MAX_LABELS, MAX_LABELS + 1])
     def test_a_chunk_of_many_labels_goes_with_each(self, tier: CheckedTier, count: int) -> None:
         """However many tags a chunk has collected, an invalidation of any one of them takes it."""
         (chunk,) = chain("a", 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hotspan.core.terms import MOST_LABELS, Terms
+from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.l2.base import marks_of
 from hotspan.l2.hyperpod import MAX_NUMBERS, HyperpodStore, _packed
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon
@@ -26,7 +26,7 @@ def beside(one: Object, n: int) -> str:
 
 
 class TestMarks:
-    LABELS = tuple(range(1000, 1000 + MOST_LABELS + 30))
+    LABELS = tuple(range(1000, 1000 + MAX_LABELS + 30))
 
     def mark(self, store: HyperpodStore, one: Object, generation: int = 5, **terms: Any) -> None:
         """Add marks for a request under such terms."""

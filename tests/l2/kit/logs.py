@@ -10,7 +10,7 @@ from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.l2.base import ObjectStore, SharedInvalidation, SharedLog, marks_of
 from hotspan.testing.chunks import HANG_S, chain
 from tests.l2.kit.stores import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     NAMESPACE,
     TERMS,
     MakeStore,
@@ -153,7 +153,7 @@ class SharedLogTests(StoreFixtures):
 
     def test_a_loss_that_several_notice_is_one(self, open_store: MakeStore) -> None:
         """Replicas that find at once that entries were lost begin one epoch between them."""
-        stores = [open_store(MOST_ENTRIES) for _ in range(4)]
+        stores = [open_store(MAX_ENTRIES) for _ in range(4)]
         last = log_of(stores[0]).append([Scope()], "me")
         for each in stores:
             assert log_of(each).read(0).generation == last

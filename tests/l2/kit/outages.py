@@ -15,7 +15,7 @@ from hotspan.l2.base import ObjectStore, SharedInvalidation, marks_of
 from hotspan.testing.chunks import HANG_S, aligned, chain, key_of
 from tests.l2.kit.logs import log_of
 from tests.l2.kit.stores import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     TENANT,
     TERMS,
     MakeStore,
@@ -151,7 +151,7 @@ class StoreOutageTests(StoreFixtures):
     def test_a_store_opened_without_a_server(self, open_store: MakeStore, server: Server) -> None:
         """A store can be opened while its server is away, and works once it is there."""
         server.stop()
-        store = open_store(MOST_ENTRIES)
+        store = open_store(MAX_ENTRIES)
         with pytest.raises(OSError):
             store.find([key_of("a")], TENANT)
         server.start()

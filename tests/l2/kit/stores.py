@@ -28,7 +28,7 @@ from hotspan.tiers.record import Record
 NAMESPACE = bytes(range(32))
 TENANT = tenant_label("a tenant")
 TERMS = Terms(TENANT, adapter_label("an adapter"), tag_labels(["x", "y"]), 7, 4_000_000_000)
-MOST_ENTRIES = 4096
+MAX_ENTRIES = 4096
 
 MakeStore = Callable[[int], ObjectStore]
 """Opens a store whose log keeps about so many entries."""
@@ -103,12 +103,12 @@ class StoreFixtures:
     @pytest.fixture
     def store(self, open_store: MakeStore) -> ObjectStore:
         """One replica's."""
-        return open_store(MOST_ENTRIES)
+        return open_store(MAX_ENTRIES)
 
     @pytest.fixture
     def other(self, open_store: MakeStore) -> ObjectStore:
         """Another replica's."""
-        return open_store(MOST_ENTRIES)
+        return open_store(MAX_ENTRIES)
 
 
 class ObjectStoreTests(StoreFixtures):

@@ -39,7 +39,7 @@ def test_what_is_printed_is_what_serve_takes() -> None:
 
 def test_replicas_are_as_planned() -> None:
     """Numbers, GPUs, the request router and the autoscaler's policy reach Ray's configuration."""
-    made: Any = application(Plan(words=("m",), replicas=3, least=2, most=8, target_queue_s=1.5, gpus=2))
+    made: Any = application(Plan(words=("m",), replicas=3, min_replicas=2, max_replicas=8, target_queue_s=1.5, gpus=2))
     replica = made._bound_deployment
     assert replica.ray_actor_options["num_gpus"] == 2
     config = replica._deployment_config

@@ -196,5 +196,5 @@ def test_a_request_costs_the_same_beside_slow_sockets() -> None:
 def test_files_are_left_for_others() -> None:
     """However many connections are allowed, half of the files that the process may open are not theirs."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connection_class(HttpLimits(connections=10**9)).most == files // 2  # type: ignore[attr-defined]
-    assert connection_class(HttpLimits(connections=7)).most == 7  # type: ignore[attr-defined]
+    assert connection_class(HttpLimits(connections=10**9)).max_connections == files // 2  # type: ignore[attr-defined]
+    assert connection_class(HttpLimits(connections=7)).max_connections == 7  # type: ignore[attr-defined]

@@ -86,15 +86,15 @@ _DEFAULTS = Plan(words=("model",))
 
 
 def _size(plan: Plan) -> dict[str, Any]:
-    if not plan.most:
+    if not plan.max_replicas:
         return {"num_replicas": plan.replicas}
     policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
         policy_function="hotspan.router.ray.scaling:QueueSeconds", policy_kwargs={"target_s": plan.target_queue_s}
     )
     scaling = AutoscalingConfig(
-        min_replicas=plan.least,
-        max_replicas=plan.most,
-        initial_replicas=min(max(plan.replicas, plan.least), plan.most),
+        min_replicas=plan.min_replicas,
+        max_replicas=plan.max_replicas,
+        initial_replicas=min(max(plan.replicas, plan.min_replicas), plan.max_replicas),
         policy=policy,
     )
     return {"autoscaling_config": scaling}

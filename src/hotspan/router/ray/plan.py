@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotspan.config.engine_options import split_words
-from hotspan.config.kinds import one_of
-from hotspan.config.options import option
+from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, one_of
+from hotspan.config.options import check, option
 from hotspan.config.tenants import load_tenants
 from hotspan.core.errors import ConfigError
 from hotspan.router.types import Strategy
@@ -25,14 +25,17 @@ class Plan:
     """
 
     words: Sequence[str]
-    replicas: int = option(2, "Number of replicas at the start.")
-    least: int = 0
-    most: int = 0
+    replicas: int = option(2, "Number of replicas at the start.", kind=COUNT)
+    min_replicas: int = 0
+    max_replicas: int = 0
     target_queue_s: float = option(
-        2.0, "With --autoscale: target queue length per replica, in seconds of work.", name="target_queue_seconds"
+        2.0,
+        "With --autoscale: target queue length per replica, in seconds of work.",
+        name="target_queue_seconds",
+        kind=POSITIVE,
     )
-    gpus: float = option(1.0, "GPUs per replica. 0: CPU only.")
-    cpus: float = option(4.0, "CPUs per replica, in Ray's units.")
+    gpus: float = option(1.0, "GPUs per replica. 0: CPU only.", kind=NOT_NEGATIVE)
+    cpus: float = option(4.0, "CPUs per replica, in Ray's units.", kind=NOT_NEGATIVE)
     strategy: str = option(
         Strategy.AUTO.value,
         "Routing strategy: auto, session, prefixaware, kvaware or roundrobin.",
@@ -53,16 +56,10 @@ class Plan:
         """Raises: ConfigError."""
         if not self.words or self.words[0].startswith("-"):
             raise ConfigError("no model is named: give one before all options")
-        if self.replicas < 1:
-            raise ConfigError(f"--replicas is {self.replicas}; give at least 1")
-        if self.most and not 1 <= self.least <= self.most:
-            raise ConfigError(f"--autoscale {self.least}:{self.most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
-        if self.target_queue_s <= 0:
-            raise ConfigError(f"--target-queue-seconds is {self.target_queue_s}; give a number above 0")
-        if self.strategy not in list(Strategy):
-            raise ConfigError(f"--strategy {self.strategy}: give one of {', '.join(Strategy)}")
-        if self.gpus < 0 or self.cpus < 0:
-            raise ConfigError("--gpus and --cpus are not below 0")
+        check(self)
+        least, most = self.min_replicas, self.max_replicas
+        if most and not 1 <= least <= most:
+            raise ConfigError(f"--autoscale {least}:{most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
