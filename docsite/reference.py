@@ -128,7 +128,7 @@ def _router() -> Iterable[Metric]:
 def _daemon() -> Iterable[Metric]:
     from hotspan.daemon.disk import DiskCounts
     from hotspan.daemon.metrics import GAUGES, DaemonFigures
-    from hotspan.daemon.pool import PoolCounts
+    from hotspan.daemon.stored import PoolCounts
 
     return DaemonFigures(PoolCounts(), DiskCounts(), lambda: dict.fromkeys(GAUGES, 0), lambda: 0).collect()
 

@@ -132,8 +132,8 @@ class DaemonProcess:
 
 PATIENT = f"""
 from hotspan.cli.main import main
-from hotspan.daemon import disk, server, unix_server
-disk.STALL_S = disk.MAX_WAIT_S = unix_server.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
+from hotspan.daemon import disk, operations, server
+disk.STALL_S = disk.MAX_WAIT_S = operations.MAX_LOAD_S = server._MAX_SAVE_S = server._MAX_NOTE_S = {PATIENCE_S}
 main()
 """
 

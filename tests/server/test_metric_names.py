@@ -10,7 +10,7 @@ from docsite.grafana import BOARD, board, declared
 from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
 from hotspan.daemon.metrics import GAUGES, DaemonFigures
-from hotspan.daemon.pool import PoolCounts
+from hotspan.daemon.stored import PoolCounts
 from hotspan.engine.metrics import DEFINITIONS
 
 BOUNDED = {"tier", "fault", "choice", "what"}

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hotspan.daemon.disk import DiskCounts
-from hotspan.daemon.pool import PoolCounts
+from hotspan.daemon.stored import PoolCounts
 
 _PREFIX = "hotspan_daemon_"
 _COUNTERS = {

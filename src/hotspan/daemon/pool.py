@@ -15,7 +15,6 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from hotspan.core.clock import Clock
@@ -24,7 +23,7 @@ from hotspan.daemon.disk import DiskCopies
 from hotspan.daemon.leases import Lease, LeaseBook
 from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.space import FreeSpace
-from hotspan.daemon.stored import Refusal, StoredObject, Writing, joined_marks
+from hotspan.daemon.stored import PoolCounts, Refusal, StoredObject, Writing, joined_marks
 from hotspan.l2.daemon_protocol import CHANGE_BITS
 from hotspan.tiers.base import Fault
 from hotspan.tiers.eviction import LeafArc, Shares
@@ -32,26 +31,6 @@ from hotspan.tiers.record import RECORD_BYTES, unpack
 
 MAX_LEASES = 1 << 17
 _CHANGES = 1 << CHANGE_BITS
-
-
-@dataclass(slots=True)
-class PoolCounts:
-    """What happened since the start, in objects, bytes and leases."""
-
-    stored: int = 0
-    stored_bytes: int = 0
-    aborted: int = 0
-    evicted: int = 0
-    evicted_bytes: int = 0
-    deleted: int = 0
-    leased: int = 0
-    leases_expired: int = 0
-    hits: int = 0
-    misses: int = 0
-    refused_exists: int = 0
-    refused_too_large: int = 0
-    refused_no_room: int = 0
-    refused_lease: int = 0
 
 
 class Pool:

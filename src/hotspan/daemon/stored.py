@@ -104,3 +104,23 @@ def joined_marks(marks: set[bytes], more: Iterable[bytes]) -> set[bytes]:
         return joined
     terms = marked(Terms(), joined)
     return set(marks_of(terms, terms.generation))
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What happened since the start, in objects, bytes and leases."""
+
+    stored: int = 0
+    stored_bytes: int = 0
+    aborted: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    deleted: int = 0
+    leased: int = 0
+    leases_expired: int = 0
+    hits: int = 0
+    misses: int = 0
+    refused_exists: int = 0
+    refused_too_large: int = 0
+    refused_no_room: int = 0
+    refused_lease: int = 0
