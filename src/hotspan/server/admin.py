@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
-from hotspan.core.directives import parse_directives
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
@@ -22,6 +21,7 @@ from hotspan.http.paths import PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
 from hotspan.server.exchange import OwnRoute
+from hotspan.server.invalidation import Invalidation, Invalidations, Name, check_batch, check_scope
 from hotspan.server.principal import Principal, current_principal
 
 if TYPE_CHECKING:
@@ -31,73 +31,14 @@ DURABLE_S = 10.0
 """How long a request waits for its invalidation to be durable."""
 
 _SHRED_S = 40.0
-_MAX_ID = 2**31
-_MAX_IN_BATCH = 1000
-_MAX_NAMES = 4096
-"""Tags and sessions in all of a batch."""
-
-_MAX_TOKENS = 1 << 22
-"""Above any model's context. Longer lists are refused while the body is parsed."""
-
 _TEXTS_AT_ONCE = 4
 """Invalidations by text that the engine carries out at a time; others wait."""
 
 Json = dict[str, Any]
-TokenId = Annotated[int, Field(ge=0, lt=_MAX_ID)]
-Name = Annotated[str, Field(min_length=1, max_length=512)]
-
-
 Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schema=False)]
 """The place of the same invalidation in the log of a shared L2, which another replica wrote (router/fan_out.py)."""
 
 _LOGGED = re.compile(r"(?P<epoch>[0-9a-f]{2,64}):(?P<generation>[0-9]{1,19}):(?P<namespace>[0-9a-f]{64})")
-
-
-class Invalidation(BaseModel):
-    """What to invalidate: all that matches every given field, and all that was computed on top of it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    tenant: Name | None = Field(None, description="The tenant; for a client with an API key, its own.")
-    tags: list[str] = Field([], max_length=64, description="Tags; chunks that carry all of them are removed.")
-    session: str | None = Field(None, description="The id of a session.")
-    adapter: Name | None = Field(None, description="The name of an adapter.")
-    model: bool = Field(False, description="Only what belongs to the model that is served.")
-    tokens: list[TokenId] | None = Field(
-        None, max_length=_MAX_TOKENS, description="A text as token ids, at most as long as the model's context."
-    )
-    prompt: str | None = Field(None, description="A text, tokenised as /v1/completions does.")
-    tokens_from: TokenId | None = Field(
-        None, description="The first token to invalidate; the text before it stays cached."
-    )
-    cache_salt: str | None = Field(None, max_length=4096, description="The cache_salt of the requests with this text.")
-
-    @property
-    def names_text(self) -> bool:
-        """Whether it names a text."""
-        return self.tokens is not None or self.prompt is not None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no field is given."""
-        return not (self.tenant or self.tags or self.session or self.adapter or self.model or self.names_text)
-
-
-class Invalidations(Invalidation):
-    """What to invalidate: one scope, or a batch of scopes with one receipt."""
-
-    batch: list[Invalidation] = Field(
-        [],
-        max_length=_MAX_IN_BATCH,
-        description="Invalidations to carry out together. Besides, only `tenant` may be given, for those without one.",
-    )
-
-    @property
-    def each(self) -> list[Invalidation]:
-        """The invalidations, one by one."""
-        if not self.batch:
-            return [self]
-        return [each if each.tenant else each.model_copy(update={"tenant": self.tenant}) for each in self.batch]
 
 
 class WhichTenant(BaseModel):
@@ -161,7 +102,7 @@ class CacheAdmin:
     async def invalidate(self, asked: Invalidations, logged: Logged = None) -> JSONResponse:
         """Invalidate what matches all given fields. An API key reaches only its own tenant."""
         self.need_cache()
-        _check_batch(asked)
+        check_batch(asked)
         do = {"do": "invalidate"} | _logged(logged)
         commands, scopes = [], []
         async with contextlib.AsyncExitStack() as stack:
@@ -260,7 +201,7 @@ class CacheAdmin:
     async def _named(self, asked: Invalidation) -> tuple[Json, Json]:
         """One invalidation: the engine's command, and the scope for the receipt."""
         tenant = self._reach(current_principal(), asked)
-        _check(asked)
+        check_scope(asked)
         command: Json = {"tenant": tenant, "session": asked.session, "tags": asked.tags}
         command |= {"adapter": asked.adapter, "model": asked.model}
         scope = {name: value for name, value in command.items() if value}
@@ -381,22 +322,3 @@ def _logged(header: str | None) -> Json:
     """The place of an entry that is in the log already, for the engine; empty for any other header."""
     found = _LOGGED.fullmatch(header or "")
     return {} if found is None else {"logged": found.groupdict()}
-
-
-def _check_batch(asked: Invalidations) -> None:
-    if asked.batch and not asked.model_copy(update={"tenant": None}).is_empty:
-        raise HttpError(400, "beside a batch only its tenant may be given: write the rest into the batch")
-    names = sum(len(each.tags) + (each.session is not None) for each in asked.each)
-    if names > _MAX_NAMES:
-        raise HttpError(400, f"the batch names {names} tags and sessions: give at most {_MAX_NAMES} at a time")
-
-
-def _check(asked: Invalidation) -> None:
-    if asked.tokens is not None and asked.prompt is not None:
-        raise HttpError(400, "both tokens and prompt name a text: give one of them")
-    if not asked.names_text and (asked.tokens_from is not None or asked.cache_salt is not None):
-        raise HttpError(400, "tokens_from and cache_salt belong to a text: give tokens or prompt with them")
-    try:
-        parse_directives({"tags": asked.tags, "session": asked.session})
-    except ValueError as error:
-        raise HttpError(400, str(error)) from error
