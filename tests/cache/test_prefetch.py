@@ -292,3 +292,22 @@ def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:
         prefetches.is_busy = True
         rig.cache.step()
         assert not pace.is_slow
+
+
+def test_the_end_of_a_prefetch_is_told() -> None:
+    """Once, with the chunks that were used and those that were not; without any if nothing was brought."""
+    with Rig(RAM, 20) as rig:
+        text = chain("a", 3)
+        rig.put_below(text)
+        ends: list[tuple[int, int]] = []
+        for chunks in (text, chain("b", 2)):
+            rig.cache.prefetches.begin(chunks, 0, HOLD_S, lambda found: None, lambda *end: ends.append(end))
+        assert ends == [(0, 0)]
+        land(rig)
+        reader = Reader()
+        rig.ask(text[:2], reader)
+        rig.load(text[:2], reader)
+        assert len(ends) == 1
+        rig.clock.advance(HOLD_S)
+        rig.cache.step()
+        assert ends == [(0, 0), (2, 1)]

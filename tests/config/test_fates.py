@@ -280,7 +280,7 @@ def test_settings_without_effect_are_named(
     beside = dict(BESIDE.get(name, {}))
     if "no-cache" in rule.instead:
         beside["no_cache"] = True
-    elif "encrypted" in rule.instead:
+    elif "without --disk or --l2" in rule.instead:
         beside["ram_gib"] = "2"
     elif "no-sessions" in rule.instead:
         beside["no_sessions"] = True

@@ -117,3 +117,13 @@ def test_names_of_the_engine_itself_become_private(first: int) -> None:
     assert len(exact.block_hashes) == len(private.block_hashes) == 8
     for index, names in enumerate(zip(exact.block_hashes, private.block_hashes, other.block_hashes, strict=True)):
         assert len(set(names)) == (1 if (index + 1) * 32 <= first else 3)
+
+
+def test_a_session_is_its_tenants() -> None:
+    """The same name at another tenant is another session; a request that names none has none."""
+
+    def session(tenant: str, name: str | None) -> Any:
+        return admitted(**{SERVER_DIRECTIVES: Directives(tenant=tenant, session=name).to_json()}).session
+
+    assert session("a", "chat") == session("a", "chat") != session("b", "chat")
+    assert session("a", "other") not in (session("a", "chat"), None) and session("a", None) is None

@@ -50,7 +50,7 @@ class _Prefetch:
 
     chunks:  parents first. unknown: one of them of which a tier has yet to say whether it has it.
     todo:    to be promoted, in order; None until it is known what there is.
-    entries: pinned, and not used yet.
+    entries: pinned, and not used yet. used: how many were.
     """
 
     tenant: int
@@ -58,9 +58,15 @@ class _Prefetch:
     asks_until_s: float
     until_s: float
     told: Callable[[Found], None]
+    ended: Callable[[int, int], None]
     unknown: ChunkKey | None = None
     todo: deque[Chunk] | None = None
     entries: dict[ChunkKey, Entry] = field(default_factory=dict)
+    used: int = 0
+
+
+def _ignored(used: int, unused: int) -> None:
+    return
 
 
 def by_longest(chunks: Mapping[ChunkKey, Chunk]) -> list[Chunk]:
@@ -103,18 +109,27 @@ class Prefetches:
 
     # -- announced ---------------------------------------------------------------------------------------------------
 
-    def begin(self, chunks: Sequence[Chunk], tenant: int, hold_s: float, told: Callable[[Found], None]) -> None:
+    def begin(
+        self,
+        chunks: Sequence[Chunk],
+        tenant: int,
+        hold_s: float,
+        told: Callable[[Found], None],
+        ended: Callable[[int, int], None] = _ignored,
+    ) -> None:
         """Bring what lower tiers have of these chunks into RAM, and keep it there for `hold_s` at most.
 
         chunks: each behind its parent; only those of `tenant` are brought.
         told:   called once, when it is known what there is: at once, or when tiers have answered that must ask.
+        ended:  called once, at the end, with how many of the chunks that were brought requests have used, and how many
+                they have not.
         """
         own = [each for each in self._all if each.tenant == tenant]
         if len(own) >= MAX_PREFETCHES:
             self._end(own[0])
         now_s = self._clock.monotonic()
         self._lower.ask(chunks, tenant)
-        self._all.append(_Prefetch(tenant, chunks, now_s + ANSWERS_S, now_s + hold_s, told))
+        self._all.append(_Prefetch(tenant, chunks, now_s + ANSWERS_S, now_s + hold_s, told, ended))
         self.step()
 
     def used(self, keys: Iterable[ChunkKey]) -> None:
@@ -125,6 +140,7 @@ class Prefetches:
             for each in self._all:
                 if (entry := each.entries.pop(key, None)) is not None:
                     entry.pins -= 1
+                    each.used += not entry.deleted
                     self._stats.prefetches["used"] += not entry.deleted
 
     def give_way(self) -> bool:
@@ -253,9 +269,11 @@ class Prefetches:
         self._all.remove(each)
         if each.todo is None:
             each.told(Found({}, 0))
+        unused = sum(not entry.deleted for entry in each.entries.values())
+        if unused:
+            self._stats.prefetches["unused"] += unused
         for entry in reversed(each.entries.values()):
             entry.pins -= 1
-            if not entry.deleted:
-                self._stats.prefetches["unused"] += 1
-                if self._lower.holds(entry.chunk.key):
-                    self._ram.drop(entry)
+            if not entry.deleted and self._lower.holds(entry.chunk.key):
+                self._ram.drop(entry)
+        each.ended(each.used, unused)

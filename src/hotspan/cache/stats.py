@@ -15,8 +15,9 @@ class CacheStats:
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
     (tier, fault). What tiers compress by (tier, what): chunks stored by what was chosen, bytes of those that were
     compressed as chunks and as stored, seconds of encoding and decoding. Chunks that were prefetched by what became of
-    them: started, used, unused. Blends by what became of them, their tokens by
-    kind, their checks by result; `is_blending` and what the last checks found where that changed.
+    them: started, used, unused; next turns of sessions that were announced: used, unused, and how often that was
+    paused. Blends by what became of them, their tokens by kind, their checks by result; `is_blending` and what the last
+    checks found where that changed.
     """
 
     lookup_tokens: int = 0
@@ -36,6 +37,7 @@ class CacheStats:
     compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
     prefetches: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
     blends: Counter[str] = field(default_factory=Counter)
     blended_tokens: Counter[str] = field(default_factory=Counter)
     blend_seconds: float = 0.0

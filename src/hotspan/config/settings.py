@@ -125,6 +125,7 @@ class CacheSettings:
     error_file:   where an engine process writes why it refused to start, for the launcher to show.
     events_key:   a file with the key of KV events; None publishes them to whoever connects.
     blend:        reuse of repeated text that is no prefix; None leaves it out.
+    prefetch_sessions: texts of sessions are brought into RAM before their next turns (cache/rhythm.py).
     encoder_outputs: outputs of the encoders of media are kept, where the engine can (engine/encoder/outputs.py).
     """
 
@@ -145,6 +146,7 @@ class CacheSettings:
     error_file: str | None = None
     events_key: Path | None = None
     blend: BlendSettings | None = None
+    prefetch_sessions: bool = False
     encoder_outputs: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -278,6 +280,11 @@ class CacheOptions:
         "If certainly fewer of the last 500 of these agree, as a share, blending turns itself off (--blend).",
         kind=kinds.FRACTION,
     )
+    prefetch_sessions: bool = option(
+        False,
+        "Bring the text of a session's next turn from disk or L2 into RAM shortly before it comes, for sessions whose "
+        "turns come regularly; paused by itself while too little of it is used.",
+    )
     auto: bool = option(
         False,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
@@ -327,6 +334,7 @@ class CacheOptions:
             retention=retention,
             events_key=None if self.kv_events_key is None else self.kv_events_key.expanduser().absolute(),
             blend=self._blend(),
+            prefetch_sessions=self.prefetch_sessions,
         )
 
     def _blend(self) -> BlendSettings | None:

@@ -1,4 +1,4 @@
-"""What expires, earliest first."""
+"""What expires or falls due, earliest first."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
@@ -10,20 +10,26 @@ _SLACK = 64
 
 
 class Expiries(Generic[K]):
-    """Times (Unix, in seconds) at which to look at keys. What is gone or expires later meanwhile stays noted, until
-    that is more than what there is.
+    """Times (in seconds) at which to look at keys. What is gone or expires later meanwhile stays noted, until that is
+    more than what there is.
 
     current: all that expires, as (time, key).
     """
 
-    def __init__(self, current: Callable[[], Iterable[tuple[int, K]]]) -> None:
+    def __init__(self, current: Callable[[], Iterable[tuple[float, K]]]) -> None:
         self._current = current
-        self._heap: list[tuple[int, K]] = []
+        self._heap: list[tuple[float, K]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def note(self, at_s: int, key: K, count: int) -> None:
+    @property
+    def next_s(self) -> float | None:
+        """The earliest time that is noted; None if there is none. May be read by any thread."""
+        first = self._heap[:1]
+        return first[0][0] if first else None
+
+    def note(self, at_s: float, key: K, count: int) -> None:
         """Look at a key at that time. count: how much there is now, whether it expires or not."""
         heapq.heappush(self._heap, (at_s, key))
         if len(self._heap) > 2 * count + _SLACK:

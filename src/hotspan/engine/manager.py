@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import Request
 
 from hotspan.cache.cost import Text
+from hotspan.cache.rhythm import Rhythm
 from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
@@ -35,7 +36,7 @@ from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.prefixes import GpuPrefixes
-from hotspan.engine.requests import Admission, RequestRecord
+from hotspan.engine.requests import Admission, RequestRecord, in_order
 from hotspan.engine.steps import StepWatch
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
@@ -66,8 +67,8 @@ class HotspanManager(OffloadingManager):
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
     blending: reuse of text that is no prefix, where it is asked for. outputs: of encoders, where they are kept.
-    tracing: where requests are traced. follower (of the L2's log), keyring: for the metrics. closing: what `shutdown`
-    closes.
+    tracing: where requests are traced. rhythm: of sessions, where their next turns are prefetched. follower (of the
+    L2's log), keyring: for the metrics. closing: what `shutdown` closes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class HotspanManager(OffloadingManager):
         blending: Blending | None = None,
         outputs: EncoderOutputs | None = None,
         tracing: "CacheTracing | None" = None,
+        rhythm: Rhythm | None = None,
         follower: LogFollower | None = None,
         keyring: Keyring | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class HotspanManager(OffloadingManager):
         self.blending = blending
         self.outputs = outputs
         self.tracing = tracing
+        self.rhythm = rhythm
         self.namespace = admission.namespace
         self.chunk_tokens = chunk_tokens
         self.savings = Savings()
@@ -119,6 +122,8 @@ class HotspanManager(OffloadingManager):
         self.prefixes.expire(self._clock.unix())
         record = self._records[request.request_id] = self._admission.admit(request)
         self._pace_prefetches()
+        if self.rhythm is not None and record.session is not None:
+            self.rhythm.arrive(record.session)
         self.prefixes.arrive(record)
         if self.tracing is not None:
             self.tracing.admit(record)
@@ -227,6 +232,8 @@ class HotspanManager(OffloadingManager):
         self._report_s = 0.0
         if (record := self._records.get(request.request_id)) is not None:
             self.prefixes.end(record)
+            if self.rhythm is not None and record.session is not None:
+                self.rhythm.end(record.session, in_order(record.all_chunks()))
             if self.tracing is not None:
                 self.tracing.retire(record)
 

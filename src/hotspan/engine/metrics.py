@@ -63,6 +63,11 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         "unused when their time was over.",
         _WHAT,
     ),
+    "hotspan_prefetch_turns": OffloadingCounterMetadata(
+        "Next turns of sessions whose text was brought into RAM (--prefetch-sessions), by whether it was used before "
+        "its time was over: used, unused; paused: how often this was paused because too few were used.",
+        _WHAT,
+    ),
     "hotspan_prefetch_held_bytes": OffloadingGaugeMetadata("Bytes in RAM that are held for announced requests."),
     "hotspan_cache_pins": OffloadingGaugeMetadata("Pins of tags that have not ended."),
     "hotspan_cache_pinned_bytes": OffloadingGaugeMetadata(
@@ -209,6 +214,8 @@ class CacheMetrics:
                 self._add(f"hotspan_cache_{name}", value, tier.value)
         for what, value in counts.prefetches.items():
             self._add("hotspan_prefetch_chunks", value, what)
+        for what, value in counts.turns.items():
+            self._add("hotspan_prefetch_turns", value, what)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
         for name in ("compression_chunks", "compression_bytes", "compression_seconds"):

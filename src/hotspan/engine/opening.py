@@ -13,6 +13,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from hotspan.cache.cost import CostModel
+from hotspan.cache.rhythm import Rhythm
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.config.environment import digest_cache, environment
 from hotspan.config.secrets import resolved
@@ -102,6 +103,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if keeps_outputs(settings, config) else None,
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             tracing=_tracing(cache, config, clock),
+            rhythm=Rhythm(clock, cache.stats) if settings.prefetch_sessions else None,
             follower=follower,
             keyring=keyring,
         )

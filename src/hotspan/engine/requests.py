@@ -13,12 +13,13 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offl
 from vllm.v1.request import Request
 
 from hotspan.cache.entry import Reader
+from hotspan.cache.rhythm import SessionId
 from hotspan.config.settings import CacheSettings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, governed, parse_directives
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
-from hotspan.core.terms import Terms
+from hotspan.core.terms import Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.fingerprint import AdapterDigests
@@ -30,6 +31,11 @@ _NO_KEY = ChunkKey(bytes(32))
 
 SERVER_DIRECTIVES = "hotspan"
 """The key of `kv_transfer_params` under which the server hands down what it found out about a request."""
+
+
+def in_order(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Chunks of a text in all its groups, each behind its parent."""
+    return sorted(chunks, key=lambda chunk: chunk.index)
 
 
 class ChunkGroup(NamedTuple):
@@ -53,6 +59,7 @@ class RequestRecord(Reader):
     terms, `GpuPrefixes` the fields about spans, the manager the rest.
 
     keyer:     None when nothing of this request may be cached (its adapter's files changed or can't be read).
+    session:   the conversation that it belongs to, if it names one.
     tags:      the documents it names.
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     blend:       whether, or how, it asks for blending; None if it does not say.
@@ -68,6 +75,7 @@ class RequestRecord(Reader):
     request: Request
     keyer: ChunkKeyer | None
     groups: tuple[ChunkGroup, ...]
+    session: SessionId | None = None
     tags: tuple[str, ...] = ()
     may_store: bool = True
     blend: bool | BlendDirective | None = None
@@ -233,6 +241,7 @@ class Admission:
             request=request,
             keyer=self.keyer(directives.tenant, lora),
             groups=self.groups,
+            session=_session(directives),
             tags=directives.tags,
             may_store=not directives.no_store,
             blend=directives.blend,
@@ -274,3 +283,10 @@ class Admission:
         except ValueError as error:
             logger.warning("directives_refused request=%s: it is not cached: %s", request.request_id, error)
             return None
+
+
+def _session(directives: Directives) -> SessionId | None:
+    if directives.session is None:
+        return None
+    (session,) = tag_labels((), directives.session)
+    return SessionId(tenant_label(directives.tenant), session)

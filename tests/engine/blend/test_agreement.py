@@ -1,13 +1,12 @@
 """Checks of blends: which, when, in whose blocks, and what turns blending off; a drift that is planted is found."""
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hotspan.cache.stats import CacheStats
-from hotspan.engine.blend.agreement import LEAST, Checks, at_most
+from hotspan.engine.blend.agreement import LEAST, Checks
 from hotspan.engine.blend.orders import Checked
 
 TOKENS: Any = np.zeros(64, np.uint32)
@@ -75,11 +74,8 @@ def test_a_drift_turns_blending_off(checks: Checks, pool: Any) -> None:
 
 
 def test_what_may_be_chance_turns_nothing_off(checks: Checks) -> None:
-    """Seventeen of twenty may be nine of ten; 75 of 100 are not."""
+    """Seventeen of twenty may be nine of ten."""
     assert [run(checks, number, Checked(number % 7 != 0, 0.0)) for number in range(20)] == [None] * 20
-    assert at_most(17, 20) > 0.9 > at_most(75, 100)
-    assert at_most(500, 500) == pytest.approx(1.0) and at_most(0, 10) < 0.3
-    assert math.isclose(at_most(90, 100), 0.940, abs_tol=0.002)
 
 
 def test_a_check_waits_for_its_request_and_for_room(checks: Checks, pool: Any) -> None:

@@ -8,12 +8,12 @@ turned off. A check takes blocks that nobody uses, and gives them back as soon a
 
 from collections import deque
 from itertools import count
-from math import sqrt
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from hotspan.cache.stats import CacheStats
+from hotspan.core.statistics import at_most
 from hotspan.engine.blend.orders import Checked, CheckJob
 from hotspan.engine.blend.windows import Tokens
 
@@ -23,22 +23,12 @@ MEMORY = 500
 LEAST = 10
 """Checks before blending may be turned off."""
 
-_Z = 1.645
-"""One-sided 95 % of a normal distribution."""
-
 _MAX_WAITING = 4
 _ROOM = 2
 """A check begins while so many times the blocks that it needs are free."""
 
 _LEFT = 0.5
 """It is cancelled when fewer blocks are free than this share of those that it has."""
-
-
-def at_most(agreed: int, checks: int) -> float:
-    """The share that agrees, at most, with 95 % certainty (Wilson's bound)."""
-    share, z2 = agreed / checks, _Z * _Z
-    spread = _Z * sqrt(share * (1 - share) / checks + z2 / (4 * checks * checks))
-    return min(1.0, (share + z2 / (2 * checks) + spread) / (1 + z2 / checks))
 
 
 class Checks:
