@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
 
+from hotspan.engine import texts
 from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.pace import rest_s
 
 from .harness.core import BLOCK, CHUNK, HANG_S, Core, core
 
@@ -86,6 +90,25 @@ def test_an_announced_text_is_read_from_ram(engine: Core, monkeypatch: pytest.Mo
         engine.settle()
     others = engine.administer(do="prefetch", tenant="other", hold_s=60.0, tokens=prompt)
     assert others["found"] == {} and others["started"]["chunks"] == 0
+
+
+def test_announced_texts_are_hashed_slowly_beside_requests(engine: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread rests as loads do that nobody waits for; not while the engine is idle, nor for an invalidation."""
+    worked_s, rests, times = 0.001, list[float](), itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: next(times) * worked_s, sleep=rests.append)
+    monkeypatch.setattr(texts, "time", clock)
+
+    def rested(**command: Any) -> set[float]:
+        rests.clear()
+        engine.administer(tenant="default", tokens=engine.text(410, LENGTH), **command)
+        return {round(rest, 6) for rest in rests}
+
+    pause = {texts._PAUSE_S}
+    assert rested(do="prefetch", hold_s=1.0) == pause
+    engine.start("beside", engine.text(411, LENGTH), 2)
+    assert rested(do="prefetch", hold_s=1.0) == {round(rest_s(worked_s), 6)} != pause
+    assert rested(do="invalidate") == pause
+    engine.finish()
 
 
 def test_a_pin_is_of_what_has_its_tag(engine: Core) -> None:

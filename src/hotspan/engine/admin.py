@@ -14,7 +14,6 @@ What other replicas invalidate comes by the log's thread, which wakes the schedu
 import contextlib
 import logging
 import socket
-import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.v1.request import Request
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
@@ -35,7 +30,8 @@ from hotspan.engine.announcing import Announcer
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.receipts import Receipts
-from hotspan.engine.requests import RequestRecord
+from hotspan.engine.requests import RequestRecord, in_order
+from hotspan.engine.texts import Texts
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.position import PositionKeeper
@@ -53,10 +49,6 @@ _AT_ONCE = 4
 
 _TEXTS = 20
 """That saved the most, in the statistics."""
-
-_SLICE_TOKENS = 512
-_PAUSE_S = 0.0005
-"""Python runs one thread at a time: between two slices of about 0.3 ms each the scheduler has its turn."""
 
 
 def _ignored(done: bool) -> None:
@@ -92,10 +84,9 @@ class Administrator:
         self._disk = disk
         self._follower = follower
         self._keyring = keyring
-        self._hasher = hasher
         self._replica = follower.replica if follower is not None else replica_name()
         self._receipts = Receipts(self._replica, follower, clock)
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="hotspan-texts")
+        self._texts = Texts(manager, hasher)
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="hotspan-check")
         self._check: Future[Answer] | None = None
         # Nothing that runs here may wait for anything else that runs here.
@@ -150,7 +141,8 @@ class Administrator:
         """Let go of the threads."""
         self._receipts.close()
         self._announcer.close()
-        for threads in (self._texts, self._checks, self._threads):
+        self._texts.close()
+        for threads in (self._checks, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -182,7 +174,7 @@ class Administrator:
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """What one command names, or each of its batch, as one invalidation with one receipt."""
         batch: Sequence[Mapping[str, Any]] = command.get("batch") or [command]
-        texts = [None if one.get("tokens") is None else self._texts.submit(self._text, one) for one in batch]
+        texts = [None if one.get("tokens") is None else self._texts.submit(one) for one in batch]
         hashed = [text for text in texts if text is not None]
         answer: Future[Answer] = Future()
 
@@ -216,8 +208,8 @@ class Administrator:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             _attempt(lambda: announced(self._manager.cache.labelled(scope)), answer)
             return answer
-        text = self._texts.submit(self._text, command)
-        named = lambda: announced(sorted(text.result().all_chunks(), key=lambda chunk: chunk.index))  # noqa: E731
+        text = self._texts.submit(command, is_modest=True)
+        named = lambda: announced(in_order(text.result().all_chunks()))  # noqa: E731
         text.add_done_callback(lambda done: self._later(named, answer))
         return answer
 
@@ -227,32 +219,6 @@ class Administrator:
         if not self._manager.cache.pins.put(tenant, labels, int(command["bytes"]), float(command["hold_s"])):
             return {"replica": self._replica, "refused": f"a tenant has at most {MAX_PINS} pins: end one"}
         return {"replica": self._replica, "bytes": int(command["bytes"]), "hold_s": float(command["hold_s"])}
-
-    def _text(self, command: Mapping[str, Any]) -> RequestRecord:
-        """The text of a command, with the engine's hashes of its blocks. Runs on a thread of its own.
-
-        The adapter's files are read and the tenant's keys asked for here, so that the scheduler's thread finds both.
-        """
-        path, name = command.get("adapter_path"), command.get("adapter_name")
-        lora = LoRARequest(str(name), 1, str(path)) if path is not None else None
-        tenant = str(command.get("tenant") or DEFAULT_TENANT)
-        tokens = [int(token) for token in command["tokens"]]
-        keyer = self._manager.keyer(tenant, lora)
-        request = Request(
-            request_id="hotspan-invalidate",
-            prompt_token_ids=tokens[:_SLICE_TOKENS],
-            sampling_params=SamplingParams(max_tokens=1),
-            pooling_params=None,
-            lora_request=lora,
-            cache_salt=command.get("cache_salt"),
-            block_hasher=self._hasher(),
-        )
-        for at in range(_SLICE_TOKENS, len(tokens), _SLICE_TOKENS):
-            time.sleep(_PAUSE_S)
-            request.append_output_token_ids(tokens[at : at + _SLICE_TOKENS])
-        text = self._manager.named(request, keyer)
-        text.all_chunks()
-        return text
 
     def _named(self, scope: Scope, text: RequestRecord, start: int) -> Scope:
         """A scope of a text's chunks from a token on; without names, of all that the tenant has with that adapter.

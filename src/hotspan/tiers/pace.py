@@ -1,4 +1,4 @@
-"""How fast I/O threads go on with what nobody waits for."""
+"""How fast threads go on with what nobody waits for."""
 
 import threading
 import time
@@ -6,6 +6,11 @@ from typing import Final
 
 SHARE: Final = 0.05
 """Of one core, for a thread that is paced. Where the engine computes on the CPU, its steps are slower by as much."""
+
+
+def rest_s(worked_s: float) -> float:
+    """How long a thread rests that has worked for so many CPU-seconds, so that its share is kept."""
+    return worked_s * (1 / SHARE - 1)
 
 
 class Pace:
@@ -40,5 +45,5 @@ class Pace:
         """The calling thread has worked for so many CPU-seconds: it rests as long as its share asks for."""
         if self.is_slow:
             began_s = time.monotonic()
-            self._full.wait(worked_s * (1 / SHARE - 1))
+            self._full.wait(rest_s(worked_s))
             self._thread.rested_s = self.rested_s + time.monotonic() - began_s
