@@ -109,6 +109,12 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
+.PHONY: streams arrivals
+streams: .venv-peers/.lmcache-$(LMCACHE)  ## The requests of hotspan's bench beside those of LMCache's own (seconds, once its environment is there)
+	@.venv-peers/bin/python -m benchmarks.peers.streams --output benchmarks/results/streams.json
+arrivals: develop  ## How close to its due time the bench sends a request, at 50 per second (about 2 minutes; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.arrivals --output benchmarks/results/arrivals.json
+
 .PHONY: simulated clean-demo paths
 simulated: install  ## The simulator beside a real server, on the same requests (about 25 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json

@@ -36,6 +36,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._simulated.now
 
+    def pass_time(self, seconds: float) -> None:
+        """What runs takes so long."""
+        self._simulated.now += seconds
+
 
 def run_simulated(main: Callable[[Callable[[], float]], Coroutine[Any, Any, None]]) -> float:
     """Run `main`, which is given the clock, to its end, and return the time then."""

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from simulated import run_simulated
+from simulated import SimulatedLoop, run_simulated
 
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import Loop, RequestRecord, RoundName
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import OpenLoop, Prompt, Round, Scale
+from hotspan.bench.workloads.questions import Case, read_cases
+from hotspan.bench.workloads.sessions import due_times
 from hotspan.core.errors import ConfigError
 
 
@@ -61,11 +65,11 @@ def a_trace(directory: Path) -> str:
     ("workload", "flat", "golden"),
     [
         ("random-prefill", {"rp_request_length": 50, "rp_num_requests": 5}, "725daee44d6b3843"),
-        ("prefix-suffix-tuner", {"psf_context_length": 700, "psf_thrash": 1.0}, "b62e6e32d63fc116"),
+        ("prefix-suffix-tuner", {"psf_context_length": 700, "psf_thrash": 1.0}, "f7c38bf6302f9890"),
         ("long-doc-permutator", {"ldp_context_length": 40, "ldp_system_prompt_length": 9}, "bf2227e5d4d81eae"),
-        ("rag-qa-quality", {"rqq_document_length": 40, "rqq_num_cases": 2}, "2ed520a4575258ae"),
-        ("prefix_repetition", {"prefix_repetition_num_prompts": 30}, "95560abb73a42e37"),
-        ("trace-replay", {}, "020ee42d4f0b97ac"),
+        ("rag-qa-quality", {"rag_document_length": 40, "rag_num_cases": 2}, "2ed520a4575258ae"),
+        ("prefix_repetition", {"prefix_repetition_num_prompts": 30}, "47d28161c13935c9"),
+        ("trace-replay", {}, "a8b5124e9b1f2e76"),
         ("random-prefill", {"rp_request_length": 50, "request_rate": 2.0}, "f877c024baa14b2d"),
     ],
 )
@@ -106,7 +110,7 @@ def test_the_permutators_orders_differ() -> None:
 
 def test_questions_have_their_answers_in_the_documents() -> None:
     """Each question's documents are those of its case, in an order of its own, and one of them has the answer."""
-    quality = config("rag-qa-quality", rqq_num_cases=2, rqq_num_documents=4, rqq_num_questions=6)
+    quality = config("rag-qa-quality", rag_num_cases=2, rag_num_documents=4, rag_num_questions=6)
     found = rounds(quality)
     asked, learnt = prompts(quality), prompts(quality, RoundName.WARM_UP)
     assert (len(learnt), len(asked)) == (4, 12) and asked == prompts(quality, RoundName.ANEW)
@@ -124,21 +128,43 @@ def test_questions_from_a_file(tmp_path: Path) -> None:
     questions = [{"question": f"q{n}?", "answers": ["Yes", f"a{n}"], "kind": "own"} for n in range(3)]
     path = tmp_path / "cases.jsonl"
     path.write_text(json.dumps({"documents": ["D1", "D2"], "questions": questions}) + "\n\n")
-    asked = prompts(config("rag-qa-quality", rqq_file=str(path)))
+    asked = prompts(config("rag-qa-quality", rag_dataset=str(path)))
     assert [(p.request_id, p.answers) for p in asked] == [(f"case0_own{n}", ("Yes", f"a{n}")) for n in range(3)]
     assert {p.content.rsplit(" # # ", 1)[0] for p in asked} == {"D1 # # D2", "D2 # # D1"}
-    assert [p.content.rsplit(" # # ", 1)[1] for p in asked] == ["q0?", "q1?", "q2?"]
+    assert [p.content.rsplit(" # # ", 1)[1].split()[0] for p in asked] == ["q0?", "q1?", "q2?"]
+    assert {p.max_tokens for p in asked} == {1024} and all("<final_answer>" in p.content for p in asked)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"paragraphs": [{"title": "T", "paragraph_text": "one"}, {"title": "", "paragraph_text": "two"}]}
+        | {"question": "Q?", "answer": "A", "answer_aliases": ["B", "A"]},
+        {"context": {"title": ["T", ""], "sentences": [["on", "e"], ["two"]]}, "question": "Q?", "answers": ["A", "B"]},
+        {"context": [["T", ["one"]], ["", ["two"]]], "query": "Q?", "answers": ["A", " B "]},
+        {"retrieved_contexts": ["T\none", "two", " "], "user_input": "Q?", "reference": "A", "answer_aliases": ["B"]},
+        {"ctxs": [{"title": "T", "text": "one"}, {"text": "two"}], "question": "Q?", "answers": ["A", "B"]},
+    ],
+)
+def test_questions_from_published_datasets(record: dict[str, object], tmp_path: Path) -> None:
+    """Records of MuSiQue, HotpotQA in both forms, RAGAS and CacheBlend have their documents, question and answers."""
+    (tmp_path / "data.json").write_text(json.dumps([record, record]))
+    assert read_cases(tmp_path / "data.json", 1) == [Case(("T\none", "two"), (("Q?", ("A", "B"), "question"),))]
+    assert len(read_cases(tmp_path / "data.json", 50)) == 2
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (None, "can't be read"),
-        ("", "is empty: give one case per line"),
-        ('{"documents": ["a"], "questions": [{"question": "q", "answers": ["a"]}]}\nno', "line 2 is no case"),
-        ('{"documents": [], "questions": []}', "line 1 is no case .there must be documents and questions"),
-        ('{"documents": ["a"], "questions": [{"question": "q", "answers": "a"}]}', "needs a list of answers"),
-        ('{"documents": ["a"], "questions": [{"question": "q"}]}', "line 1 is no case .'answers'"),
+        ("", "has no records: give"),
+        ('{"documents": ["a"], "questions": [{"question": "q", "answers": ["a"]}]}\nno', "line 2 is no JSON"),
+        ('{"documents": ["a"], "questions": []}', "line 1 is no case .there must be documents and questions"),
+        ('{"documents": ["a"], "questions": [{"question": "q", "answers": [1]}]}', "answers must be texts"),
+        ('{"documents": ["a"], "questions": [{"question": "q"}]}', "line 1 is no case .'answers or answer or ref"),
+        ('[{"documents": ["a"], "answer": "q"}]', "record 1 is no case .'question or query or user_input"),
+        ('{"question": "q", "answer": "a"}', "line 1 is no case .'documents or paragraphs"),
+        ("[1", "is no JSON list"),
     ],
 )
 def test_a_file_without_cases_is_refused(text: str | None, said: str, tmp_path: Path) -> None:
@@ -146,7 +172,7 @@ def test_a_file_without_cases_is_refused(text: str | None, said: str, tmp_path: 
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        rounds(config("rag-qa-quality", rqq_file=str(path)))
+        rounds(config("rag-qa-quality", rag_dataset=str(path)))
 
 
 def test_an_answer_is_right_if_it_has_a_known_one() -> None:
@@ -154,13 +180,31 @@ def test_an_answer_is_right_if_it_has_a_known_one() -> None:
     prompt = Prompt("a", "?", 3, answers=("the Old Mill", "mill"))
     assert [prompt.is_right(text) for text in ("The MILL.", "the bridge", "")] == [True, False, False]
     assert Prompt("a", "?", 3).is_right("mill") is None
+    assert [prompt.is_right(f"mill? <final_answer>{text}</final_answer>") for text in ("a mill", "no")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "f1"),
+    [
+        ("The Old Mill.", 1.0),
+        ("the old bridge", 0.5),
+        ("it is the old mill", 2 * 2 / 6),
+        ("bridge", 0.0),
+        ("", 0.0),
+        ("I think of mills. <final_answer>no</final_answer> <final_answer>old mill</final_answer>", 1.0),
+    ],
+)
+def test_f1_is_that_of_the_words(answer: str, f1: float) -> None:
+    """Precision and recall of words without case, marks and articles, against the known answer that fits best."""
+    assert Prompt("a", "?", 3, answers=("an old mill", "wind")).f1(answer) == pytest.approx(f1)
+    assert Prompt("a", "?", 3).f1(answer) is None
 
 
 def test_the_tuners_prefixes_just_overflow_the_tier() -> None:
-    """1.05 times the tier in prefixes, the same in both passes, with a breaker that never repeats."""
+    """1.05 times the tier in requests, the same in both passes, with a breaker that never repeats."""
     tuner = config("prefix-suffix-tuner", psf_context_length=700, psf_thrash=2.0)
     first, second = prompts(tuner, RoundName.WARM_UP), prompts(tuner)
-    assert len(first) == len(second) == int(2.0 * 1.05 * 3000 / 560)
+    assert len(first) == len(second) == int(2.0 * 1.05 * 3000 / 700)
     split = [[p.content.partition(" BR_") for p in each] for each in (first, second)]
     assert [head for head, _, _ in split[0]] == [head for head, _, _ in split[1]]
     assert split[0][0][0] == "PREFIX_00000000 " + " ".join(["hi"] * 556)
@@ -228,6 +272,41 @@ def test_an_open_loop_sends_when_it_is_due_however_slow_the_server_is() -> None:
     assert [due for due, _ in sent] == sorted(round.due_s) and ended == pytest.approx(round.due_s[-1] + 100)
     gaps = [b - a for a, b in zip(round.due_s, round.due_s[1:], strict=False)]
     assert 0.8 / 50 < sum(gaps) / len(gaps) < 1.2 / 50 and min(gaps) < 0.2 / 50  # poisson, not even
+
+
+class Laborious(Sequence[Prompt]):
+    """Prompts of which each takes 4 ms to make, in simulated time."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        if at >= self._count:
+            raise IndexError(at)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        loop.pass_time(0.004)
+        return Prompt(f"r{at}", "text", 1)
+
+
+def test_making_a_prompt_delays_no_other() -> None:
+    """Prompts of 4 ms at 50 a second on average: each is sent when it is due, since none is made while one is sent."""
+    due = tuple(islice(due_times(50.0, "poisson", 4), 300))
+    late: list[float] = []
+
+    async def main(clock: Callable[[], float]) -> None:
+        async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
+            await asyncio.sleep(0)  # as a client that connects: it takes more than one turn
+            late.append(clock() - (due_time or 0.0))
+            return RequestRecord(prompt.request_id, 0, True, clock(), clock(), clock(), due_time=due_time)
+
+        await OpenLoop(RoundName.QUERY, Laborious(len(due)), due).play(send, clock)
+
+    run_simulated(main)
+    assert len(late) == len(due) and max(late) == pytest.approx(0)
 
 
 def test_a_workload_with_times_of_its_own_takes_no_rate() -> None:

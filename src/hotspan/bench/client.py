@@ -108,7 +108,7 @@ class OpenAIClient:
         if salt:
             body["cache_salt"] = salt
         record = await self.stream(body, StreamedAnswer(), prompt.request_id, order)
-        return replace(record, is_right=prompt.is_right(record.answer))
+        return replace(record, is_right=prompt.is_right(record.answer), f1=prompt.f1(record.answer))
 
     async def stream(
         self,

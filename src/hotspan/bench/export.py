@@ -110,4 +110,5 @@ def results_of(query: RoundResult) -> dict[str, Any]:
         "requests_within_slo": s.within_slo,
         "goodput": s.goodput,
         "quality": s.quality,
+        "f1": s.f1,
     }

@@ -120,6 +120,7 @@ class RequestRecord:
     error: str = ""
     due_time: float | None = None  # None: the schedule named no time
     is_right: bool | None = None  # None: no answer to it is known
+    f1: float | None = None  # of the answer's words against a known answer's
 
     @property
     def ttft(self) -> float:
@@ -195,6 +196,7 @@ class RoundSummary:
     ttft_from_due_s: TTFT with that wait in it.
     within_slo:      requests that kept the objective; None where there was none.
     scored, right:   requests whose right answers are known, and those that were answered so; a failure is not.
+    f1:              mean over the requests whose right answers are known; a failure's is 0.
     """
 
     requests: int
@@ -219,6 +221,7 @@ class RoundSummary:
     within_slo: int | None = None
     scored: int = 0
     right: int = 0
+    f1: float | None = None
 
     @property
     def quality(self) -> float | None:

@@ -248,6 +248,7 @@ def _figures(rounds: Sequence[RoundResult]) -> Iterator[tuple[str, Callable[[Rou
     yield "input (tok/s)", number(attrgetter("input_throughput"), "{:,.0f}")
     yield "output (tok/s)", number(attrgetter("output_throughput"), "{:,.1f}")
     yield "right answers", number(attrgetter("quality"), "{:.1%}")
+    yield "F1 of answers", number(attrgetter("f1"), "{:.3f}")
     yield "goodput (requests/s)", number(attrgetter("goodput"), "{:.3f}")
     yield "CPU-seconds", number(attrgetter("cpu_s"), "{:.1f}")
     for tier in tiers_of(rounds):

@@ -37,20 +37,25 @@ class Progress:
     def round_finished(self, result: RoundResult) -> None: ...
 
 
-def run_rounds(config: BenchConfig, progress: Progress | None = None, command: str = "") -> BenchResult:
+def run_rounds(
+    config: BenchConfig, progress: Progress | None = None, command: str = "", clock: RunClock | None = None
+) -> BenchResult:
     """Play the configured rounds and return what they measured. Blocks until all is answered.
 
     Failed requests are in the result, not raised.
+    clock: of all times in the result; None for seconds since now.
     Raises: ConfigError if the server can't be reached or the configuration can't work with it.
     """
-    return asyncio.run(play_rounds(config, progress or Progress(), command))
+    return asyncio.run(play_rounds(config, progress or Progress(), command, clock))
 
 
-async def play_rounds(config: BenchConfig, progress: Progress, command: str = "") -> BenchResult:
+async def play_rounds(
+    config: BenchConfig, progress: Progress, command: str = "", clock: RunClock | None = None
+) -> BenchResult:
     """`run_rounds` for callers that have an event loop."""
+    clock = clock or _run_clock()
     cpu = ProcessTreeCpu(config.engine_pid) if config.engine_pid else None
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    clock = _run_clock()
     async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock) as client:
         progress.found(await look_first(config, client))
         config = await resolve(config, client)

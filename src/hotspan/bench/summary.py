@@ -57,5 +57,6 @@ def summarize(
         unsent=unsent,
         scored=sum(r.is_right is not None for r in records),
         right=sum(r.is_right is True for r in records),
+        f1=None if (f1 := quantiles(r.f1 for r in records)) is None else f1.mean,
         within_slo=None if slo is None else sum(slo.is_kept_by(r) for r in records),
     )

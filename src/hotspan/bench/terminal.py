@@ -17,8 +17,8 @@ class TerminalProgress(Progress):
         self._title = f"{title}: " if title else ""
         self._shown = progress.Progress(f"{self._title}connecting", unit="requests", console=console)
         self._console = console
-        self._ttfts: list[float] = []
-        self._failed = 0
+        self._answered = self._failed = 0
+        self._ttft_s = 0.0
 
     def __enter__(self) -> Self:
         self._shown.__enter__()
@@ -36,14 +36,14 @@ class TerminalProgress(Progress):
         self._console.print(f"{self._title}{what}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def round_started(self, name: RoundName, expected: int) -> None:
-        self._ttfts, self._failed = [], 0
+        self._answered, self._failed, self._ttft_s = 0, 0, 0.0
         self._shown.begin(self._title + name.value, expected)
 
     def request_finished(self, name: RoundName, record: RequestRecord) -> None:
-        if record.successful:
-            self._ttfts.append(record.ttft)
+        self._answered += record.successful
+        self._ttft_s += record.ttft
         self._failed += not record.successful
-        mean = f", mean TTFT {sum(self._ttfts) / len(self._ttfts):.3f} s" if self._ttfts else ""
+        mean = f", mean TTFT {self._ttft_s / self._answered:.3f} s" if self._answered else ""
         failed = f", {self._failed} failed" if self._failed else ""
         self._shown.advance()
         self._shown.doing(f"{self._title}{name.value}{mean}{failed}")

@@ -5,13 +5,22 @@ the configuration file. `workloads.WORKLOADS` names it, and nothing else changes
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from itertools import islice
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
+from hotspan.bench import scores
 from hotspan.bench.records import Loop, RequestRecord, RoundName
 from hotspan.config.options import check
 from hotspan.core.errors import ConfigError
+
+_FIRST: Final = 8
+_AHEAD: Final = 64
+_PAUSE_S: Final = 0.001
+_SPARE_S: Final = 0.005
+"""A prompt is made if nothing is due for this long, and for as long as the slowest one took."""
 
 
 class Message(NamedTuple):
@@ -32,8 +41,12 @@ class Prompt:
     answers: tuple[str, ...] = ()
 
     def is_right(self, answer: str) -> bool | None:
-        """Whether an answer has one of the known ones in it, in whatever case; None if none is known."""
-        return any(known.casefold() in answer.casefold() for known in self.answers) if self.answers else None
+        """Whether an answer has one of the known ones in it; None if none is known."""
+        return scores.is_right(answer, self.answers) if self.answers else None
+
+    def f1(self, answer: str) -> float | None:
+        """How far an answer's words are those of a known one, 0 to 1; None if none is known."""
+        return scores.token_f1(answer, self.answers) if self.answers else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -127,13 +140,22 @@ class OpenLoop:
         return Loop.OPEN
 
     async def play(self, send: Send, clock: RunClock) -> None:
-        """Each prompt exists only from when it is due: a long trace does not fit memory at once."""
+        """Prompts are made while nothing is due, a few ahead: a long trace does not fit memory at once."""
+        made, spare_s = iter(self.prompts), _SPARE_S
+        ahead = deque(islice(made, _FIRST))
         started = clock()
         async with asyncio.TaskGroup() as tasks:
-            for number, due_s in enumerate(self.due_s):
-                prompt = self.prompts[number]
-                await asyncio.sleep(max(0.0, started + due_s - clock()))
-                tasks.create_task(self._send(prompt, started + due_s, send))
+            for due_s in self.due_s:
+                due = started + due_s
+                while not ahead or (len(ahead) < _AHEAD and due - clock() > spare_s):
+                    await asyncio.sleep(_PAUSE_S if ahead else 0)  # what is being sent, and what arrives, comes first
+                    begun = clock()
+                    if (prompt := next(made, None)) is None:
+                        break
+                    ahead.append(prompt)
+                    spare_s = max(spare_s, _SPARE_S + clock() - begun)
+                await asyncio.sleep(max(0.0, due - clock()))
+                tasks.create_task(self._send(ahead.popleft(), due, send))
 
     @staticmethod
     async def _send(prompt: Prompt, due_time: float, send: Send) -> None:

@@ -1,7 +1,8 @@
 """Questions about long documents, asked again and again: what a cache of prefixes is for.
 
-The request stream of `--ldqa-text filler` is the one that users of `lmcache bench engine` know (documents, numbering,
-order); the wording of the questions is our own. `prose` has the same shape over text that tokenizes like text.
+The request stream of `--ldqa-text filler` is that of `lmcache bench engine` (LMCache 0.5.6, Apache-2.0): documents,
+questions and order (benchmarks/peers/streams.py compares them). `prose` has the same shape over text that tokenizes
+like text.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ from hotspan.config.kinds import COUNT, NATURAL
 from hotspan.config.options import option
 
 QUESTIONS: Final = (
-    "What does the text above deal with?",
-    "Which points in it matter most?",
-    "What is its main subject, in one sentence?",
-    "How would you sum it up for a colleague?",
+    "What is this document about?",
+    "Summarize the key points.",
+    "What is the main topic discussed?",
+    "Provide a brief overview.",
 )
 
 # The filler leaves this many tokens of the requested length to the number and the question.

@@ -1,8 +1,8 @@
 """Many conversations that come back turn after turn: what a cache is for whose upper tier can't hold all of them.
 
-The request stream of the defaults is the one that users of `lmcache bench engine` know (texts, order, times, a busy
-session that holds back the others); the assistant's fixed turn is in words of our own. What is wrong with that stream
-is an option away: the system prompt that isn't shared (`--mrc-system-prompt shared`), the closed loop
+The request stream of the defaults is that of `lmcache bench engine` (LMCache 0.5.6, Apache-2.0): texts, order, times, a
+busy session that holds back the others (benchmarks/peers/streams.py compares them). What is wrong with that stream is
+an option away: the system prompt that isn't shared (`--mrc-system-prompt shared`), the closed loop
 (`--mrc-loop open`), words that aren't tokens (`--mrc-text prose`).
 """
 
@@ -19,7 +19,7 @@ from hotspan.bench.workloads.texts import fitted_prose, pre_warm_up
 from hotspan.config.kinds import COUNT, NATURAL, POSITIVE
 from hotspan.config.options import option
 
-ACKNOWLEDGEMENT: Final = "Thank you, I know all of that now."
+ACKNOWLEDGEMENT: Final = "Understood, I have read the context above."
 
 _OPENING: Final = "You are a helpful assistant. "
 _PRE_WARM_UP_REQUESTS: Final = 4

@@ -1,6 +1,7 @@
 """Prefixes that just do not fit a tier, twice in the same order: every second use misses that tier.
 
-The request stream is the one that users of `lmcache bench engine` know:
+The request stream is that of `lmcache bench engine` where it can't load the model's tokenizer; where it can, it draws
+other tokens in the place of the filler, as many of them (benchmarks/peers/streams.py compares them):
 
     [prefix i] [breaker, new in each request] [suffix, the same in all]
 
@@ -23,7 +24,7 @@ _BREAKER_TOKENS: Final = 32
 _NAME_TOKENS: Final = 4
 _MIN_SUFFIX_TOKENS: Final = 100
 _OVERFLOW: Final = 1.05
-"""The prefixes are this much larger than the tier: in this order an LRU evicts each of them before its second use."""
+"""The requests are this much larger than the tier: in this order an LRU evicts each of them before its second use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,15 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
 
     @property
     def tokens_each(self) -> int:
+        return self.context_length
+
+    @property
+    def _prefix_tokens(self) -> int:
         return max(round(self.context_length * self.prefix_ratio), 1)
 
     @property
     def _suffix_tokens(self) -> int:
-        return self.context_length - self.tokens_each - _BREAKER_TOKENS
+        return self.context_length - self._prefix_tokens - _BREAKER_TOKENS
 
     def count(self, scale: Scale) -> int:
         """As asked, or as many as overflow the tier."""
@@ -63,7 +68,7 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
         """Pre-warm-up on a text of its own, the first pass, the second, and that again."""
         draw = Random(seed + 2)
         suffix = f"SUFFIX {_filler(self._suffix_tokens - 1)}"
-        prefixes = [f"PREFIX_{i:08x} {_filler(self.tokens_each - _NAME_TOKENS)}" for i in range(self.count(scale))]
+        prefixes = [f"PREFIX_{i:08x} {_filler(self._prefix_tokens - _NAME_TOKENS)}" for i in range(self.count(scale))]
 
         def once(number: int) -> tuple[Prompt, ...]:
             asked = []

@@ -1,6 +1,6 @@
 """Requests that share nothing, all at once, one token each: how fast a server prefills.
 
-The request stream is the one that users of `lmcache bench engine` know.
+The request stream is that of `lmcache bench engine` (benchmarks/peers/streams.py compares them).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """What requests are made of: prose of an exact length in the server's own tokens, and texts to get it warm."""
 
 import re
-from random import Random
+from hashlib import shake_128
 from typing import Final
 
 from hotspan.bench.prose import prose
@@ -21,6 +21,7 @@ _PLAIN: Final = re.findall(
     "some her would make like him into time has look two more go see way could people than first water been call who "
     "now find long down day did get come made may part",
 )
+_WORD_OF_BYTE: Final = tuple(_PLAIN[byte % len(_PLAIN)] for byte in range(256))
 
 
 def pre_warm_up(count: int, text_tokens: int, max_tokens: int) -> tuple[Prompt, ...]:
@@ -64,9 +65,11 @@ async def fitted_prose(opening: str, seed: int, tokens: int, count_tokens: Count
 
 
 def plain_words(name: str, count: int) -> str:
-    """So many words, the same for the same name: most tokenizers have one token for each of them."""
-    draw = Random(name).random  # the only method that is promised to repeat across versions
-    return " ".join(_PLAIN[int(draw() * len(_PLAIN))] for _ in range(count))
+    """So many words, the same for the same name: most tokenizers have one token for each of them.
+
+    A word is a byte of a digest: an open loop makes them between two requests, and must not be late for the second.
+    """
+    return " ".join(map(_WORD_OF_BYTE.__getitem__, shake_128(name.encode()).digest(count)))
 
 
 async def words_per_token(count_tokens: CountTokens) -> float:

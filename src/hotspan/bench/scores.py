@@ -1,0 +1,39 @@
+"""What an answer scores whose right answers are known.
+
+Of an answer with `<final_answer>` tags, what the last ones enclose counts, as in LMCache's bench; of others, all of it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+_FINAL_ANSWER: Final = re.compile(r"<final_answer>(.*?)</final_answer>", re.DOTALL | re.IGNORECASE)
+_MARKS: Final = re.compile(r"[^\w\s]")
+_ARTICLES: Final = frozenset({"a", "an", "the"})
+
+
+def is_right(answer: str, known: Sequence[str]) -> bool:
+    """Whether an answer has one of the known ones in it, in whatever case."""
+    given = _final(answer).casefold()
+    return any(each.casefold() in given for each in known)
+
+
+def token_f1(answer: str, known: Sequence[str]) -> float:
+    """The best F1 of an answer's words against a known answer's, 0 to 1, as SQuAD's: without case, marks, articles."""
+    given = _words(_final(answer))
+    return max((_f1(given, _words(each)) for each in known), default=0.0)
+
+
+def _final(answer: str) -> str:
+    tagged = _FINAL_ANSWER.findall(answer)
+    return str(tagged[-1]) if tagged else answer
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(word for word in _MARKS.sub("", text.casefold()).split() if word not in _ARTICLES)
+
+
+def _f1(given: Counter[str], known: Counter[str]) -> float:
+    total = given.total() + known.total()
+    return 2 * (given & known).total() / total if total else 1.0
