@@ -73,11 +73,12 @@ def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trace", "nowhere.jsonl"], "give one of conversation, synthetic, toolagent, or a file"),
+        (["--trace", "nowhere.jsonl"], "give one of conversation, synthetic, toolagent, documents, or a file"),
         (["--strategy", "fastest"], "there is no strategy 'fastest'; there are auto, session"),
         (["--eviction", "fifo"], "there is no eviction 'fifo'; there are arc, lru"),
         (["--replicas", "0"], "--replicas is '0': give a whole number from 1 to 4096"),
         (["--gpu-tokens", "50000", "--gpu-tokens", "none"], "--gpu-tokens is"),
+        (["--trace", "documents", "--blend"], "--blend keeps windows in RAM: give --ram-gib"),
         (["--gpu-tokens", "511"], "a GPU's pool of 511 tokens holds no block of 512"),
     ],
 )
@@ -97,3 +98,21 @@ def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
     assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)
     assert one["ttft_s"]["mean"] > two["ttft_s"]["mean"]
     assert "Sizes of the tiers: hit rate" in page.read_text()
+
+
+def test_windows_are_shown_beside_prefixes(tmp_path: Path) -> None:
+    """With --blend the table and the file have what was taken from windows; without it, and of traces that name no
+    documents, nothing is.
+    """
+    output = tmp_path / "routing.json"
+    shares = {}
+    for trace, blend in (("documents", ["--blend"]), ("documents", []), ("synthetic", ["--blend"])):
+        what = ["--trace", trace, "--strategy", "auto", "--requests", "300", "--ram-gib", "50", "--replicas", "2"]
+        status, text = run(*what, *blend, "--output", str(output))
+        assert status == 0, text
+        data = json.loads(output.read_text())
+        shares[trace, bool(blend)] = data["results"][0]["window_rate"]
+        assert ("windows of text" in " ".join(text.split())) == (trace == "documents" and bool(blend))
+        assert (data["settings"]["blend"] is not None) == bool(blend)
+        assert "published" not in data["traces"].get("documents", {})
+    assert shares["documents", True] > 0.2 and not shares["documents", False] and not shares["synthetic", True]

@@ -9,6 +9,7 @@ import pytest
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo
 
 from hotspan.engine.usage import report_blends
+from hotspan.http.exchange import BLENDED
 
 BLEND = {"mode": "first_k", "reused": 1536, "recomputed": 48, "fresh": 135}
 
@@ -52,6 +53,22 @@ def test_the_last_output_says_it(client: Any) -> None:
 
     blended = {"cached_tokens": 128, "blend_reused_tokens": 1536, "blend_recomputed_tokens": 48}
     assert asyncio.run(run()) == [blended, {"cached_tokens": 128}, blended, {"cached_tokens": 128}]
+
+
+def test_a_request_adds_up_its_prompts(client: Any) -> None:
+    """For its head: in the tasks of one request, and in no other's; nothing where nobody asks."""
+
+    async def request(prompts: int) -> dict[str, int]:
+        total: dict[str, int] = {}
+        BLENDED.set(total)
+        await asyncio.gather(*(answered(client, [None, {"blend": BLEND}]) for _ in range(prompts)))
+        return total
+
+    async def run() -> list[dict[str, int]]:
+        return await asyncio.gather(*map(request, (1, 2, 0)))
+
+    one = {"reused": 1536, "recomputed": 48, "fresh": 135}
+    assert asyncio.run(run()) == [one, {what: 2 * tokens for what, tokens in one.items()}, {}]
 
 
 def test_a_client_that_leaves_ends_its_request(client: Any) -> None:

@@ -13,13 +13,18 @@ from .conftest import Server, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
+COUNTED = ("reused", "recomputed", "fresh")
 SEPARATOR = "\n\n----\n\n"
 OPTIONS = ("--ram-gib", "0.3", "--blend", "first_k", "--blend-min-tokens", "256", "--blend-separator", SEPARATOR)
 
 
-def answered(server: Server, prompt: str, **given: Any) -> dict[str, Any]:
+def asked(server: Server, prompt: str, **given: Any) -> httpx.Response:
     body = {"model": server.model, "prompt": prompt, "max_tokens": 4, "temperature": 0} | given
-    return dict(httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status().json())
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status()
+
+
+def answered(server: Server, prompt: str, **given: Any) -> dict[str, Any]:
+    return dict(asked(server, prompt, **given).json())
 
 
 def streamed(server: Server, path: str, **given: Any) -> dict[str, Any]:
@@ -33,7 +38,7 @@ def streamed(server: Server, path: str, **given: Any) -> dict[str, Any]:
 def prompts(count: int) -> list[str]:
     """The same documents in other orders."""
     texts = [prose(seed, 500) for seed in range(3)]
-    orders = ([0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1], [2, 0, 1])[:count]
+    orders = ([0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2])[:count]
     return [SEPARATOR.join(["Answer.", *(texts[at] for at in order), f"Why {order}?"]) for order in orders]
 
 
@@ -57,7 +62,16 @@ def test_permuted_documents_through_http(tiny_model: Path, tmp_path: Path) -> No
         assert details["blend_reused_tokens"] == said["reused"]
         assert details["blend_recomputed_tokens"] == said["recomputed"]
         assert answers[3]["kv_transfer_params"]["blend"]["reused"] > 0
-        assert "blend_reused_tokens" not in answered(server, "short")["usage"]["prompt_tokens_details"]
+        bare = asked(server, "short")
+        assert "blend_reused_tokens" not in bare.json()["usage"]["prompt_tokens_details"]
+        assert "x-hotspan-blend" not in bare.headers
+        own = asked(server, prompts(6)[5])
+        said = own.json()["kv_transfer_params"]["blend"]
+        assert own.headers["x-hotspan-blend"] == ", ".join(f"{what}={said[what]}" for what in COUNTED)
+        lmi = {"inputs": prompts(6)[5], "parameters": {"max_new_tokens": 4, "details": True}}
+        invoked = httpx.post(server.url + "/invocations", json=lmi, timeout=60).raise_for_status()
+        assert invoked.json()["details"]["blend_reused_tokens"] > 1000
+        assert "reused=" in invoked.headers["x-hotspan-blend"]
         for path, given in (
             ("/v1/completions", {"prompt": prompts(5)[4]}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompts(5)[4]}]}),
@@ -69,7 +83,7 @@ def test_permuted_documents_through_http(tiny_model: Path, tmp_path: Path) -> No
         wrong = {"model": server.model, "prompt": "a", "kv_transfer_params": {"blend": "much"}}
         assert httpx.post(server.url + "/v1/completions", json=wrong, timeout=60).status_code == 400
         answered(server, "once more")
-        assert metric(server, "up") == 1 and metric(server, "requests_total") == 4
+        assert metric(server, "up") == 1 and metric(server, "requests_total") == 6
         assert metric(server, "windows_stored_total") > 0
 
 

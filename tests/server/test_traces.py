@@ -16,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind
 from hotspan.cli.trace import collect, write_rows
 from hotspan.core.errors import RefusedError
 from hotspan.core.trace import read
-from hotspan.engine.traces import Traces, block_keys
+from hotspan.engine.traces import Traces, block_keys, section_keys
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 TEXT = list(range(1300))
@@ -73,6 +73,33 @@ def test_keys_are_equal_where_everything_before_is() -> None:
     pictured = block_keys(TEXT, "salt", [(600, "cat")], b"s" * 32)
     assert pictured[0] == keys[0] and not {*pictured[1:]} & {*keys}
     assert block_keys(TEXT, "salt", [(600, "dog")], b"s" * 32)[1] != pictured[1]
+
+
+def test_sections_are_named_by_their_own_text(tmp_path: Path) -> None:
+    """Wherever they stand; not with another salt, nor in another recording. Short ones and prompts with media have
+    none; without separators no row has any. What is written is read.
+    """
+    first, second, cut = list(range(300)), list(range(1000, 1200)), [9999, 9998]
+    server = Server()
+    server.traces.fetch("a")
+    server.asked([*first, *cut, *second])
+    server.traces.separators = [cut]
+    for text in ([*first, *cut, *second], [7, 8, *cut, *second, *cut, *first]):
+        server.asked(text)
+    picture = SimpleNamespace(mm_position=SimpleNamespace(offset=0), identifier="cat")
+    server.asked(first, media=[picture])
+    server.asked(first, salt="other")
+    found = server.traces.fetch("a")
+    assert found is not None
+    bare, row, other, pictured, salted = found["rows"]
+    assert "sections" not in bare and "sections" not in pictured
+    one, two = (key for *_, key in row["sections"])
+    assert row["sections"] == [[0, 300, one], [302, 200, two]]
+    assert other["sections"] == [[4, 200, two], [206, 300, one]]
+    assert one != two and salted["sections"][0][2] not in (one, two)
+    assert section_keys(first, "", [cut], b"s" * 32) != section_keys(first, "", [cut], b"t" * 32)
+    write_rows(tmp_path / "own.jsonl", found["rows"])
+    assert [each.start for each in read(tmp_path / "own.jsonl").requests[2].sections] == [4, 206]
 
 
 def test_replicas_have_the_same_keys_in_one_recording() -> None:

@@ -67,6 +67,8 @@ def test_a_replica_tells_what_a_real_one_does(sizes: Sizes) -> None:
         figures[f"hotspan_cost_latency_seconds{tier}"] = costs.load_s[medium]
     page = "\n".join(f"{name} {value}" for name, value in figures.items())
     assert told_speeds(costs, sizes) == told_by(page.encode()).over(Speeds())
+    blending = told_by((page + "\nhotspan_blend_up 1").encode()).over(Speeds())
+    assert told_speeds(costs, sizes, is_blending=True) == blending
 
 
 def test_a_rate_is_told_only_once_it_was_measured() -> None:

@@ -18,13 +18,14 @@ PUBLISHED = {  # requests, seconds, tokens in, tokens out, blocks asked for befo
     "conversation": (12_031, 3_537, 12_035, 343, 0.366),
     "synthetic": (3_993, 1_022, 15_325, 149, 0.64),
     "toolagent": (23_608, 3_537, 8_596, 182, 0.553),
+    "documents": (6_000, 2_000, 11_850, 180, 0.29),  # made up
 }
 GOOD = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_are_like_the_published_ones(name: str) -> None:
-    """Requests, time, lengths, answers and what an endless cache would find are as published, over a few seeds."""
+    """Requests, time, lengths, answers and what an endless cache would find are as listed, over a few seeds."""
     requests, span_s, tokens, answer_tokens, asked_before = PUBLISHED[name]
     facts = [SHAPES[name].draw(seed).facts() for seed in (1, 2, 3)]
     for each in facts:
@@ -116,13 +117,14 @@ def test_what_is_written_is_read(
 
 
 def test_a_drawn_trace_survives_a_file(tmp_path: Path) -> None:
-    """A drawn trace that was written replays as the same requests in the same sessions."""
-    made = SHAPES["synthetic"].draw(3, 200)
-    write(tmp_path / "synthetic.jsonl", made)
-    read_back = read(tmp_path / "synthetic.jsonl")
-    assert [each[1:] for each in read_back.requests] == [each[1:] for each in made.requests]
-    assert all(abs(a.at_s - b.at_s) <= 0.0005 for a, b in zip(read_back.requests, made.requests, strict=True))
-    assert isinstance(read_back, Trace) and read_back.name == "synthetic"
+    """A drawn trace that was written replays as the same requests in the same sessions, with the same sections."""
+    for name in ("synthetic", "documents"):
+        made = SHAPES[name].draw(3, 200)
+        write(tmp_path / f"{name}.jsonl", made)
+        read_back = read(tmp_path / f"{name}.jsonl")
+        assert [each[1:] for each in read_back.requests] == [each[1:] for each in made.requests]
+        assert all(abs(a.at_s - b.at_s) <= 0.0005 for a, b in zip(read_back.requests, made.requests, strict=True))
+        assert isinstance(read_back, Trace) and read_back.name == name
 
 
 def test_it_reads_as_far_as_it_is_asked(tmp_path: Path) -> None:
@@ -154,6 +156,13 @@ def test_it_reads_as_far_as_it_is_asked(tmp_path: Path) -> None:
         (json.dumps(GOOD | {"hash_ids": [0, 1, 2, 3]}), "line 2: 4 hash_ids"),
         (json.dumps(GOOD | {"timestamp": None}), "line 2: timestamp"),
         (json.dumps({"timestamp": 1}), "line 2: input_length"),
+        (json.dumps(GOOD | {"sections": 7}), r"line 2: sections has 7: give \[start, tokens, id\]"),
+        (json.dumps(GOOD | {"sections": [[0, 5]]}), "line 2: sections"),
+        (json.dumps(GOOD | {"sections": [[0, 0, 1]]}), "line 2: sections"),
+        (json.dumps(GOOD | {"sections": [[0, 5, -1]]}), "line 2: sections"),
+        (json.dumps(GOOD | {"sections": [[0, 5, 1.5]]}), "line 2: sections"),
+        (json.dumps(GOOD | {"sections": [[1000, 101, 1]]}), "line 2: sections"),
+        (json.dumps(GOOD | {"sections": [[0, 5, 1], [4, 5, 2]]}), "line 2: sections"),
         (json.dumps(GOOD), "line 2: is earlier than the line before"),
     ],
 )
@@ -167,7 +176,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     """A name that is neither a shape nor a file, and a file without requests, say so."""
-    with pytest.raises(ConfigError, match="give one of conversation, synthetic, toolagent, or a file"):
+    with pytest.raises(ConfigError, match="give one of conversation, synthetic, toolagent, documents, or a file"):
         sources(["conversatoin"])
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="has no requests"):

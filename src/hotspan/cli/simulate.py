@@ -9,7 +9,7 @@ from hotspan.cli.output import print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
 from hotspan.config.options import json_option, option
 from hotspan.core.trace import write
-from hotspan.simulate.costs import Costs, Setup, Sizes
+from hotspan.simulate.costs import Blend, Costs, Setup, Sizes
 
 _SIZE = "May be repeated to compare sizes."
 
@@ -20,7 +20,7 @@ class SimulateOptions:
 
     trace: tuple[str, ...] = option(
         ("conversation", "synthetic"),
-        "Trace: conversation, synthetic, toolagent, or a file in Mooncake's format. May be repeated. "
+        "Trace: conversation, synthetic, toolagent, documents, or a file in Mooncake's format. May be repeated. "
         "Default: conversation, synthetic.",
     )
     strategy: tuple[str, ...] = option((), "Routing strategy. May be repeated. Default: all.")
@@ -45,6 +45,13 @@ class SimulateOptions:
         (Sizes().eviction,), "Eviction policy of the tiers: arc or lru. May be repeated. Default: arc.", kind=TEXTS
     )
     costs: Costs = field(default_factory=Costs)
+    is_blending: bool = option(
+        False,
+        "Replicas reuse sections of prompts, such as documents, wherever they stand, as `hotspan serve --blend` does. "
+        "Of traces that name sections, such as documents. Needs --ram-gib.",
+        name="blend",
+    )
+    blend: Blend = field(default_factory=Blend)
     event_delay_ms: float = option(
         5.0, "Delay of KV events from a replica to the router, in ms. -1 disables events.", kind=between(-1, 1e9, float)
     )
@@ -88,7 +95,8 @@ def simulate(options: SimulateOptions) -> None:
         return
     sizes = options.sizes()
     delay_s = options.event_delay_ms / 1000 if options.event_delay_ms >= 0 else None
-    setup = Setup(options.replicas[0], options.costs, sizes[0], delay_s)
+    blend = options.blend if options.is_blending else None
+    setup = Setup(options.replicas[0], options.costs, sizes[0], delay_s, blend=blend)
     comparison = Comparison(traces, setup, options.strategy or POLICIES, sizes, options.seed, options.seeds)
     console = stdout_console(is_json=options.json)
     with console.status("") as status:

@@ -2,7 +2,8 @@
 
 A row of a file is `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}`: each id
 names a block of 512 tokens and all that stands before it; the last block may be a part of one. `"block_tokens": N` in
-every row says that blocks have N tokens instead.
+every row says that blocks have N tokens instead. `"sections": [[start, tokens, id], ...]` names texts in the prompt,
+such as documents, whatever stands before them.
 """
 
 import statistics
@@ -28,6 +29,14 @@ _MIN_SHARED: Final = 100
 _FIRST_BLOCKS: Final = 32
 
 
+class Section(NamedTuple):
+    """Tokens [start, stop) of a prompt, and their name, which does not depend on the text before them."""
+
+    key: int
+    start: int
+    stop: int
+
+
 class Request(NamedTuple):
     """One request.
 
@@ -35,6 +44,7 @@ class Request(NamedTuple):
     partial: key of the tokens after them; None if there are none.
     session: the name of its conversation, as a router would derive it.
     ttft_s, cached_tokens: as recorded from a server; None if they were not.
+    sections: of its prompt, in order and without overlap, as far as they are known.
     """
 
     at_s: float
@@ -45,6 +55,7 @@ class Request(NamedTuple):
     session: bytes = b""
     ttft_s: float | None = None
     cached_tokens: int | None = None
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,8 @@ def write(path: Path, trace: Trace) -> None:
                 "output_length": each.answer_tokens,
                 "hash_ids": [*each.keys, *([] if each.partial is None else [each.partial])],
             } | own
+            if each.sections:
+                fields["sections"] = [[start, stop - start, key] for key, start, stop in each.sections]
             file.write(orjson.dumps(fields) + b"\n")
 
 
@@ -198,7 +211,22 @@ def _request(fields: dict[str, Any], block_tokens: int, where: str) -> Request:
         *(at_ms / 1000, tokens, answer_tokens, tuple(ids[:blocks]), ids[blocks] if len(ids) > blocks else None),
         ttft_s=ttft_ms / 1000 if isinstance(ttft_ms, int | float) else None,
         cached_tokens=cached if type(cached) is int else None,
+        sections=tuple(_sections(fields.get("sections", []), tokens, where)),
     )
+
+
+def _sections(given: Any, tokens: int, where: str) -> Iterator[Section]:
+    """Raises: ConfigError if they are not within the prompt, in order and without overlap."""
+    at, rows = 0, given if isinstance(given, list) else [given]
+    for row in rows:
+        is_row = isinstance(row, list) and len(row) == 3 and all(type(value) is int for value in row)
+        if not is_row or row[0] < at or row[1] < 1 or row[0] + row[1] > tokens or not 0 <= row[2] < 1 << 64:
+            raise ConfigError(
+                f"{where}: sections has {row!r:.80}: give [start, tokens, id] for texts within the {tokens} tokens of "
+                "the prompt, in order and without overlap"
+            )
+        at = row[0] + row[1]
+        yield Section(row[2], row[0], at)
 
 
 def _count(fields: dict[str, Any], name: str, where: str, least: int = 0) -> int:

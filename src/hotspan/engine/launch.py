@@ -18,12 +18,14 @@ from fastapi import FastAPI
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.engine.adapters import EngineAdapters
+from hotspan.engine.blend.cuts import cuts
 from hotspan.engine.compat import ask_cores
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.drafts import report_drafts
@@ -146,8 +148,11 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
     client = _start(arguments, aftermath)
     try:
         guard.protect(client)
-        if _blends(client):
+        if (blend := _blend(client)) is not None:
             report_blends(client)
+            if not client.model_config.skip_tokenizer_init:
+                tokenizer = cached_tokenizer_from_config(client.model_config)
+                guard.traces.separators = cuts(tokenizer, blend["separators"])
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
@@ -193,11 +198,11 @@ async def _posted(app: FastAPI, path: str, body: Mapping[str, Any]) -> tuple[int
         return status, None
 
 
-def _blends(client: AsyncLLM) -> bool:
-    """Whether the engine reuses text that is no prefix."""
+def _blend(client: AsyncLLM) -> Mapping[str, Any] | None:
+    """How the engine reuses text that is no prefix; None if it does not."""
     transfer = client.vllm_config.kv_transfer_config
     tiers = transfer.kv_connector_extra_config.get("hotspan") if transfer is not None else None
-    return bool(tiers and tiers.get("blend")) and ENGINE == TRIED_WITH
+    return tiers.get("blend") if tiers and ENGINE == TRIED_WITH else None
 
 
 def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:

@@ -5,6 +5,8 @@
 A key is a keyed hash of a block and all before it, salt, adapter and media included. Its secret is the recording's
 name, which whoever records draws at random, gives to all replicas and does not keep: nobody finds out later whether a
 guessed text is in the trace. Nothing is kept while nobody fetches.
+
+Where the engine blends, rows name the sections between separators, too: by the same kind of hash of their own tokens.
 """
 
 import time
@@ -20,12 +22,16 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
 
 from hotspan.core.trace import BLOCK_TOKENS
+from hotspan.engine.blend.windows import as_tokens, sections
 
 _KEPT_S: Final = 30.0
 """A recording ends if nobody fetches for so long."""
 
 _MAX_KEYS: Final = 2_000_000
 """Kept between two fetches, about 70 MiB. Rows beyond are dropped and counted."""
+
+_SECTION_TOKENS: Final = 128
+"""Shorter sections are not named: nothing of them is reused."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,7 @@ class _Row:
     began_s: float
     tokens: int = 0
     keys: list[int] | None = None
+    sections: list[list[int]] = field(default_factory=list)
     first_s: float | None = None
     answer_tokens: int = 0
     cached_tokens: int = 0
@@ -61,9 +68,13 @@ class _Recording:
 
 
 class Traces:
-    """The recording of one server, if there is one. On its event loop."""
+    """The recording of one server, if there is one. On its event loop.
+
+    separators: texts that cut prompts into sections, as token ids; without any, rows have no sections.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.separators: Sequence[Sequence[int]] = ()
         self._clock = clock
         self._recording: _Recording | None = None
 
@@ -101,6 +112,8 @@ class Traces:
         row.tokens = len(request.prompt_token_ids)
         root = f"{request.cache_salt}|{adapter}"
         row.keys = block_keys(request.prompt_token_ids, root, media, found.secret, found.block_tokens)
+        if self.separators and not media:
+            row.sections = section_keys(request.prompt_token_ids, root, self.separators, found.secret)
 
     def _active(self, now: float) -> _Recording | None:
         if self._recording is not None and now - self._recording.fetched_s > _KEPT_S:
@@ -130,10 +143,11 @@ class Traces:
         """Keep the row of a request that was answered, at least in part."""
         if row.keys is None or row.first_s is None or found is not self._recording:
             return
-        if found.kept_keys + len(row.keys) > _MAX_KEYS:
+        keys = len(row.keys) + len(row.sections)
+        if found.kept_keys + keys > _MAX_KEYS:
             found.dropped += 1
             return
-        found.kept_keys += len(row.keys)
+        found.kept_keys += keys
         found.rows.append(
             {
                 "timestamp": round((row.began_s - found.began_s) * 1000),
@@ -144,6 +158,7 @@ class Traces:
                 "cached_length": row.cached_tokens,
                 "block_tokens": found.block_tokens,
             }
+            | ({"sections": row.sections} if row.sections else {})
         )
 
 
@@ -166,4 +181,17 @@ def block_keys(
         seen = "|".join(name for offset, name in placed if at <= offset < at + block_tokens).encode()
         key = blake2b(len(key).to_bytes(4, "big") + key + block + seen, key=secret, digest_size=8).digest()
         found.append(int.from_bytes(key, "big"))
+    return found
+
+
+def section_keys(
+    tokens: Sequence[int], root: str, separators: Sequence[Sequence[int]], secret: bytes
+) -> list[list[int]]:
+    """The sections of a prompt: where each begins, its tokens, and a key that does not depend on what is before it."""
+    ids, found, salt = as_tokens(tokens), [], root.encode()
+    for run in sections(ids, separators):
+        if run.tokens >= _SECTION_TOKENS:
+            text = ids[run.start : run.stop].tobytes()
+            key = blake2b(len(salt).to_bytes(4, "big") + salt + text, key=secret, digest_size=8, person=b"section")
+            found.append([run.start, run.tokens, int.from_bytes(key.digest(), "big")])
     return found

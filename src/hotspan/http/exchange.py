@@ -6,6 +6,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,10 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 JSON = "application/json"
 REQUEST_ID, INFERENCE_ID = "x-request-id", "x-amzn-sagemaker-inference-id"
+BLEND = "x-hotspan-blend"
+
+BLENDED: ContextVar[dict[str, int] | None] = ContextVar("hotspan_blended_tokens", default=None)
+"""Where an engine in this process adds up the tokens of a request's prompts that were blended, by kind."""
 
 _ID = re.compile(r"[!-~]{1,128}")
 

@@ -22,7 +22,8 @@ _POINTS = 200
 class Figures:
     """One replay.
 
-    hit_rate:  tokens not computed, of all. `hits`: of them by medium.
+    hit_rate:  tokens of prefixes not computed, of all. `hits`: of them by medium.
+    windows:   tokens taken from windows, of all.
     imbalance: time that the busiest replica prefilled, by that of the average one; 1 is best.
     """
 
@@ -33,6 +34,7 @@ class Figures:
     ttft_s: Quantiles
     tpot_s: Quantiles | None
     imbalance: float
+    windows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Line:
     @property
     def hit_rate(self) -> float:
         return statistics.mean(run.hit_rate for run in self.runs)
+
+    @property
+    def window_rate(self) -> float:
+        return statistics.mean(run.windows for run in self.runs)
 
     @property
     def imbalance(self) -> float:
@@ -133,8 +139,9 @@ class Comparison:
             costs[name] = {medium.name.lower(): value for medium, value in values.items()}
         return {
             "replicas": self.setup.replicas,
-            "event_delay_s": self.setup.event_delay_s,
+            "event_delay_s": self.setup.events_s,
             "costs": costs,
+            "blend": asdict(self.setup.blend) if self.setup.blend is not None else None,
             "seed": self.seed,
             "seeds": self.seeds,
         }
@@ -153,6 +160,7 @@ def _figures(seed: int, outcome: Outcome) -> Figures:
         ttft_s=ttft_s,
         tpot_s=quantiles(outcome.tpot_s),
         imbalance=max(outcome.busy_s) / busy_s if busy_s else 1.0,
+        windows=outcome.window_rate,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE
+from hotspan.config.kinds import COUNT, NOT_NEGATIVE, POSITIVE, between
 from hotspan.config.options import check, option
 from hotspan.core.errors import ConfigError
 from hotspan.core.trace import BLOCK_TOKENS
@@ -11,6 +11,7 @@ from hotspan.router.types import Medium
 from hotspan.simulate.caches import EVICTIONS
 
 GB = 10**9
+_SHARE = between(0, 1, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,36 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Blend:
+    """What `--blend` of a replica costs. The defaults are measured: `first_k`, prompts of 8,000 tokens
+    (benchmarks/results/blend-quality.json).
+    """
+
+    recompute_ratio: float = option(
+        0.01,
+        "With --blend, the share of the tokens taken from windows that is computed again. The default is what first_k "
+        "computes of long documents.",
+        name="blend_recompute_ratio",
+        kind=_SHARE,
+    )
+    probe_share: float = option(
+        0.0,
+        "With --blend, the cost of choosing these tokens, as a share of the prefill: 0 for first_k.",
+        name="blend_probe_share",
+        kind=_SHARE,
+    )
+    move_share: float = option(
+        0.07,
+        "With --blend, the cost of rotating and copying a token of a window, as a share of computing it.",
+        name="blend_move_share",
+        kind=_SHARE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What a replica holds; L2 is one for all.
 
@@ -107,6 +138,7 @@ class Setup:
 
     event_delay_s: from a change in a replica's caches to the router; None: no events at all.
     block_tokens:  of the trace's blocks. gpu_block_tokens: of the engine's.
+    blend:         replicas reuse sections of prompts wherever these stand, and tell nothing of their caches.
     """
 
     replicas: int = 8
@@ -115,6 +147,7 @@ class Setup:
     event_delay_s: float | None = 0.005
     block_tokens: int = BLOCK_TOKENS
     gpu_block_tokens: int = 16
+    blend: Blend | None = None
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -123,3 +156,10 @@ class Setup:
             raise ConfigError(f"there is no eviction {self.sizes.eviction!r}; there are {', '.join(EVICTIONS)}")
         if self.sizes.gpu_tokens < self.block_tokens:
             raise ConfigError(f"a GPU's pool of {self.sizes.gpu_tokens} tokens holds no block of {self.block_tokens}")
+        if self.blend is not None and not self.sizes.ram_gib:
+            raise ConfigError("--blend keeps windows in RAM: give --ram-gib")
+
+    @property
+    def events_s(self) -> float | None:
+        """From a change in a replica's caches to the router; None: no events. Engines with events do not blend."""
+        return self.event_delay_s if self.blend is None else None

@@ -3,6 +3,8 @@
     arrive -> queue (FIFO) -> prefill: load what a tier has and is worth it, compute the rest -> first byte
            -> decode, beside others -> end
 
+With blending, a prompt may be made of windows (windows.py) instead.
+
 Prefill and decode share the steps of one engine. While something is prefilled a step has `step_tokens` tokens, one of
 them for each request that decodes; so n decoding requests leave 1 - n/step_tokens of the prefill's speed, and get their
 next token only when such a step ends. All that decode go at one pace, so that one count of steps tells how far each is.
@@ -15,7 +17,8 @@ from heapq import heappop, heappush
 from hotspan.core.trace import Request
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change, Pool
-from hotspan.simulate.costs import Costs
+from hotspan.simulate.costs import Blend, Costs
+from hotspan.simulate.windows import Blended, Windows
 
 _TINY = 1e-9
 
@@ -26,7 +29,8 @@ class Job:
     """A request on its way."""
 
     __slots__ = (
-        *("arrived_s", "began_s", "changes", "ended_s", "first_s", "found", "index", "loaded", "replica", "request"),
+        *("arrived_s", "began_s", "blended", "changes", "ended_s", "first_s", "found", "index", "loaded", "replica"),
+        *("request", "tail"),
     )
 
     def __init__(self, index: int, request: Request, arrived_s: float) -> None:
@@ -36,6 +40,8 @@ class Job:
         self.began_s = self.first_s = self.ended_s = -1.0
         self.replica = -1
         self.found = 0  # tokens in the GPU's pool
+        self.blended = 0  # tokens taken from windows
+        self.tail = 0  # tokens in the pool, its answer's among them, that have no name there
         self.loaded: dict[Medium, int] = {}  # tokens
         self.changes: dict[Medium, Change] = {}
 
@@ -45,6 +51,7 @@ class Replica:
 
     pool:   the GPU's. caches: all by medium; L2's is the same object for all replicas.
     on_first, on_end: a job's first byte, its last.
+    blend:  it reuses what is no prefix, too.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Replica:
         block_tokens: int,
         on_first: Callable[[Job, float], None],
         on_end: Callable[[Job, float], None],
+        blend: Blend | None = None,
     ) -> None:
         self.number = number
         self.at_s = 0.0
@@ -64,6 +72,7 @@ class Replica:
         self._pool = pool
         self._caches = {Medium.GPU: pool, **caches}
         self._block_tokens = block_tokens
+        self._windows = Windows(blend, costs, caches, block_tokens) if blend is not None else None
         self._on_first = on_first
         self._on_end = on_end
         self._queue: deque[Job] = deque()
@@ -142,11 +151,27 @@ class Replica:
                     job.loaded[medium] = (until - held) * block
                     work_s += load_s
                     held = until
+        if self._windows is not None:
+            blended = self._windows.plan(request, job.found, held * block)
+            if blended is not None:
+                return self._blend(job, self._windows, blended)
+            self._windows.learn(request, held * block)
         loaded = range(job.found // block, held)
-        self._pool.begin(self._tail(request))
+        job.tail = self._tail(request, len(request.keys))
+        self._pool.begin(job.tail)
         for medium, cache in caches.items():
             job.changes[medium] = cache.use(request.keys, loaded)
         return work_s + costs.prefill_s(held * block, request.tokens)
+
+    def _blend(self, job: Job, windows: Windows, blended: Blended) -> float:
+        """Seconds of a prompt that is blended: nothing of it is kept but the beginning that the pool had."""
+        job.loaded, job.blended = {}, blended.tokens
+        windows.use(blended.windows)
+        kept = job.found // self._block_tokens
+        job.tail = self._tail(job.request, kept)
+        self._pool.begin(job.tail)
+        self._pool.use(job.request.keys[:kept])
+        return blended.work_s
 
     def _first(self, job: Job) -> None:
         self._current = None
@@ -159,10 +184,10 @@ class Replica:
 
     def _end(self, job: Job) -> None:
         job.ended_s = self.at_s
-        self._pool.end(self._tail(job.request))
+        self._pool.end(job.tail)
         self._on_end(job, self.at_s)
 
-    def _tail(self, request: Request) -> int:
-        """Tokens behind its whole blocks, its answer's among them."""
+    def _tail(self, request: Request, blocks: int) -> int:
+        """Tokens behind its first blocks, its answer's among them."""
         computed = request.tokens + request.answer_tokens - 1  # the last token of an answer is never put in
-        return max(0, computed - len(request.keys) * self._block_tokens)
+        return max(0, computed - blocks * self._block_tokens)

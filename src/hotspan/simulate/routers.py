@@ -10,9 +10,11 @@ from typing import Final, Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
+from hotspan.core.trace import Request
 from hotspan.router.fleet import Fleet, Ticket
 from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
-from hotspan.router.types import Ask, Medium, Strategy
+from hotspan.router.sections import MIN_BYTES, Section
+from hotspan.router.types import PIECE_BYTES, Ask, Medium, Strategy
 from hotspan.simulate.caches import Change
 from hotspan.simulate.costs import GB, Costs, Setup, Sizes
 from hotspan.simulate.replica import Job
@@ -69,10 +71,17 @@ class FleetRouter:
             for n, name in enumerate(self._names):
                 self._fleet.tell(name, self._speeds, is_measured=n in self._have_answered)
         request = job.request
-        ask = Ask(request.keys, request.tokens, self._block_tokens, session=request.session)
+        sections = self._sections(request) if self._speeds.is_blending else ()
+        ask = Ask(request.keys, request.tokens, self._block_tokens, session=request.session, sections=sections)
         decision = self._fleet.choose(ask)
         self._tickets[job.index] = self._fleet.dispatch(ask, decision)
         return self._slots.index(decision.replica)
+
+    def _sections(self, request: Request) -> list[Section]:
+        """As a router sees them, which knows text: `piece_tokens` of its Ask are the tokens of so many bytes."""
+        scale = PIECE_BYTES / self._block_tokens
+        found = (Section(key, round(start * scale), round(stop * scale)) for key, start, stop in request.sections)
+        return [section for section in found if section.stop - section.start >= MIN_BYTES]
 
     def first_byte(self, job: Job) -> None:
         self._have_answered.add(job.replica)
@@ -154,14 +163,15 @@ def make_router(policy: str, setup: Setup, clock: Clock, rng: random.Random) -> 
     if policy not in POLICIES:
         raise ConfigError(f"there is no strategy {policy!r}; there are {', '.join(POLICIES)}")
     strategy = Strategy.AUTO if policy == UNTOLD else Strategy(policy)
-    is_told = setup.event_delay_s is not None and policy in (Strategy.AUTO, Strategy.KVAWARE)
+    is_told = setup.events_s is not None and policy in (Strategy.AUTO, Strategy.KVAWARE)
     fleet = Fleet(strategy=strategy, clock=clock, rng=rng)
-    speeds = told_speeds(setup.costs, setup.sizes)
+    speeds = told_speeds(setup.costs, setup.sizes, is_blending=setup.blend is not None)
     return FleetRouter(fleet, setup.replicas, setup.block_tokens, is_told=is_told, speeds=speeds)
 
 
-def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
-    """What `router.measured` reads of a replica: its rate of prompts, that of disk and L2, and how much it keeps.
+def told_speeds(costs: Costs, sizes: Sizes, *, is_blending: bool = False) -> Speeds:
+    """What `router.measured` reads of a replica: its rate of prompts, that of disk and L2, how much it keeps, and
+    whether it blends.
 
     What real ones do not say, how fast RAM is and what a running request adds to a step, the router takes for what it
     takes it for of real ones.
@@ -176,4 +186,5 @@ def told_speeds(costs: Costs, sizes: Sizes) -> Speeds:
         tokens_per_s=costs.prefill_tokens_per_s,
         tiers={**unsaid.tiers, **tiers},
         cache_tokens=max(sizes.tokens(medium, costs) for medium in (Medium.GPU, Medium.RAM, Medium.DISK)),
+        is_blending=is_blending,
     )

@@ -4,19 +4,22 @@
     toolagent     an hour of tools and agents: 46.3 % chat as above, 39.0 % on a prompt of 12 blocks, 14.6 % on another
     synthetic     17 minutes of public data sets: chats, long documents to summarise, documents with several questions
 
+    documents     RAG: a system prompt, some documents in any order, a question; nothing is published of it
+
 `TraceFacts` below are the published figures. Most sessions ask once; those that go on add a short question, or a
 document, minutes later. Only whole blocks are chunks: a partial block at the end of a text is never reused.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, TraceFacts, read
+from hotspan.core.trace import BLOCK_TOKENS, Request, Section, Trace, TraceFacts, read
 
 _HOUR_S = 3537.0
 _BEFORE_S = 3600.0
@@ -46,8 +49,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A kind of trace. `published`: of the real one. A subclass draws its requests."""
+    """A kind of trace. `published`: of the real one. A subclass draws its requests.
 
+    IS_PUBLISHED: there is a real one; else `published` says how many requests there are in which time.
+    """
+
+    IS_PUBLISHED: ClassVar[bool] = True
     name: str
     published: TraceFacts
 
@@ -215,6 +222,73 @@ class TextTrace(Shape):
             yield _Text(kind, tokens, blocks, left)
 
 
+# -- documents in any order ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTrace(Shape):
+    """Questions about some of many documents, in any order behind one system prompt; arrivals at random.
+
+    documents: that there are; `asked`: of them in each prompt. Those of a lower number are asked for more often.
+    popularity: a document's share falls with its number to the power of this; 0: all alike.
+    document, question, answer: tokens of each; `system`: of the system prompt.
+    """
+
+    IS_PUBLISHED: ClassVar[bool] = False
+    documents: int = 200
+    asked: int = 5
+    popularity: float = 0.8
+    system: int = 1000
+    document: Lengths = Lengths(2000, 0.4)
+    question: Lengths = Lengths(40, 0.5)
+    answer: Lengths = Lengths(150, 0.6)
+
+    def _requests(self, seed: int, requests: float, span: float) -> Iterator[Request]:
+        rng = random.Random(f"{self.name} {seed}")
+        tokens = [self.document.whole(rng) for _ in range(self.documents)]
+        weights = [1 / (number + 1) ** self.popularity for number in range(self.documents)]
+        times = sorted(rng.uniform(0.0, self.published.span_s * span) for _ in range(round(requests)))
+        orders = (self._order(rng, weights) for _ in times)
+        questions = (self.question.whole(rng) for _ in times)
+        for each in permuted(self.system, tokens, zip(times, orders, questions, strict=True)):
+            yield each._replace(answer_tokens=self.answer.whole(rng))
+
+    def _order(self, rng: random.Random, weights: Sequence[float]) -> tuple[int, ...]:
+        chosen: dict[int, None] = {}
+        while len(chosen) < min(self.asked, self.documents):
+            chosen[rng.choices(range(self.documents), weights)[0]] = None
+        order = list(chosen)
+        rng.shuffle(order)
+        return tuple(order)
+
+
+def permuted(
+    system: int,
+    tokens: Sequence[int],
+    asked: Iterable[tuple[float, tuple[int, ...], int]],
+    block_tokens: int = BLOCK_TOKENS,
+) -> Iterator[Request]:
+    """Prompts of a system prompt, documents in an order, and a question. Each answer has one token.
+
+    tokens: of each document. asked: when, the documents' numbers, and the tokens of the question.
+    Sections are the system prompt, 0, and each document, its number and 1 more.
+    """
+    names: dict[tuple[object, ...], int] = {}
+    for number, (at_s, order, question) in enumerate(asked):
+        sections, at = [Section(0, 0, system)] if system else [], system
+        for document in order:
+            sections.append(Section(document + 1, at, at + tokens[document]))
+            at = sections[-1].stop
+        stops = [*range(block_tokens, at + question + 1, block_tokens)]
+        # A block is named by all that begins before its end.
+        blocks = [
+            (stop, *(each.key for each in sections if each.start < stop), number if stop > at else None)
+            for stop in stops
+        ]
+        keys = tuple(names.setdefault(block, len(names)) for block in blocks)
+        yield Request(at_s, at + question, 1, keys, sections=tuple(sections))
+
+
 _CHAT = (
     Sessions(0.225, 0, Lengths(2650, 0.2), goes_on=(3.7, 2.2)),
     Sessions(0.775, 0, Lengths(6700, 1.15), goes_on=(1.1, 3.3)),
@@ -240,7 +314,8 @@ SYNTHETIC = TextTrace(
         Texts(0.28, Lengths(16_600, 0.65), Lengths(110, 0.8), Lengths(3.4, 0.75), Lengths(35, 1.3)),
     ),
 )
-SHAPES: dict[str, Shape] = {shape.name: shape for shape in (CONVERSATION, SYNTHETIC, TOOLAGENT)}
+DOCUMENTS = DocumentTrace("documents", TraceFacts(6000, 11_850, 11_700, 0.29, 2000.0, 180))
+SHAPES: dict[str, Shape] = {shape.name: shape for shape in (CONVERSATION, SYNTHETIC, TOOLAGENT, DOCUMENTS)}
 
 
 def sources(

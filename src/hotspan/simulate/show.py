@@ -39,14 +39,17 @@ def tables(trace: str, lines: Sequence[Line]) -> Iterator[Table]:
 
 
 def _table(title: str, head: str, lines: Sequence[tuple[str, Line]]) -> Table:
-    columns = ("hits", *QUANTILES, "TPOT", "imbalance")
     same = [line for _, line in lines]
+    has_windows = any(line.window_rate for line in same)
+    columns = ("hits", *(["windows"] * has_windows), *QUANTILES, "TPOT", "imbalance")
     rows = []
     for label, line in lines:
         tpot = "-" if line.tpot_s is None else f"{line.tpot_s * 1000:.1f}"
         times = [_time(line, figure, same) for figure in QUANTILES]
-        rows.append((label, [Cell(f"{line.hit_rate:.3f}"), *times, Cell(tpot), Cell(f"{line.imbalance:.2f}")]))
+        found = [Cell(f"{line.hit_rate:.3f}"), *([Cell(f"{line.window_rate:.3f}")] * has_windows)]
+        rows.append((label, [*found, *times, Cell(tpot), Cell(f"{line.imbalance:.2f}")]))
     note = "Imbalance is the time that the busiest replica prefilled, by that of the average one."
+    note += " Hits are of prefixes, windows of text that is none." * has_windows
     return Table(f"{title}: TTFT in s, TPOT in ms", [Group("", columns)], rows, head, note)
 
 
@@ -86,6 +89,7 @@ def as_json(comparison: Comparison, lines: Sequence[Line], facts: Mapping[str, S
                 "policy": line.policy,
                 "sizes": asdict(line.sizes),
                 "hit_rate": line.hit_rate,
+                "window_rate": line.window_rate,
                 "ttft_s": {name: line.ttft_s(name) for name in QUANTILES},
                 "tpot_s": line.tpot_s,
                 "imbalance": line.imbalance,
@@ -97,5 +101,5 @@ def as_json(comparison: Comparison, lines: Sequence[Line], facts: Mapping[str, S
 
 
 def _trace(name: str, found: Sequence[TraceFacts]) -> dict[str, Any]:
-    published = {"published": asdict(SHAPES[name].published)} if name in SHAPES else {}
+    published = {"published": asdict(SHAPES[name].published)} if name in SHAPES and SHAPES[name].IS_PUBLISHED else {}
     return published | {"replayed": [asdict(each) for each in found]}

@@ -34,6 +34,7 @@ class Outcome:
     ttft_s, tpot_s: of each; the latter None where the answer has one token.
     replica:        that served it.
     found:          tokens found in the GPU's pool; `loaded`: by medium, those loaded.
+    blended:        tokens taken from windows, those that are computed again included.
     busy_s:         by replica, in which it prefilled.
     load:           at some arrivals.
     """
@@ -47,11 +48,17 @@ class Outcome:
     busy_s: list[float]
     load: list[Load]
     span_s: float
+    blended: int = 0
 
     @property
     def hit_rate(self) -> float:
-        """Tokens that were not computed, of all."""
+        """Tokens of prefixes that were not computed, of all."""
         return (self.found + sum(self.loaded.values())) / self.tokens
+
+    @property
+    def window_rate(self) -> float:
+        """Tokens taken from windows, of all."""
+        return self.blended / self.tokens
 
 
 class SimulationClock:
@@ -78,7 +85,7 @@ class Simulation:
         self._clock = SimulationClock()
         self._router: Router = make_router(policy, setup, self._clock, random.Random(f"{policy} {seed}"))
         self._costs = setup.costs
-        self._delay_s = setup.event_delay_s or 0.0
+        self._delay_s = setup.events_s or 0.0
         self._events: deque[tuple[float, int, Medium, Change]] = deque()
         self._heap: list[tuple[float, int, int]] = []
         self._versions = [0] * setup.replicas
@@ -88,6 +95,7 @@ class Simulation:
                 *(n, setup.costs, Pool(setup.sizes.gpu_tokens, setup.block_tokens, setup.gpu_block_tokens)),
                 *(_caches(setup, (Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
                 *(self._first, self._end),
+                blend=setup.blend,
             )
             for n in range(setup.replicas)
         ]
@@ -164,6 +172,7 @@ class Simulation:
             busy_s=[replica.busy_s for replica in self.replicas],
             load=load,
             span_s=max(job.ended_s for job in jobs),
+            blended=sum(job.blended for job in jobs),
         )
 
 

@@ -234,6 +234,16 @@ def test_counts_of_drafts() -> None:
     assert "stream_options" not in body(stream=True)
 
 
+def test_counts_of_blended_tokens() -> None:
+    """Details of an answer have them as the engine's usage; what the prefix cache had is in neither."""
+    counts = {"blend_reused_tokens": 1536, "blend_recomputed_tokens": 48}
+    usage = {"completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 128, **counts}}
+    said = choice(text="a", token_ids=[1]) | {"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}}
+    asked = Generation.parse({"inputs": "Say", "parameters": {"details": True}})
+    details = asked.answer({"choices": [said], "usage": usage})["details"]
+    assert details.items() >= counts.items() and "cached_tokens" not in details
+
+
 @pytest.mark.parametrize("inputs", [None, "", [], ["a", ""], [1], {"a": 1}])
 def test_embeddings_refuse(inputs: Any) -> None:
     """What is no text and no list of texts has no embedding."""

@@ -13,6 +13,8 @@ from hotspan.server.lmi.request import engine_parameters, flag
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
+_BLENDED = ("blend_reused_tokens", "blend_recomputed_tokens")
+
 Json = dict[str, Any]
 
 
@@ -84,7 +86,7 @@ class Generation:
         first, *others = completion["choices"]
         answer: Json = {"generated_text": self.text(first["text"])}
         if self.has_details:
-            answer["details"] = self._details(first) | _drafts(completion)
+            answer["details"] = self._details(first) | _counts(completion)
             if others:
                 answer["details"]["best_of_sequences"] = [
                     {"generated_text": self.text(choice["text"]), **self._details(choice)} for choice in others
@@ -152,7 +154,7 @@ class Rows:
         if choice.get("finish_reason") is not None:
             rows[-1]["generated_text"] = self._generation.text("".join(told.texts))
             if self._generation.has_details:
-                rows[-1]["details"] = self._details(choice, told) | _drafts(chunk)
+                rows[-1]["details"] = self._details(choice, told) | _counts(chunk)
         return rows
 
     def _details(self, choice: Json, told: _Told) -> Json:
@@ -200,10 +202,11 @@ def embeddings_answer(inputs: object, answered: Json) -> list[Any]:
     return vectors if isinstance(inputs, list) else list(vectors[0])
 
 
-def _drafts(answered: Json) -> Json:
-    """Counts of drafted tokens of all sequences that have ended; nothing without speculation."""
-    details = (answered.get("usage") or {}).get("completion_tokens_details") or {}
-    return {name: count for name, count in details.items() if name.endswith("_prediction_tokens")}
+def _counts(answered: Json) -> Json:
+    """Counts of drafted tokens of all sequences that have ended, and of blended ones; nothing without either."""
+    usage = answered.get("usage") or {}
+    details = {**(usage.get("completion_tokens_details") or {}), **(usage.get("prompt_tokens_details") or {})}
+    return {name: count for name, count in details.items() if name.endswith("_prediction_tokens") or name in _BLENDED}
 
 
 def _wants_prefill(given: Json) -> bool:
