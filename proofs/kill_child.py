@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hotspan.core.clock import SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
@@ -16,6 +17,7 @@ from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.table import DiskTable, read_geometry
 from proofs.kill_book import Book, Message, Stored
 from proofs.simulated.keys import FixedKeys
@@ -62,7 +64,7 @@ class Worker:
             store_depth=self.rng.choice((4, 8, 32)),
             keys=FixedKeys(self.writer) if self.book.is_sealed else None,
             step_bytes=self.rng.choice((None, None, 2 * slot_bytes, 8 * slot_bytes)),
-            compress="always" if self.book.is_packed else "never",
+            packer=Packer("always" if self.book.is_packed else "never", self.threads, SystemClock()),
             slot_bytes=PAGE_BYTES if self.book.is_packed else None,
         )
         started = time.perf_counter()

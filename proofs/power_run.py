@@ -13,6 +13,7 @@ from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
+from hotspan.tiers.packer import Packer
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.power import Recording, RecordingFiles
@@ -169,6 +170,7 @@ def open_tier(
     is_packed: bool = False,
 ) -> DiskTier:
     """The disk tier of such a run. Raises: DirectoryError."""
+    clock = clock or SimulatedClock()
     options = DiskOptions(
         *(path, SLAB_BYTES, 2),
         allow_direct=False,
@@ -177,10 +179,10 @@ def open_tier(
         queue=queues.queue,
         step_bytes=step_bytes,
         reserve_bytes=reserve_bytes,
-        compress="always" if is_packed else "never",
+        packer=Packer("always" if is_packed else "never", 2, clock),
         slot_bytes=PAGE_BYTES if is_packed else None,
     )
-    return DiskTier(options, NAMESPACE, SIZE, clock or SimulatedClock())
+    return DiskTier(options, NAMESPACE, SIZE, clock)
 
 
 def loaded(tier: DiskTier, queues: InlineQueues) -> Iterator[tuple[ChunkKey, bytes | None]]:

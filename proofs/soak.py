@@ -17,6 +17,7 @@ from hotspan.core.clock import SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import SharedSlab
 from hotspan.tiers.table import DiskTable
@@ -179,7 +180,7 @@ def _sides(path: Path, options: Options) -> Iterator[list[_Side]]:
                 options.slots * (_PAYLOAD_BYTES + HEADER_BYTES),
                 keys=BenchKeys() if name == "sealed" else None,
                 shares=_SHARES,
-                compress="always" if name == "sealed" else "never",
+                packer=Packer("always" if name == "sealed" else "never", 4, clock),
                 slot_bytes=PAGE_BYTES if name == "sealed" else None,
             )
             tier = DiskTier(disk, NAMESPACE, _PAYLOAD_BYTES)

@@ -15,6 +15,7 @@ from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.faults import FaultyFiles
@@ -156,7 +157,7 @@ class World:
             is_new=not again,
             keys=FixedKeys(self._rng.getrandbits(60)) if self.options.is_sealed else None,
             shares=self.options.disk_shares,
-            compress="always" if self.options.is_packed and self.lives % 2 else "never",
+            packer=Packer("always" if self.options.is_packed and self.lives % 2 else "never", 3, self.clock),
             slot_bytes=PAGE_BYTES if self.options.is_packed else None,
             files=self.files,
             queue=self.queues.queue,

@@ -20,7 +20,8 @@ MODULES = [
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     for part in PARTS
     for path in sorted((ROOT / "src" / "hotspan" / part).rglob("*.py"))
-    if (part != "router" or "ray" not in path.parts) and path.name != "compression.py"  # of an L2's clients
+    if (part != "router" or "ray" not in path.parts)
+    and path.name not in ("compression.py", "packer.py")  # of an engine's tiers
 ]
 CODE = """
 import importlib, json, sys

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from hotspan.core.clock import SystemClock
 from hotspan.core.types import PAGE_BYTES, Compress
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions, RemoteTier
@@ -13,6 +14,7 @@ from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests, load, store
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.packer import Packer
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.memory_store import MemoryServer
@@ -54,13 +56,13 @@ class TestSealedDiskTier(DiskTierTests):
 class TestPackedDiskTier(DiskTierTests):
     """With compression."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {"compress": "always", "slot_bytes": PAGE_BYTES}
+    OPTIONS: ClassVar[dict[str, Any]] = {"packer": Packer("always", 4, SystemClock()), "slot_bytes": PAGE_BYTES}
 
 
 class TestPackedSealedDiskTier(DiskTierTests):
     """With compression and encryption."""
 
-    OPTIONS: ClassVar[dict[str, Any]] = {"compress": "always", "slot_bytes": PAGE_BYTES, "keys": FixedKeys()}
+    OPTIONS: ClassVar[dict[str, Any]] = TestPackedDiskTier.OPTIONS | {"keys": FixedKeys()}
 
 
 class TestSplitDiskTier(DiskTierTests):

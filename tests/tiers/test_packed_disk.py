@@ -19,6 +19,7 @@ from hotspan.testing.conformance import NAMESPACE
 from hotspan.tiers.check import check_offline
 from hotspan.tiers.disk import DiskOptions, DiskTier, slot_bytes_for
 from hotspan.tiers.files import Files
+from hotspan.tiers.packer import Packer
 from proofs.places import in_memory
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
@@ -35,15 +36,16 @@ class Bench:
 
     def __init__(self, path: Path, compress: Compress = "always", **options: Any) -> None:
         self.queues = InlineQueues(seed=1)
+        clock = SimulatedClock()
         self.tier = DiskTier(
             DiskOptions(
                 *(path / "disk", CHUNKS * FRAME),
-                compress=compress,
+                packer=Packer(compress, 4, clock),
                 queue=self.queues.queue,
                 allow_direct=False,
                 **{"slot_bytes": PAGE_BYTES} | options,
             ),
-            *(NAMESPACE, SIZE, SimulatedClock()),
+            *(NAMESPACE, SIZE, clock),
         )
 
     def store(self, chunk: Chunk, data: bytes, terms: Terms | None = None) -> bool:
@@ -243,7 +245,9 @@ def test_slots_of_all_sizes_are_neither_lost_nor_shared(steps: list[Step]) -> No
 )
 def test_a_chunk_has_few_slots(size: int, disk: int, compress: Compress, slots: int) -> None:
     """At most 16, none below 256 KiB, and 4 million in all: so few records and I/Os, however long the disk is used."""
-    slot = slot_bytes_for(size + HEADER_BYTES, DiskOptions(Path("disk"), disk, compress=compress))
+    slot = slot_bytes_for(
+        size + HEADER_BYTES, DiskOptions(Path("disk"), disk, packer=Packer(compress, 4, SimulatedClock()))
+    )
     assert -(-(size + HEADER_BYTES) // slot) == slots and slot % PAGE_BYTES == 0
     assert disk // slot <= 1 << 22
 
@@ -265,7 +269,7 @@ def test_auto_compresses_where_the_disk_is_slow(tmp_path: Path, bytes_per_s: flo
     clock, queues = SimulatedClock(), InlineQueues()
     options = DiskOptions(
         *(tmp_path / "disk", CHUNKS * FRAME),
-        compress="auto",
+        packer=Packer("auto", 4, clock),
         slot_bytes=PAGE_BYTES,
         files=with_speed(clock, bytes_per_s),
         queue=queues.queue,

@@ -43,6 +43,7 @@ from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.pace import Pace
+from hotspan.tiers.packer import Packer
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
@@ -223,7 +224,7 @@ class _Opening:
             reserve_bytes=RESERVE_BYTES,
             pins=self.pins,
             pace=self.pace,
-            compress=disk.compress,
+            packer=Packer(disk.compress, disk.threads, self.clock),
         )
         size = self.spec.slot_bytes
         return lambda again: DiskTier(replace(options, is_new=not again), self.namespace, size, self.clock)

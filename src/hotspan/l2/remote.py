@@ -14,7 +14,6 @@ deleted (jobs.py).
 """
 
 import logging
-import os
 import secrets
 import threading
 from collections import deque
@@ -36,7 +35,6 @@ from hotspan.l2.known import KnownChunks, Moment
 from hotspan.l2.view import readable
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
-from hotspan.tiers.compressing import Compressing
 from hotspan.tiers.io import IoQueue, IoThreads
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.record import Record
@@ -93,7 +91,7 @@ class RemoteTier:
         self._store_depth = options.store_depth
         self._marks = follower.marks
         self._clock = clock or SystemClock()
-        packer = Packer(Compressing(options.compress, min(options.threads, os.cpu_count() or 1)), self._clock)
+        packer = Packer(options.compress, options.threads, self._clock)
         self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()

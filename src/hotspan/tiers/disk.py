@@ -1,22 +1,19 @@
 """The disk tier: chunks of one namespace on the disk engine, with a log of what was invalidated."""
 
 import logging
-import os
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
 from hotspan.tiers.base import Durable, TierUsage, Transfer
 from hotspan.tiers.check import FrameCheck
-from hotspan.tiers.compressing import Compressing
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
 from hotspan.tiers.log import Invalidation
-from hotspan.tiers.packer import Packer
 from hotspan.tiers.pins import Kept
 from hotspan.tiers.record import Record
 
@@ -38,8 +35,8 @@ _MAX_RECORDS_BITS = 22
 class DiskTier(DiskSlab):
     """A StorageTier in a directory that other namespaces may use too, one process at a time.
 
-    With `options.compress`, a chunk takes up to 16 slots, and fewer if it was stored compressed. Compressed chunks are
-    read in each mode.
+    Where chunks may be stored compressed, one takes up to 16 slots, and fewer if it was. Compressed chunks are read in
+    each mode of `options.packer`, and are a miss without one.
 
     Raises: DirectoryError from the constructor only (tiers/directory.py says when).
     """
@@ -53,13 +50,11 @@ class DiskTier(DiskSlab):
         self._own = namespace
         self._keys = options.keys
         self._payload_bytes = payload_bytes
-        clock = clock or SystemClock()
         super().__init__(
             options,
             options.slot_bytes or slot_bytes_for(HEADER_BYTES + payload_bytes, options),
             clock,
             chunk_bytes=payload_bytes,
-            packer=Packer(Compressing(options.compress, min(options.threads, os.cpu_count() or 1)), clock),
             namespace=namespace,
             gone=lambda key: self.kept.left(key),
         )
@@ -262,5 +257,6 @@ class DiskTier(DiskSlab):
 def slot_bytes_for(frame_bytes: int, options: DiskOptions) -> int:
     """Of a new directory's slots: a chunk fills one, or up to 16 where it may be compressed."""
     least = max(_LEAST_SLOT_BYTES, options.bytes >> _MAX_RECORDS_BITS)
-    slots = 1 if options.compress == "never" else max(1, min(_MAX_SLOTS, frame_bytes // least))
+    is_packing = options.packer is not None and options.packer.mode != "never"
+    slots = 1 if not is_packing else max(1, min(_MAX_SLOTS, frame_bytes // least))
     return round_up(-(-frame_bytes // slots), PAGE_BYTES)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import ChunkKey, Compress
+from hotspan.core.types import ChunkKey
 from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
@@ -55,7 +55,8 @@ class DiskOptions:
     step_bytes:  the slab grows by so much as it fills; None allocates all of it at the start.
     reserve_bytes: what a slab that grows leaves free on its file system (tiers/room.py); below it, it gives back.
     pace:        of loads.
-    compress:    whether the tier stores chunks compressed (tiers/disk.py).
+    packer:      compresses and restores chunks. One that was compressed needs fewer slots than it was given: the rest
+                 is free again when the store has ended.
     slot_bytes:  of a new directory, whole pages; None leaves it to the tier.
     files, queue: the system calls and the threads; tests put others in their place.
     """
@@ -72,7 +73,7 @@ class DiskOptions:
     reserve_bytes: int = 0
     pins: Pins = field(default_factory=Pins)
     pace: Pace = field(default_factory=Pace)
-    compress: Compress = "never"
+    packer: "Packer | None" = None
     slot_bytes: int | None = None
     files: Files = field(default_factory=Files)
     queue: Callable[[str, int, int], IoQueue] = IoThreads
@@ -120,8 +121,6 @@ class DiskSlab:
     """Chunks in a directory that this process owns. One thread calls the methods, which return at once; `adopt` first.
 
     chunk_bytes: of the largest payload that is expected; what fills a slot by default.
-    packer:    compresses and restores chunks. One that was compressed needs fewer slots than it was given: the rest
-               is free again when the store has ended.
     namespace: chunks of others take space and are not found; None: those of all are found.
     has_gaps:  whether a chunk may be here without its parent.
     settles:   called before `settle` tells that something is durable, on the log's thread; may raise OSError.
@@ -137,7 +136,6 @@ class DiskSlab:
         clock: Clock | None = None,
         *,
         chunk_bytes: int | None = None,
-        packer: "Packer | None" = None,
         layout: DirectoryLayout = TIER,
         namespace: bytes | None = None,
         has_gaps: bool = False,
@@ -167,7 +165,7 @@ class DiskSlab:
         self.evicted = 0
         self._table = self.directory.table
         frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
-        self._jobs = FrameJobs(frames, options.keys, self._clock, options.pace, packer)
+        self._jobs = FrameJobs(frames, options.keys, self._clock, options.pace, options.packer)
         self._entries: dict[ChunkKey, Entry] = {}
         self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._storing = 0

@@ -1,21 +1,27 @@
 """Chunks compressed and restored as a tier chooses (tiers/compressing.py), with what that takes measured."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from hotspan.core.clock import Clock
 from hotspan.core.compression import compress, decompress
+from hotspan.core.types import Compress
 from hotspan.tiers.compressing import Compressing, Packing
 
 _T = TypeVar("_T")
 
 
 class Packer:
-    """Compresses, restores and moves the chunks of one tier. Any thread."""
+    """Compresses, restores and moves the chunks of one tier. Any thread.
 
-    def __init__(self, compressing: Compressing, clock: Clock) -> None:
-        self._compressing = compressing
+    threads: of the tier, each of which has one transfer in flight.
+    """
+
+    def __init__(self, mode: Compress, threads: int, clock: Clock) -> None:
+        self.mode = mode
+        self._compressing = Compressing(mode, min(threads, os.cpu_count() or 1))
         self._clock = clock
         self._moving = 0
         self._lock = threading.Lock()
