@@ -112,7 +112,7 @@ def test_windows_are_shown_beside_prefixes(tmp_path: Path) -> None:
         assert status == 0, text
         data = json.loads(output.read_text())
         shares[trace, bool(blend)] = data["results"][0]["window_rate"]
-        assert ("windows of text" in " ".join(text.split())) == (trace == "documents" and bool(blend))
+        assert (" windows " in " ".join(text.split())) == (trace == "documents" and bool(blend))
         assert (data["settings"]["blend"] is not None) == bool(blend)
         assert "published" not in data["traces"].get("documents", {})
     assert shares["documents", True] > 0.2 and not shares["documents", False] and not shares["synthetic", True]
