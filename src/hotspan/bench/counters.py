@@ -2,21 +2,22 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from hotspan.bench.records import CacheUse
 from hotspan.core.errors import ConfigError
+from hotspan.core.metrics_page import samples
 
 GPU_QUERIES: Final = "vllm:prefix_cache_queries_total"
 GPU_HITS: Final = "vllm:prefix_cache_hits_total"
 EXTERNAL_HITS: Final = "vllm:external_prefix_cache_hits_total"
 HOTSPAN_HITS: Final = "hotspan_cache_hit_tokens_total"
 HOTSPAN_LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
+_WANTED: Final = (GPU_QUERIES, GPU_HITS, EXTERNAL_HITS, HOTSPAN_HITS, HOTSPAN_LOOKUPS)
 
 _WINDOW_S: Final = 0.3
 _WINDOWS: Final = 10
@@ -95,7 +96,8 @@ class CacheCounters:
         hits: defaultdict[str, float] = defaultdict(float)
         external = lookup = pool = 0.0
         has_external = has_hotspan = False
-        for name, labels, value in _samples(text):
+        for sample in samples(text, _WANTED):
+            name, labels, value = sample.name, sample.labels, sample.value
             if name == GPU_HITS:
                 hits["gpu"] += value
             elif name == GPU_QUERIES:
@@ -137,12 +139,3 @@ class CacheCounters:
 
 def _grown(now: float, before: float) -> float:
     return now - before if now >= before else now
-
-
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    # vLLM's page has hundreds of histogram lines; only ours are parsed.
-    wanted = (GPU_QUERIES, GPU_HITS, EXTERNAL_HITS, HOTSPAN_HITS, HOTSPAN_LOOKUPS)
-    lines = [line for line in text.splitlines() if line.startswith(wanted)]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            yield sample.name, sample.labels, sample.value

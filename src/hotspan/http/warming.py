@@ -9,10 +9,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.metrics_page import samples
 
 DOCUMENT, QUESTION = "{document}", "{question}"
 _LOOK_S = 0.5
@@ -137,7 +136,7 @@ async def warm(
 
 def is_idle(page: str) -> bool:
     """Whether a server's or a router's metrics show no request. Raises: ConfigError for another page."""
-    loads = [sample.value for name in _LOADS for sample in _samples(page, name)]
+    loads = [sample.value for sample in samples(page, _LOADS)]
     if not loads:
         raise ConfigError("the server's metrics do not show whether it is idle: warm with --no-wait-for-idle")
     return not sum(loads)
@@ -153,7 +152,7 @@ class Room:
 
 def room_of(page: str) -> Room:
     """What a server's metrics show of its tiers."""
-    capacities = [sample.value for sample in _samples(page, "hotspan_cache_capacity_bytes")]
+    capacities = [sample.value for sample in samples(page, ("hotspan_cache_capacity_bytes",))]
     return Room(_value(page, "hotspan_cache_token_bytes"), max(capacities, default=0.0))
 
 
@@ -199,10 +198,4 @@ def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Wa
 
 
 def _value(page: str, name: str) -> float:
-    return float(sum(sample.value for sample in _samples(page, name)))
-
-
-def _samples(page: str, name: str) -> Iterator[Any]:
-    lines = [line for line in page.splitlines() if line.startswith(name)]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        yield from family.samples
+    return float(sum(sample.value for sample in samples(page, (name,))))

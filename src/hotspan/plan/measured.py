@@ -1,14 +1,11 @@
 """What a running server measured of itself, out of its metrics page."""
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from hotspan.core.errors import ConfigError
+from hotspan.core.metrics_page import POOL, figures
 from hotspan.core.types import Tier
 
 _RATE: Final = "hotspan_cost_prefill_tokens_per_second"
@@ -19,8 +16,7 @@ _TOKEN: Final = "hotspan_cache_token_bytes"
 _LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
 _HITS: Final = "hotspan_cache_hit_tokens_total"
 _POOL_HITS: Final = "vllm:prefix_cache_hits_total"
-_POOL: Final = "vllm:cache_config_info"
-_WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, _CAPACITY, _TOKEN, _LOOKUPS, _HITS, _POOL_HITS, _POOL)
+_WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, _CAPACITY, _TOKEN, _LOOKUPS, _HITS, _POOL_HITS, POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +36,7 @@ class Measured:
 
 def measured(page: str) -> Measured:
     """The figures of a metrics page, summed over engines. Raises: ConfigError if it is no page of `hotspan serve`."""
-    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    largest: dict[tuple[str, str], float] = {}
-    lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            value = float(sample.labels.get("kv_cache_size_tokens") or 0) if sample.name == _POOL else sample.value
-            if math.isfinite(value) and value > 0:
-                at = (sample.name, sample.labels.get("tier", ""))
-                sums[at] += value
-                largest[at] = max(largest.get(at, 0.0), value)
+    sums, largest = figures(page, _WANTED)
     if (_TOKEN, "") not in sums:
         raise ConfigError(f"the metrics page has no {_TOKEN}: give the address of a `hotspan serve` with tiers")
 
@@ -58,7 +45,7 @@ def measured(page: str) -> Measured:
         return {tier: value for tier, value in found.items() if value}
 
     capacity = by_tier(_CAPACITY, largest[_TOKEN, ""])
-    if pool := sums.get((_POOL, ""), 0.0):
+    if pool := sums.get((POOL, ""), 0.0):
         capacity[Tier.GPU] = pool
     asked = sums.get((_LOOKUPS, ""), 0.0)
     hits = by_tier(_HITS, asked) if asked else {}

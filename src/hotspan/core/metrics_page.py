@@ -1,0 +1,46 @@
+"""Figures of servers, from their pages of metrics in Prometheus' text format."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+POOL: Final = "vllm:cache_config_info"
+"""vLLM's: the size of its pool in tokens is a label of it."""
+
+Figures = dict[tuple[str, str], float]
+"""By the name of the metric, and the label `tier` or ""."""
+
+
+def samples(page: str, names: tuple[str, ...]) -> Iterator[Sample]:
+    """The samples whose names begin with one of these. A page has hundreds of lines: no others are parsed.
+
+    Lines that are none are left out.
+    """
+    for line in page.splitlines():
+        if line.startswith(names):
+            try:
+                found = [sample for family in text_string_to_metric_families(line + "\n") for sample in family.samples]
+            except (ValueError, LookupError):
+                continue
+            yield from found
+
+
+def figures(page: str, names: tuple[str, ...]) -> tuple[Figures, Figures]:
+    """Finite figures above 0: their sums over all engines, and the largest ones."""
+    sums: Figures = {}
+    largest: Figures = {}
+    for sample in samples(page, names):
+        value = _tokens(sample) if sample.name == POOL else sample.value
+        if math.isfinite(value) and value > 0:
+            at = (sample.name, sample.labels.get("tier", ""))
+            sums[at] = sums.get(at, 0.0) + value
+            largest[at] = max(largest.get(at, 0.0), value)
+    return sums, largest
+
+
+def _tokens(sample: Sample) -> float:
+    said = sample.labels.get("kv_cache_size_tokens", "")
+    return float(said) if said.isdecimal() and len(said) <= 15 else 0.0
