@@ -19,10 +19,11 @@ from typing import Any
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.bench.workloads.long_doc_permutator import SEPARATOR
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import EngineSettings, usable_threads
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 CONTEXTS, SYSTEM_TOKENS, OUTPUT_TOKENS, READY_S = 5, 1000, 8, 300.0
 

@@ -29,12 +29,13 @@ from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import BenchResult, Quantiles, RoundSummary, failures
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import BLOCK_TOKENS, GIB, EngineSettings, usable_threads
 from hotspan.demo.results import compact_text
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 MODES: Final = {"ram": "RAM only", "l2": "RAM + L2"}
 START_S: Final = 600.0

@@ -30,10 +30,11 @@ from hotspan.bench.machine import write_results
 from hotspan.bench.prose import prose
 from hotspan.bench.workloads.base import Prompt
 from hotspan.bench.workloads.texts import fitted_prose
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, plan_modes, usable_threads
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 Rounds = dict[str, list[dict[str, Any]]]
 

@@ -26,12 +26,13 @@ import numpy
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.cli.admin_client import Admin
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.trace import Request, Trace, read, write
 from hotspan.core.types import GIB
 from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import EngineSettings, usable_threads
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 from hotspan.simulate.costs import GB, Costs, Setup, Sizes
 from hotspan.simulate.simulation import Simulation
 

@@ -36,8 +36,9 @@ from benchmarks.harness import arguments
 from benchmarks.speculators import ASSETS, DRAFTED, rota
 from hotspan.bench.counters import ProcessTreeCpu, settled_seconds
 from hotspan.bench.machine import write_results
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 HEADS = ("eagle", "eagle3")
 FIGURES = ("itl_s", "cpu_s", "ttft_s")

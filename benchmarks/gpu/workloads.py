@@ -23,9 +23,9 @@ from benchmarks.gpu.servers import (
 )
 from benchmarks.multi_round_chat import ChatSizes, plan_l2, started
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
+from hotspan.core.addresses import free_port
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
-from hotspan.demo.server import free_port
 
 _QUESTION_TOKENS: Final = 96
 _SPARE: Final = 1.25

@@ -25,10 +25,10 @@ from benchmarks.harness import arguments
 from benchmarks.peers.measure import Asked, compare
 from benchmarks.peers.systems import SYSTEMS, Place, Sizes, start
 from hotspan.bench.machine import write_results
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, usable_threads
-from hotspan.demo.server import free_port
 
 ALONE = ("none", "bound")
 NEW_TEXTS = 2

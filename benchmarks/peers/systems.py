@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes, EngineSettings
-from hotspan.demo.server import free_port
 
 READY_S: Final = 300.0
 _POLL_S: Final = 0.25

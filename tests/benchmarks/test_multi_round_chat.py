@@ -15,10 +15,10 @@ from hotspan.bench import counters
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.records import BenchResult, RoundName
 from hotspan.bench.summary import summarize
+from hotspan.core.addresses import free_port
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo.model import DemoModel
 from hotspan.demo.plan import BLOCK_TOKENS, GIB
-from hotspan.demo.server import free_port
 from tests.bench.fabricated import fabricated_result
 
 FAKE = Path(__file__).parents[1] / "demo" / "fake_hotspan.py"

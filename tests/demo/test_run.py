@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 from hotspan.bench import counters
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
 from hotspan.cli.main import app
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.demo import run as demo_run
 from hotspan.demo.plan import BLOCK_TOKENS, MODE_NAMES, DemoRequest, DemoSizes, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.run import run_demo
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
 SMALL = DemoSizes(documents=3, document_tokens=200, in_flight=2, output_tokens=2)

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from hotspan.config.configuration import visible_gpus
 from hotspan.config.environment import environment
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
 from hotspan.core.progress import waiting
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 
 _SPARE: Final = 1.25
 """Free memory, in sizes of the first server, that a second one is started beside it with."""

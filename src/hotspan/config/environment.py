@@ -15,9 +15,9 @@ def environment() -> Mapping[str, str]:
     return MappingProxyType(dict(os.environ))
 
 
-def digest_cache(environment: Mapping[str, str]) -> Path:
-    """Where digests of models' files are kept: in XDG_CACHE_HOME, else in the user's .cache."""
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hotspan" / "digests"
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where fetched models and digests of files are kept: in XDG_CACHE_HOME, else in the user's .cache."""
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "hotspan"
 
 
 def is_service_link(name: str, value: str) -> bool:

@@ -1,6 +1,7 @@
-"""Which addresses only this machine reaches."""
+"""Which addresses only this machine reaches, and which ports are free on it."""
 
 import ipaddress
+import socket
 
 
 def is_loopback(host: str) -> bool:
@@ -11,3 +12,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

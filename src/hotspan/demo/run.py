@@ -21,6 +21,7 @@ from hotspan.bench.terminal import TerminalProgress
 from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.config.configuration import visible_gpus
 from hotspan.config.environment import environment
+from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.core.progress import waiting
@@ -28,7 +29,7 @@ from hotspan.demo.fit import BUDGET_S, Costs, fit, measure
 from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
-from hotspan.demo.server import ServerProcess, free_port, serve_command
+from hotspan.demo.server import ServerProcess, serve_command
 from hotspan.plan.host import NativeType, native_type
 from hotspan.plan.shape import ModelShape
 

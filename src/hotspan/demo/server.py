@@ -3,7 +3,6 @@
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,13 +19,6 @@ from hotspan.core.errors import EngineError
 
 _POLL_S: Final = 0.25
 _LOG_LINES: Final = 25
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve_command(model: Path, arguments: Sequence[str]) -> tuple[str, ...]:

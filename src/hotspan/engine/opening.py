@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from hotspan.cache.cost import CostModel
 from hotspan.cache.rhythm import Rhythm
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
-from hotspan.config.environment import digest_cache, environment
+from hotspan.config.environment import cache_directory, environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import Clock, SystemClock
@@ -76,7 +76,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
     settings = spec.settings
     groups = _groups(spec, kv_cache)
     chunk_tokens, largest = min(group.tokens for group in groups), max(group.tokens for group in groups)
-    digests = FileDigests(digest_cache(environment()))
+    digests = FileDigests(cache_directory(environment()) / "digests")
     namespace = namespace_of(config, kv_cache, chunk_tokens, digests, full=settings.model_digest == "full")
     clock = SystemClock()  # the one that all parts use
     sweep_dead_slabs()

@@ -22,20 +22,20 @@ _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _FORWARDED = "x-forwarded-for"
 
 
-class UnreachedError(Exception):
-    """A server sent no head of a response. is_overdue: it had the request, and took too long."""
+class _UpstreamError(Exception):
+    """is_overdue: it took too long."""
 
     def __init__(self, why: str, *, is_overdue: bool = False) -> None:
         super().__init__(why)
         self.is_overdue = is_overdue
 
 
-class BrokenError(Exception):
-    """A response broke off. is_overdue: nothing of it came for too long."""
+class UnreachedError(_UpstreamError):
+    """A server sent no head of a response; if it is overdue, it had the request."""
 
-    def __init__(self, why: str, *, is_overdue: bool = False) -> None:
-        super().__init__(why)
-        self.is_overdue = is_overdue
+
+class BrokenError(_UpstreamError):
+    """A response broke off, or nothing of it came any more."""
 
 
 class UpstreamResponse:

@@ -22,6 +22,7 @@ import obstore
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
+from hotspan.config.environment import cache_directory
 from hotspan.core.errors import ConfigError
 from hotspan.core.private import locked, private_directory, sync_directory
 from hotspan.core.progress import Progress
@@ -64,9 +65,8 @@ class _Part:
 
 
 def model_cache(environment: Mapping[str, str]) -> Path:
-    """Where fetched models are kept: in XDG_CACHE_HOME, else in the user's .cache."""
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "hotspan" / "models"
+    """Where fetched models are kept."""
+    return cache_directory(environment) / "models"
 
 
 def fetch_model(url: str, cache: Path, *, is_secure: bool = False) -> Path:

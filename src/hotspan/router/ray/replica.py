@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +10,7 @@ import ray
 from ray import serve
 
 from hotspan.config.environment import environment
+from hotspan.core.addresses import free_port
 from hotspan.core.errors import EngineError
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.ray.plan import checked_words
@@ -31,7 +31,7 @@ class ServeReplica:
         words: the model, and the options of `hotspan serve`.
         """
         words = checked_words(words, environment())
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "hotspan", "serve", *words]
         command += ["--host", "127.0.0.1", "--port", str(port), "--shutdown-timeout", str(int(drain_s))]
         # Ray kills the children of an actor that ends; the guard is one, and the server its own.
@@ -72,12 +72,6 @@ class ServeReplica:
                     self._process.terminate()
                     raise EngineError(f"hotspan serve was not ready within {seconds:g} s: give --startup-timeout-s")
                 await asyncio.sleep(_POLL_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _nodes() -> set[str]:
