@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Protocol, Self
 
-from hotspan.http.connections import DIVERT, Divert, HttpLimits
+from hotspan.http.connections import DIVERT, WHOLE, Divert, HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 
@@ -60,6 +60,9 @@ class Pace:
 
 async def read_parts(exchange: Exchange, limits: HttpLimits, take: Callable[[bytes], None]) -> None:
     """Give each part of a body to `take`. Raises: HttpError 408 if it comes too slowly; ClientGone."""
+    if WHOLE in exchange.scope:  # as most small requests: it needs no deadline
+        take((await exchange.part())[0])
+        return
     more = True
     async with Pace(limits) as pace:
         while more:
@@ -121,6 +124,9 @@ class Budget:
     def take(self, owner: Hashable, amount: int) -> bool:
         """Whether `owner` now uses so much more; if not, nothing has changed."""
         used = self._used.get(owner, 0)
+        if used + amount <= self.own:
+            self._used[owner] = used + amount
+            return True
         shared = self._beyond(used + amount) - self._beyond(used)
         if shared > self._shared - self._shared_used:
             return False
@@ -132,7 +138,8 @@ class Budget:
         """`owner` uses so much less."""
         used = self._used.pop(owner, 0)
         left = used - amount
-        self._shared_used -= self._beyond(used) - self._beyond(left)
+        if used > self.own:
+            self._shared_used -= self._beyond(used) - self._beyond(left)
         if left:
             self._used[owner] = left
 

@@ -19,10 +19,14 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hotspan.core.types import GIB, MIB
+from hotspan.http.exchange import ON_LOST
 
 Divert = Callable[[int, Callable[[], memoryview], Callable[[int], None]], None]
 DIVERT = "hotspan.divert"
 """In a scope: the connection's `divert`."""
+
+WHOLE = "hotspan.whole"
+"""In a scope once all of the request's body has come."""
 
 MAX_PIPELINED = 1024
 """Requests of a connection that wait for the one in work."""
@@ -90,6 +94,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_body = False
         self._is_diverted = False
+        self._is_lost = False
+        self._told: Callable[[], None] | None = None
 
     # -- what asyncio calls --------------------------------------------------------------------------------------------
 
@@ -103,11 +109,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        is_first = not self._is_in_body and not self._head_bytes and self._is_free()
         if not self._is_in_body:
-            if not self._head_bytes and self._is_free():
-                self._wait(self.limits.head_s)
             self._head_bytes += len(data)
         super().data_received(data)
+        if is_first and self._head_bytes and not self._is_in_body and self._is_free():
+            self._wait(self.limits.head_s)  # for the rest of a head, which seldom comes in parts
         if self._head_bytes > self.limits.head_bytes and not self._is_in_body and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
@@ -116,6 +123,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._work()
         self.resume_writing()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._told is not None:
+            self._told()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -139,11 +149,12 @@ class BoundedConnection(HttpToolsProtocol):
             raise ValueError(f"{MAX_PIPELINED} requests wait on one connection")  # uvicorn answers 400, and closes
         self._work()
         self._is_in_body = True
-        cast(dict[str, Any], self.scope)[DIVERT] = self.divert
+        cast(dict[str, Any], self.scope).update({DIVERT: self.divert, ON_LOST: self.on_lost})
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        cast(dict[str, Any], self.scope)[WHOLE] = True
         self._is_in_body = False
         self._head_bytes = 0
         if self._is_free():  # it was answered before its end
@@ -168,6 +179,16 @@ class BoundedConnection(HttpToolsProtocol):
         elif self._is_diverted:
             self._is_diverted = self.cycle.keep_alive = False  # the parser does not know where the next request begins
             self.transport.set_protocol(self)
+
+    def on_lost(self, told: Callable[[], None]) -> None:
+        """Have `told` called once the client has closed its connection; at once if it has.
+
+        For the request in work, whose body has been read. The next one's takes its place.
+        """
+        self._told = told
+        self.flow.resume_reading()  # the end of a large body leaves it paused
+        if self._is_lost:
+            self.loop.call_soon(told)
 
     def body_received(self) -> None:
         """All of a diverted body has come."""

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,9 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 JSON = "application/json"
+ON_LOST = "hotspan.on_lost"
+"""In a scope, where hotspan serves: has a function called once the client has closed its connection."""
+
 REQUEST_ID, INFERENCE_ID = "x-request-id", "x-amzn-sagemaker-inference-id"
 BLEND = "x-hotspan-blend"
 
@@ -67,7 +71,7 @@ class Exchange:
             raise HttpError(error.status, str(error)) from error
         if max_head_bytes is None:
             return
-        size = len(self.target) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)
+        size = len(self.target) + 4 * len(self.raw_headers) + sum(map(len, chain.from_iterable(self.raw_headers)))
         if size > max_head_bytes:
             raise HttpError(431, f"the head has {size} bytes: send at most {max_head_bytes}")
 
@@ -178,27 +182,36 @@ class Watched:
     def __init__(self, exchange: Exchange, *, is_cancelled: bool) -> None:
         self._exchange = exchange
         self._is_cancelled = is_cancelled
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
+        on_lost = self._exchange.scope.get(ON_LOST)
+        if on_lost is not None and self._is_cancelled:  # saves a task, which would notice the response's end, too
+            on_lost(self._lost)
+            return
         self._watch = asyncio.create_task(self._exchange.wait_gone())
         self._watch.add_done_callback(self._disconnected)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watch.remove_done_callback(self._disconnected)
-        self._watch.cancel()
+        task, self._task = self._task, None
+        if self._watch is not None:
+            self._watch.remove_done_callback(self._disconnected)
+            self._watch.cancel()
         was_gone = self._exchange.gone.is_set()
         self._exchange.gone.set()
-        if not self._is_cancelled or kind is not asyncio.CancelledError or not was_gone or self._task is None:
+        if not self._is_cancelled or kind is not asyncio.CancelledError or not was_gone or task is None:
             return
-        if not self._task.uncancel():
+        if not task.uncancel():
             raise ClientGone from None
 
     def _disconnected(self, done: "asyncio.Task[None]") -> None:
-        if done.cancelled():
-            return
+        if not done.cancelled():
+            self._lost()
+
+    def _lost(self) -> None:
         if self._is_cancelled and not self._exchange.is_over and self._task is not None:
             self._exchange.gone.set()
             self._task.cancel()

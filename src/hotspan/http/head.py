@@ -63,11 +63,11 @@ def check_head(target: bytes, headers: RawHeaders, decisive: frozenset[bytes] = 
 
 def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """The headers that go further than one connection: none of its own, and none that a `Connection` names."""
-    listed = list(headers)
-    named = {
-        each.strip().lower() for name, value in listed if name.lower() == b"connection" for each in value.split(b",")
-    }
-    return [(name, value) for name, value in listed if (low := name.lower()) not in _HOP and low not in named]
+    listed, dropped = [(name.lower(), name, value) for name, value in headers], _HOP
+    for low, _, value in listed:
+        if low == b"connection":
+            dropped |= {each.strip().lower() for each in value.split(b",")}
+    return [(name, value) for low, name, value in listed if low not in dropped]
 
 
 def header_text(value: bytes) -> str:

@@ -164,7 +164,7 @@ def _next(views: Sequence[View]) -> View:
 def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
     rate = view.tokens_per_s
     cached, load_s = _loaded(ask, view)
-    blended = _blended(ask, view, cached)
+    blended = _blended(ask, view, cached) if view.sections.kept else 0
     prefill_s = (ask.tokens - cached - blended) / rate
     decode_s = weights.decode * view.decode_s
     others_s = weights.others * view.arrivals * view.queue_s * (prefill_s + load_s)
@@ -176,6 +176,8 @@ def _cost(ask: Ask, view: View, weights: Weights) -> _Cost:
 
 def _loaded(ask: Ask, view: View) -> tuple[int, float]:
     """How many tokens are cached or worth loading, and how long the loading takes."""
+    if not any(view.held):
+        return 0, 0.0
     held, size, most = view.held, ask.piece_tokens, max(ask.tokens - 1, 0)
     at = min(int(held[0] * size), most)
     best, best_s = at, 0.0

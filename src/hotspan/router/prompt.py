@@ -153,7 +153,7 @@ def _named_tool(tool: object) -> Json:
 
 def _max_tokens(body: Mapping[str, Any]) -> int:
     parameters = body.get("parameters")
-    for fields in (body, parameters if isinstance(parameters, dict) else {}):
+    for fields in (body, parameters) if isinstance(parameters, dict) else (body,):
         for name in _LIMITS:
             value = fields.get(name)
             if type(value) is int and value > 0:

@@ -50,8 +50,11 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any], prompt: Pro
     configured: a header or a field of the body that takes precedence over all others.
     """
     found = _given(headers.get(configured.lower())) or _given(body.get(configured)) if configured else b""
-    found = found or next(filter(None, (_given(headers.get(name)) for name in _HEADERS)), b"")
-    found = found or next(filter(None, (_given(body.get(name)) for name in _FIELDS)), b"") or _beginning(prompt)
+    for fields, names in ((headers, _HEADERS), (body, _FIELDS)):
+        for name in names:
+            if not found and name in fields:
+                found = _given(fields[name])
+    found = found or _beginning(prompt)
     return xxh3_128_digest(found) if found else b""
 
 

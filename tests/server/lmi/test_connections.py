@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from hotspan.http.connections import HttpLimits, connection_class
+from hotspan.http.exchange import ClientGone, Exchange
 from tests.bench.simulated import in_simulated_time, run_simulated
 from tests.operations import counted
 
-from .serving import serving_a_file
+from .serving import serving_a_file, until
 
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 HALF_A_BODY = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{"
@@ -113,6 +115,58 @@ async def test_a_request_in_work_has_time() -> None:
         writer.write(GET[:5])
         assert await answered(reader) == b"HTTP/1.1 200 OK"
         assert await is_hung_up(reader, 1)  # by the head that was begun behind it
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize(("size", "is_early"), [(0, False), (100, False), (300_000, False), (100, True)])
+def test_a_client_that_is_gone_ends_its_request(size: int, is_early: bool, loop: Any) -> None:
+    """Also behind a body so large that reading had stopped, and if the client went before anybody watched."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(client_that_goes(size, is_early=is_early))
+
+
+async def client_that_goes(size: int, *, is_early: bool) -> None:
+    """A request with a body of `size` bytes, whose client closes its connection before the answer, or even earlier."""
+    is_read, is_watched, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        while (await exchange.part())[1]:
+            pass
+        is_read.set()
+        if is_early:
+            await until(lambda: receive.__self__.disconnected)
+        with pytest.raises(ClientGone):
+            async with exchange.watched(is_cancelled=True):
+                is_watched.set()
+                await asyncio.Event().wait()
+        assert exchange.gone.is_set()
+        ended.set()
+
+    async with serving_a_file(app) as path, connected(path) as (_, writer), asyncio.timeout(60):
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+        await (is_read if is_early else is_watched).wait()
+        writer.close()
+        await ended.wait()
+
+
+async def test_a_client_that_goes_after_its_answer_ends_nothing() -> None:
+    """Whoever watched a request is told nothing once its block is over."""
+    is_closed = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        await exchange.part()
+        async with exchange.watched(is_cancelled=True):
+            await exchange.respond(200, b"{}")
+        await until(lambda: receive.__self__.transport.is_closing())
+        is_closed.set()
+
+    async with serving_a_file(app) as path, asyncio.timeout(60):
+        async with connected(path) as (reader, writer):
+            writer.write(GET)
+            await answered(reader)
+        await is_closed.wait()
 
 
 @in_simulated_time
