@@ -136,6 +136,10 @@ prefetch: develop  ## What announcing a request and warming its document gain, a
 	@$(BIN)/python -m benchmarks.prefetch --requests 12 --streams 16 --output benchmarks/results/prefetch.json
 	@$(BIN)/python -m benchmarks.warming --output benchmarks/results/warming.json
 
+.PHONY: rhythm
+rhythm: develop  ## What prefetching sessions' next turns by their rhythm gains, and where it pauses (about 5 minutes)
+	@$(BIN)/python -m benchmarks.rhythm --output benchmarks/results/rhythm.json
+
 .PHONY: step-cost
 step-cost: develop  ## What hotspan costs on the engine core's thread per step, with 256 requests and a million chunks (about 8 minutes)
 	@$(BIN)/python -m benchmarks.step_cost --output benchmarks/results/step-cost.json
