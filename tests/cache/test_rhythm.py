@@ -1,7 +1,6 @@
 """Next turns of sessions are announced by their rhythm, within bounds, and not where that does not pay."""
 
 from collections.abc import Iterator
-from itertools import count
 from random import Random
 
 import pytest
@@ -20,6 +19,7 @@ from hotspan.cache.rhythm import (
     TENANT_GAPS,
     Rhythm,
     SessionId,
+    Source,
     Turn,
 )
 from hotspan.cache.stats import CacheStats
@@ -83,7 +83,7 @@ def test_a_session_that_has_come_is_not_announced(sessions: Sessions) -> None:
     sessions.rhythm.arrive(ONE)
     sessions.rhythm.arrive(ONE)
     sessions.rhythm.end(ONE, TEXT)
-    assert not sessions.after(20.0)
+    assert not sessions.after(14.0)
     sessions.rhythm.end(ONE, TEXT)
     assert sessions.rhythm.next_s is not None
 
@@ -141,6 +141,9 @@ def test_it_pauses_where_too_little_is_used(sessions: Sessions, caplog: pytest.L
     assert announced(sessions, 1, 2, 20) == LEAST
     assert sessions.stats.turns == {"unused": LEAST, "paused": 1}
     assert [record.message.split()[0] for record in caplog.records] == ["session_prefetch_paused"]
+    for _ in range(LEAST):  # that were under way
+        sessions.rhythm.note(Source(1, True), 0, 1)
+    assert sessions.stats.turns["paused"] == 1
     sessions.clock.advance(PAUSE_S)
     sessions.turns(20.0, 20.0, 20.0)
     assert announced(sessions, 2, 1, 20) == 20, "tried anew, and it pays now"
@@ -180,16 +183,31 @@ def test_who_waits_for_the_next_turn_is_woken(sessions: Sessions) -> None:
     assert woken == [pytest.approx(sessions.clock.monotonic() + 20.0 - LEAD_S)]
 
 
-def test_memory_is_bounded(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over sessions, tenants, chunks and what is due; the least recent are forgotten first."""
-    for name, value in {"MAX_SESSIONS": 8, "MAX_TENANTS": 2, "MAX_CHUNKS": 20}.items():
+@pytest.mark.parametrize("bound", [{"MAX_SESSIONS": 8}, {"MAX_TENANTS": 2}, {"MAX_CHUNKS": 20}])
+def test_memory_is_bounded(bound: dict[str, int], sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over sessions, tenants, chunks and what is due, whoever comes."""
+    for name, value in (bound | {"MAX_HOLD_S": 10**9}).items():
         monkeypatch.setattr(module, name, value)
-    random, texts = Random(1), count()
-    for _ in range(400):
-        session = SessionId(random.randrange(4), random.randrange(20))
-        sessions.turn(session, chain(str(next(texts)), random.randrange(8)))
+    random, most = Random(1), 0
+    for number in range(400):
+        tenant = 2 if number % 100 == 99 else number // 200
+        sessions.turn(SessionId(tenant, random.randrange(10)), chain(str(number), random.randrange(8)))
         sessions.clock.advance(1.0)
-    assert len(sessions.rhythm._due) <= 2 * 8 + 65
+        most = max(most, sessions.rhythm._chunks)
+    assert most > 10, "nothing was predicted"
+    assert len(sessions.rhythm._due) <= 2 * len(sessions.rhythm._sessions) + 65
+
+
+def test_the_least_recent_session_is_forgotten_first(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on is known still, however many have come once meanwhile."""
+    monkeypatch.setattr(module, "MAX_SESSIONS", 8)
+    for number in range(OWN_GAPS):
+        sessions.turns(20.0)
+        for other in range(7):
+            sessions.turn(SessionId(1, 100 * number + other + 2))
+        sessions.clock.advance(4.0)
+    sessions.turn()
+    assert [turn.source.is_own for turn in sessions.after(19.0)] == [True]
 
 
 @given(st.lists(st.floats(0.0, 120.0), min_size=OWN_GAPS, max_size=20))

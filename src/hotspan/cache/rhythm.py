@@ -149,7 +149,7 @@ class Rhythm:
         tenant = self._tenant(known.tenant)
         source = Source(known.tenant, len(session.gaps) >= OWN_GAPS)
         span = _likely(session.gaps if source.is_own else tenant.gaps, OWN_GAPS if source.is_own else TENANT_GAPS)
-        if span is None or now_s < tenant.payoff(source).off_until_s:
+        if span is None:
             return
         due_s, until_s = now_s + max(0.0, span[0] - LEAD_S), now_s + span[1] + GRACE_S
         if until_s - due_s <= MAX_HOLD_S:
