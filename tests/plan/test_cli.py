@@ -67,11 +67,17 @@ def test_a_cpu_engine_has_its_weights_in_the_table(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["/no/such/model"], "is not on this machine"), (["MODEL", "--tp", "3"], "can't be split"), ([], "model")],
+    [
+        (["/no/such/model"], "is not on this machine"),
+        (["MODEL/config.json"], "is a file: give the directory"),
+        (["MODEL", "--tp", "3"], "can't be split"),
+        (["MODEL", "--machine", "p4"], "known are p4d"),
+        ([], "model"),
+    ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], said: str, model: Path) -> None:
     """Exit status 2 and what to do, without a traceback."""
-    done = invoke(*[str(model) if argument == "MODEL" else argument for argument in arguments])
+    done = invoke(*[argument.replace("MODEL", str(model)) for argument in arguments])
     assert done.exit_code == 2
     assert said in done.output and "Traceback" not in done.output
 
@@ -129,6 +135,15 @@ def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")
     assert done.exit_code == 0 and "give --hourly-price" in done.output and "per million" not in done.output
+
+
+def test_what_a_cost_lacks_is_named(model: Path) -> None:
+    """Where the disk is needed and nobody knows its rate, the plan names the option; with it, there is a cost."""
+    words = (str(model), "--machine", "p4de.24xlarge", "--users", "5000")
+    done = invoke(*words)
+    assert "Prefill cost and savings: unknown: give --disk-rate\n" in done.output and "per million" not in done.output
+    assert "Pays from: tokens of repeated text" in done.output
+    assert "per million" in invoke(*words, "--disk-rate", "8").output
 
 
 class Metrics(BaseHTTPRequestHandler):

@@ -13,7 +13,7 @@ from hotspan.plan.machines import machine, price
 from hotspan.plan.measured import measured
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import DiskChoice, TierPlan, choose_tiers
-from hotspan.plan.worth import cost, judge
+from hotspan.plan.worth import cost, judge, unknown_rates
 
 from . import models
 
@@ -156,6 +156,22 @@ def test_without_rates_there_is_a_verdict_but_no_cost() -> None:
     )
     assert judge(advice, 1.0).helps and judge(advice, 1.0).saved is None
     assert cost(advice, 1.0, 10.0) is None
+
+
+def test_a_tier_in_which_nothing_is_found_needs_no_rate() -> None:
+    """A disk of unknown speed below RAM for all texts leaves the cost known; one that is needed does not."""
+    shape = ModelShape.from_config(models.QWEN_7B)
+
+    def advice(ram_gib: int) -> Advice:
+        plan = TierPlan(GIB * ram_gib, DiskChoice(Path("/kv"), 900 * GIB), None, None, ())
+        return advise(
+            *(plan, shape), users=100, tokens=10_240, gb_s={Tier.RAM: 20.0}, prefill_tokens_per_s=5000, pool_bytes=GIB
+        )
+
+    assert unknown_rates(advice(100)) == () and unknown_rates(advice(30)) == (Tier.DISK,)
+    enough = cost(advice(100), 1.0, 10.0, requests_per_hour=10)
+    assert enough is not None and enough.payback_days is None
+    assert cost(advice(30), 1.0, 10.0) is None
 
 
 def test_a_tier_pays_for_texts_above_its_latency() -> None:

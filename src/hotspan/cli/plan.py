@@ -117,13 +117,17 @@ def plan(
     Every option of `hotspan serve` may follow, such as --ram-gib or --tensor-parallel-size; serving.properties and
     environment variables are read as `hotspan serve` reads them.
     """
+    from rich.console import Console
+
     from hotspan.cli.output import print_json, print_written, stdout_console
+    from hotspan.core.progress import waiting
 
     configuration = _configuration(model, options, context.args)
     directories = [] if not _is_auto(options) else None if options.disk is None else [options.disk]
     where = None if options.machine is None else machine(options.machine)
-    found = Host.probe(environment(), directories, is_measured=options.measure) if where is None else where.host()
-    report = _report(options, model, configuration, found, where)
+    with waiting(Console(stderr=True), f"looking at {'this machine and its disks' if where is None else model}"):
+        found = Host.probe(environment(), directories, is_measured=options.measure) if where is None else where.host()
+        report = _report(options, model, configuration, found, where)
     if options.json:
         print_json(report.to_json())
     else:

@@ -15,13 +15,14 @@ from hotspan.core.types import GIB, Tier
 from hotspan.plan.advice import Advice, print_plan
 from hotspan.plan.machines import Price
 from hotspan.plan.tiers import TierPlan
-from hotspan.plan.worth import Cost, Verdict
+from hotspan.plan.worth import Cost, Verdict, unknown_rates
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _NAMES = {Tier.GPU: "engine's pool", Tier.RAM: "RAM", Tier.DISK: "disk", Tier.L2: "L2"}
 _COLOURS = {Tier.GPU: "#56b4e9", Tier.RAM: "#0072b2", Tier.DISK: "#e69f00", Tier.L2: "#cc79a7"}
+_RATES = {Tier.RAM: "--ram-rate", Tier.DISK: "--disk-rate", Tier.L2: "--l2-rate"}
 _COMPUTED = "#9ca3af"
 _WIDTH = 50
 _NO_PRICE = "unknown: give --hourly-price, the price of this machine per hour"
@@ -66,7 +67,9 @@ class Report:
     def print(self, console: Console) -> None:
         """Tables, the picture and the verdict."""
         print_plan(self.plan)
-        console.print(self.holdings().terminal())
+        holdings = self.holdings()
+        console.print(holdings.terminal())
+        console.print(holdings.note, style="dim", highlight=False)
         console.print()
         for line in self._picture():
             console.print(line)
@@ -94,11 +97,12 @@ class Report:
         rows.append(
             ("computed", (Cell(""), Cell(""), Cell(f"{1 - advice.hit_rate:.0%}"), computed, Cell(""), Cell("")))
         )
-        title = f"{advice.users:,} texts of {advice.tokens:,} tokens: {advice.working_set_bytes / GIB:.1f} GiB of KV"
+        texts = f"{advice.users:,} text{'s' if advice.users != 1 else ''} of {advice.tokens:,} tokens"
+        title = f"{texts}: {advice.working_set_bytes / GIB:.1f} GiB of KV"
         columns = ("tokens", "texts", "hits", "time per text", "pays from", "texts from")
         note = (
             "Pays from: tokens of repeated text that no longer fit the tiers above. "
-            "Texts from: tokens of the shortest text that loads faster than it is computed."
+            "Texts from: tokens of the shortest text that loads faster than it is computed. -: unknown."
         )
         return Table(title, (Group("", columns),), tuple(rows), "tier", note)
 
@@ -109,7 +113,8 @@ class Report:
             rates = ", ".join(f"{_NAMES[tier]} {self.measured[tier]:.1%}" for tier in Tier if tier in self.measured)
             said.insert(0, ("Measured hit rates", rates))
         if self.cost is None:
-            return said
+            missing = self._missing()
+            return [*said, ("Prefill cost and savings", f"unknown: give {missing}")] if missing else said
         per = f"{self.cost.without:.3f} USD with the engine's pool alone, {self.cost.with_tiers:.3f} USD with tiers"
         said.append(("Prefill per million prompt tokens", per))
         if self.cost.engines is not None:
@@ -118,10 +123,15 @@ class Report:
             )
             said.append(("Engines busy with prefill", load))
         if self.cost.saved_per_month is not None:
-            said.append(("Saved per month", f"{self.cost.saved_per_month:,.0f} USD of GPU time"))
+            said.append(("Saved per month", f"{_usd(self.cost.saved_per_month)} of GPU time"))
         if self.cost.payback_days is not None:
             said.append(("Payback", f"{self.cost.payback_days:,.1f} days"))
         return said
+
+    def _missing(self) -> str:
+        """The options that would make the cost known; "" if the price alone is unknown."""
+        rates = [_RATES[tier] for tier in unknown_rates(self.advice)]
+        return " and ".join(([] if self.advice.compute_s else ["--prefill-rate"]) + rates)
 
     def write_page(self, path: Path) -> None:
         """Write the page."""
@@ -185,6 +195,10 @@ def numbers_of_users(asked: int) -> Sequence[int]:
     """The numbers to show beside the one that was asked for: powers of ten around it."""
     middle = round(math.log10(asked))
     return sorted({asked, *(10**power for power in range(max(0, middle - 2), middle + 3))})
+
+
+def _usd(amount: float) -> str:
+    return f"{amount:,.0f} USD" if amount >= 100 else f"{amount:,.2f} USD"
 
 
 def _time(seconds: float) -> str:

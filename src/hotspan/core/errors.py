@@ -62,5 +62,5 @@ class FormatterError(HotspanError):
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, count: int = 1, cutoff: float = 0.6) -> str:
     """A question that names the known names most like `name`, at most `count`; `otherwise` if none is like it."""
-    near = difflib.get_close_matches(name, list(known), count, cutoff)
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), count, cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise

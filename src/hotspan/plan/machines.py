@@ -92,9 +92,11 @@ def machine(name: str) -> Machine:
     """The machine of that name. Raises: ConfigError if there is none."""
     known = _read(_SHIPPED)
     if name not in known["machines"]:
-        raise ConfigError(
-            f"--machine {name}: {did_you_mean(name, known['machines'], 'known: ' + ', '.join(known['machines']))}"
+        names = ", ".join(known["machines"])
+        hint = did_you_mean(
+            name, known["machines"], f"known are {names}; for others leave it out, and give their rates"
         )
+        raise ConfigError(f"--machine {name} is not known: {hint}")
     fields = known["machines"][name]
     return msgspec.convert({**fields, "name": name, "gpu": known["gpus"][fields["gpu"]]}, Machine)
 

@@ -22,11 +22,13 @@ def is_remote(model: str) -> bool:
 def model_directory(model: str) -> Path:
     """The directory of a model given by its path, or by a hub id that was downloaded before.
 
-    Raises: ConfigError if it is not on this machine.
+    Raises: ConfigError if it is not on this machine, or is a file.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if path.is_file():
+        raise ConfigError(f"{model} is a file: give the directory of the model")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

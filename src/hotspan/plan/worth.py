@@ -29,7 +29,7 @@ class Cost:
     """Prefill in USD per million prompt tokens, of one engine that does nothing else.
 
     engines, engines_with_tiers: that do nothing but prefill the requests that were given.
-    saved_per_month: at these requests. payback_days: of what the tiers cost extra. None if unknown.
+    saved_per_month: at these requests. payback_days: of what the tiers cost extra. None if unknown, or nothing.
     """
 
     without: float
@@ -69,9 +69,15 @@ def judge(advice: Advice, reuse: float) -> Verdict:
     return Verdict(True, f"{why}." if saved is None else f"{why}, which saves {saved:.0%} of the prefill time.", saved)
 
 
+def unknown_rates(advice: Advice) -> tuple[Tier, ...]:
+    """Tiers in which something is found, and nobody knows how fast it is loaded."""
+    below = (held for held in advice.holdings if held.tier is not Tier.GPU)
+    return tuple(held.tier for held in below if held.hit_rate and held.load_s is None)
+
+
 def saved_share(advice: Advice, reuse: float) -> float | None:
     """The share of the prefill time that loading saves, against the engine's own pool alone; None if unknown."""
-    if advice.compute_s is None or any(held.load_s is None for held in advice.holdings if held.tier is not Tier.GPU):
+    if advice.compute_s is None or unknown_rates(advice):
         return None
     pool = sum(held.hit_rate for held in advice.holdings if held.tier is Tier.GPU)
     computed = 1 - reuse * pool
@@ -106,5 +112,5 @@ def cost(
         return found
     engines = requests_per_hour * advice.compute_s * (1 - reuse * pool) / 3600
     per_month = engines * saved * usd_per_hour * _HOURS_PER_MONTH
-    days = extra_usd / per_month * _HOURS_PER_MONTH / 24 if per_month else None
+    days = extra_usd / per_month * _HOURS_PER_MONTH / 24 if per_month and extra_usd else None
     return Cost(found.without, found.with_tiers, engines, engines * (1 - saved), per_month, days)
