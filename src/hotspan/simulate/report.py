@@ -14,9 +14,8 @@ from hotspan.bench.page import Card, card_section, facts, folded, plot_section, 
 from hotspan.bench.tables import COLOURS
 from hotspan.core.trace import TraceFacts
 from hotspan.simulate.compare import Comparison, Line
-from hotspan.simulate.costs import Sizes
 from hotspan.simulate.routers import POLICIES
-from hotspan.simulate.show import describe, tables
+from hotspan.simulate.show import describe, differing, tables
 
 _NOT_DRAWN = 100.0
 """Times the least mean: a strategy so far off would press all others together."""
@@ -149,7 +148,7 @@ def _sweep(lines: Sequence[Line], figure: str) -> go.Figure | None:
     def curve(first: Line) -> dict[str, Any]:
         own = {line.sizes: line for line in lines if line.policy == first.policy}
         return {
-            "x": [_short(each, sizes) for each in sizes],
+            "x": [differing(each, sizes) for each in sizes],
             "y": [own[each].ttft_s("mean") if is_time else own[each].hit_rate for each in sizes],
             "mode": "lines+markers",
             "line": {"width": 1.5},
@@ -181,9 +180,3 @@ def _plot(lines: Sequence[Line], curve: Callable[[Line], dict[str, Any]], x: str
 def _replicas(comparison: Comparison) -> str:
     numbers = dict.fromkeys(sizes.replicas or comparison.setup.replicas for sizes in comparison.sizes)
     return ", ".join(map(str, numbers))
-
-
-def _short(sizes: Sizes, every: Sequence[Sizes]) -> str:
-    """Its label, less what all have in common."""
-    common = set.intersection(*(set(each.label().split(", ")) for each in every))
-    return ", ".join(part for part in sizes.label().split(", ") if part not in common) or sizes.label()

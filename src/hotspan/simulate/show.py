@@ -10,6 +10,7 @@ from rich.console import Console
 from hotspan.bench.tables import Cell, Group, Table
 from hotspan.core.trace import TraceFacts
 from hotspan.simulate.compare import Comparison, Line
+from hotspan.simulate.costs import Sizes
 from hotspan.simulate.shapes import SHAPES
 
 QUANTILES = ("mean", "p50", "p90", "p99")
@@ -31,11 +32,25 @@ def tables(trace: str, lines: Sequence[Line]) -> Iterator[Table]:
     """
     own = [line for line in lines if line.trace == trace]
     if len({line.policy for line in own}) == 1:
-        yield _table(f"{trace}, {own[0].policy}", "tiers", [(line.sizes.label(), line) for line in own])
+        every = [line.sizes for line in own]
+        common, short = shared(every), [(differing(line.sizes, every), line) for line in own]
+        yield _table(", ".join((trace, own[0].policy, *common)), "tiers", short)
         return
     for sizes in dict.fromkeys(line.sizes for line in own):
         same = [(line.policy, line) for line in own if line.sizes == sizes]
         yield _table(f"{trace}, {sizes.label()}", "strategy", same)
+
+
+def shared(every: Sequence[Sizes]) -> list[str]:
+    """What all sizes have in common, in words; nothing of a single one."""
+    first, *others = (each.label().split(", ") for each in dict.fromkeys(every))
+    return [part for part in first if others and all(part in other for other in others)]
+
+
+def differing(sizes: Sizes, every: Sequence[Sizes]) -> str:
+    """Its label, less what all have in common."""
+    common = shared(every)
+    return ", ".join(part for part in sizes.label().split(", ") if part not in common)
 
 
 def _table(title: str, head: str, lines: Sequence[tuple[str, Line]]) -> Table:
