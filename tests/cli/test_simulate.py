@@ -54,7 +54,7 @@ def test_tiers_and_eviction_are_compared(tmp_path: Path) -> None:
     combinations = {(each["policy"], each["sizes"]["gpu_tokens"], each["sizes"]["eviction"]) for each in results}
     assert len(combinations) == len(results) == 8
     html = page.read_text()
-    for title in ("Time to first token", "Found against waited", "The busiest replica", "Sizes of the tiers"):
+    for title in ("Time to first token", "Found against waited", "The busiest replica", "Hit rate by size"):
         assert title in html
     assert 'src="http' not in html and "prefix-tree" in html
 
@@ -97,7 +97,21 @@ def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
     one, two = json.loads(output.read_text())["results"]
     assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)
     assert one["ttft_s"]["mean"] > two["ttft_s"]["mean"]
-    assert "Sizes of the tiers: hit rate" in page.read_text()
+    assert "Hit rate by size" in page.read_text()
+
+
+def test_plots_over_size_have_a_curve_for_all_that_is_no_size(tmp_path: Path) -> None:
+    """Two disks and two numbers of replicas are two points on each of two curves; the table names the RAM once."""
+    page = tmp_path / "routing.html"
+    words = ("--requests", "60", "--trace", "synthetic", "--strategy", "auto", "--ram-gib", "20")
+    sizes = ("--replicas", "1", "--replicas", "2", "--disk-gib", "40", "--disk-gib", "80")
+    status, text = run(*words, *sizes, "--report", str(page))
+    assert status == 0, text
+    html = page.read_text().replace(" ", "")
+    for name in ("auto,1replica", "auto,2replicas"):
+        assert html.count(f'"name":"{name}"') == 2  # of hit rate, and of time to first token
+    assert html.count('"x":[40.0,80.0]') == 4
+    assert text.count("RAM 20 GiB") == 1 and text.count("disk 40 GiB") == 2
 
 
 def test_windows_are_shown_beside_prefixes(tmp_path: Path) -> None:

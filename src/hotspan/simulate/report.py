@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ _NOT_DRAWN = 100.0
 """Times the least mean: a strategy so far off would press all others together."""
 
 _MIN_S = 0.01
+_COLOURS = (*COLOURS[1:], COLOURS[0], "#111827")
+_AXES = {
+    "disk_gib": "disk tier per replica, in GiB",
+    "ram_gib": "RAM tier per replica, in GiB",
+    "l2_gib": "L2, in GiB",
+    "gpu_tokens": "tokens of the GPU's pool",
+}
 _MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
 
@@ -50,24 +58,28 @@ def _trace(name: str, lines: Sequence[Line], found: Sequence[TraceFacts]) -> str
     left = [line.policy for line in same if line not in drawn]
     note = f" Not drawn, being a hundred times off: {', '.join(left)}." if left else ""
     here = f"{name}, {first.label()}."
+    named = {line.policy: line for line in drawn}
+    if len(same) == 1 and len(lines) > 1:  # one strategy: what differs are the sizes
+        every = [line.sizes for line in lines]
+        here, named = f"{name}, {same[0].policy}.", {differing(line.sizes, every): line for line in lines}
     return "\n".join(
         (
             card_section(_cards(name, same)),
             f'<p class="note">{escape(describe(found))}.</p>',
             *(table_section(table) for table in tables(name, lines)),
-            plot_section("Time to first token", f"{here} The trace of the first seed.{note}", _distribution(drawn)),
+            plot_section("Hit rate by size", f"{name}. Means over the seeds.{note}", _sweep(seen, "hits")),
+            plot_section("Time to first token by size", f"{name}. Means over the seeds.{note}", _sweep(seen, "ttft")),
+            plot_section("Time to first token", f"{here} The trace of the first seed.{note}", _distribution(named)),
             plot_section(
                 "Found against waited",
                 f"{here} A point is a seed. What finds most is not what waits least: it waits where it finds.{note}",
-                _hits_and_ttft(drawn),
+                _hits_and_ttft(named),
             ),
             plot_section(
                 "The busiest replica",
                 f"{here} Requests there that have not ended. Click a name to hide it.{note}",
-                _load_over_time(drawn),
+                _load_over_time(named),
             ),
-            plot_section("Sizes of the tiers: TTFT", f"{name}. Means over the seeds.{note}", _sweep(seen, "ttft")),
-            plot_section("Sizes of the tiers: hit rate", f"{name}. Means over the seeds.{note}", _sweep(seen, "hits")),
         )
     )
 
@@ -90,91 +102,106 @@ def _cards(name: str, lines: Sequence[Line]) -> list[Card]:
 # -- plots: a curve for each strategy ----------------------------------------------------------------------------------
 
 
-def _distribution(lines: Sequence[Line]) -> go.Figure:
+def _distribution(lines: Mapping[str, Line]) -> go.Figure:
     """The share of the first seed's requests that had their first token after so long."""
 
-    def curve(line: Line) -> dict[str, Any]:
-        points = line.curve.ttft_s
+    def curve(name: str) -> dict[str, Any]:
+        points = lines[name].curve.ttft_s
         return {
             "x": [max(value, _MIN_S) for value in points],
             "y": [n / (len(points) - 1) for n in range(len(points))],
-            "line": {"width": 2 if line.policy == "auto" else 1.5},
+            "line": {"width": 2 if name == "auto" else 1.5},
             "hovertemplate": "%{y:.1%} within %{x:.2f} s",
         }
 
-    figure = _plot(lines, curve, "time to first token (s), log scale", "share of the requests")
+    figure = _plot(list(lines), curve, "time to first token (s), log scale", "share of the requests")
     return figure.update_xaxes(type="log").update_yaxes(tickformat=".0%", range=[0, 1.01])
 
 
-def _hits_and_ttft(lines: Sequence[Line]) -> go.Figure:
+def _hits_and_ttft(lines: Mapping[str, Line]) -> go.Figure:
     """A point for each seed: what it found, and how long requests waited."""
 
-    def points(line: Line) -> dict[str, Any]:
+    def points(name: str) -> dict[str, Any]:
         return {
-            "x": [run.hit_rate for run in line.runs],
-            "y": [run.ttft_s.mean for run in line.runs],
+            "x": [run.hit_rate for run in lines[name].runs],
+            "y": [run.ttft_s.mean for run in lines[name].runs],
             "mode": "markers",
-            "marker": {"size": 10, "symbol": _MARKERS[POLICIES.index(line.policy) % len(_MARKERS)]},
+            "marker": {"size": 10, "symbol": _MARKERS[list(lines).index(name) % len(_MARKERS)]},
             "hovertemplate": "hit rate %{x:.3f}, mean %{y:.2f} s",
         }
 
-    figure = _plot(lines, points, "hit rate", "mean time to first token (s), log scale")
+    figure = _plot(list(lines), points, "hit rate", "mean time to first token (s), log scale")
     return figure.update_xaxes(tickformat=".0%", rangemode="tozero").update_yaxes(type="log")
 
 
-def _load_over_time(lines: Sequence[Line]) -> go.Figure:
+def _load_over_time(lines: Mapping[str, Line]) -> go.Figure:
     """Requests at the replica that has most, over the first seed's trace; even load is low."""
 
-    def curve(line: Line) -> dict[str, Any]:
+    def curve(name: str) -> dict[str, Any]:
+        loads = lines[name].curve.load
         return {
-            "x": [load.at_s for load in line.curve.load],
-            "y": [max(load.most, 0.5) for load in line.curve.load],
+            "x": [load.at_s for load in loads],
+            "y": [max(load.most, 0.5) for load in loads],
             "line": {"width": 1},
-            "customdata": [[load.mean] for load in line.curve.load],
+            "customdata": [[load.mean] for load in loads],
             "hovertemplate": "%{y:.0f}, on average %{customdata[0]:.1f}",
         }
 
     title = "requests at the busiest replica, log scale"
-    return _plot(lines, curve, "seconds into the trace", title).update_yaxes(type="log")
+    return _plot(list(lines), curve, "seconds into the trace", title).update_yaxes(type="log")
 
 
 def _sweep(lines: Sequence[Line], figure: str) -> go.Figure | None:
-    """Mean TTFT, or the hit rate, over the sizes; None if there is one size."""
+    """Mean TTFT, or the hit rate, over the size that varies most; a curve for each of the rest. None if there is one.
+
+    If it is not a size that varies, such as the number of replicas, each combination is a point of its own.
+    """
     sizes = list(dict.fromkeys(line.sizes for line in lines))
     if len(sizes) < 2:
         return None
     is_time = figure == "ttft"
+    axis, unit = max(_AXES.items(), key=lambda each: len({getattr(size, each[0]) for size in sizes}))
+    if len({getattr(size, axis) for size in sizes}) < 2:
+        axis, unit = "", ""
+    curves: dict[str, list[Line]] = {}
+    for line in lines:
+        rest = replace(line.sizes, **{axis: getattr(sizes[0], axis)}) if axis else line.sizes
+        rests = [replace(size, **{axis: getattr(sizes[0], axis)}) if axis else size for size in sizes]
+        name = ", ".join(filter(None, (line.policy, differing(rest, rests) if axis else "")))
+        curves.setdefault(name, []).append(line)
 
-    def curve(first: Line) -> dict[str, Any]:
-        own = {line.sizes: line for line in lines if line.policy == first.policy}
+    def curve(name: str) -> dict[str, Any]:
+        own = sorted(curves[name], key=lambda line: getattr(line.sizes, axis)) if axis else curves[name]
         return {
-            "x": [differing(each, sizes) for each in sizes],
-            "y": [own[each].ttft_s("mean") if is_time else own[each].hit_rate for each in sizes],
-            "mode": "lines+markers",
+            "x": [getattr(line.sizes, axis) if axis else differing(line.sizes, sizes) for line in own],
+            "y": [line.ttft_s("mean") if is_time else line.hit_rate for line in own],
+            "mode": "lines+markers" if axis else "markers",
             "line": {"width": 1.5},
-            "customdata": [[own[each].hit_rate, own[each].ttft_s("mean")] for each in sizes],
+            "marker": {"size": 9},
+            "customdata": [[line.hit_rate, line.ttft_s("mean")] for line in own],
             "hovertemplate": "%{x}: %{customdata[1]:.2f} s, hit rate %{customdata[0]:.3f}",
         }
 
-    firsts = {line.policy: line for line in reversed(lines)}
     title = "mean time to first token (s), log scale" if is_time else "hit rate"
-    drawn = _plot(list(firsts.values()), curve, "", title)
+    drawn = _plot(list(curves), curve, unit, title)
+    if axis:
+        drawn.update_xaxes(tickvals=sorted({getattr(size, axis) for size in sizes}))
     return drawn.update_yaxes(type="log") if is_time else drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
 
 
-def _plot(lines: Sequence[Line], curve: Callable[[Line], dict[str, Any]], x: str, y: str) -> go.Figure:
-    """What `curve` gives for each line, in the line's colour, with room for the tools above so many names."""
-    colours = (*COLOURS[1:], COLOURS[0], "#111827")
+def _plot(names: Sequence[str], curve: Callable[[str], dict[str, Any]], x: str, y: str) -> go.Figure:
+    """What `curve` gives for each name, in its colour, with room for the tools above so many names."""
     figure = go.Figure()
-    for line in lines:
-        given = curve(line)
-        colour = {"color": colours[POLICIES.index(line.policy) % len(colours)]}
+    for n, name in enumerate(names):
+        given = curve(name)
+        at = POLICIES.index(name) if name in POLICIES else n
+        colour = {"color": _COLOURS[at % len(_COLOURS)]}
         for part in ("line", "marker"):
             given[part] = {**given.get(part, {}), **colour}
-        given["hovertemplate"] += f"<extra>{line.policy}</extra>"
-        figure.add_scatter(name=line.policy, **given)
+        given["hovertemplate"] += f"<extra>{name}</extra>"
+        figure.add_scatter(name=name, **given)
     figure.update_xaxes(title={"text": x}).update_yaxes(title={"text": y})
-    return styled(figure, height=440).update_layout(margin={"t": 64})
+    return styled(figure, height=440).update_layout(margin={"t": 64}, showlegend=len(names) > 1)
 
 
 def _replicas(comparison: Comparison) -> str:
