@@ -63,6 +63,12 @@ class Tab:
             }})"""
         assert await self.run(found)
 
+    async def accessible(self) -> list[tuple[str, str]]:
+        """Role and name of all that a screen reader is told of, in its order."""
+        nodes = (await self.send("Accessibility.getFullAXTree"))["nodes"]
+        shown = [each for each in nodes if not each["ignored"]]
+        return [(each["role"]["value"], each.get("name", {}).get("value", "")) for each in shown]
+
     async def press(self, key: str) -> None:
         """Press and release a key."""
         codes = {"Tab": 9, "Enter": 13}

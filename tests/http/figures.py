@@ -34,6 +34,10 @@ class Figures:
         gpus = Gauge("hotspan_gpu_utilization_ratio", "x", ["gpu"], registry=self._registry)
         for number, busy in (("0", 0.9), ("1", 0.7)):
             gpus.labels(number).set(busy)
+        self._pool = Counter("vllm:prefix_cache_hits", "x", registry=self._registry)
+        Gauge("vllm:kv_cache_usage_perc", "x", registry=self._registry).set(0.42)
+        info = Gauge("vllm:cache_config_info", "x", ["num_gpu_blocks", "block_size"], registry=self._registry)
+        info.labels("31250", "16").set(1)
         self._ended = Counter("vllm:request_success", "x", registry=self._registry)
         for tier, used, size in (("ram", 46.5, 64), ("disk", 812, 1024), ("l2", 0, 0)):
             self._of("hotspan_cache_used_bytes", tier).set(used * GIB)
@@ -55,6 +59,7 @@ class Figures:
         wave = self._steps % 5
         self._of("hotspan_cache_lookup_tokens").inc(20000)
         self._ended.inc(4)
+        self._pool.inc(2000)
         for tier, tokens in (("ram", 9000 + 700 * wave), ("disk", 3000), ("l2", 400)):
             self._of("hotspan_cache_hit_tokens", tier).inc(tokens)
             self._of("hotspan_cache_load_bytes", tier).inc(tokens * 57344)
@@ -77,8 +82,9 @@ class Figures:
 
     @property
     def hit_rate(self) -> float:
-        """Of all tokens so far."""
+        """Of all tokens so far, the engine's own included."""
         hits = sum(self._of("hotspan_cache_hit_tokens", tier)._value.get() for tier in ("ram", "disk", "l2"))
+        hits += self._pool._value.get()
         looked = self._of("hotspan_cache_lookup_tokens")._value.get()
         return float(hits / looked)
 

@@ -72,12 +72,15 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         rows = await tab.run(
             "[...document.querySelectorAll('#tiers tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
         )
-        assert [row[:3] for row in rows] == [
+        assert [row[:6] for row in rows[:1]] == [["Engine", "\N{EN DASH}", "42.0 %", "", "26.7 GiB", "500,000"]]
+        assert [row[:3] for row in rows[1:]] == [
             ["RAM", "up", "46.5 GiB"],
             ["Disk", "up", "812 GiB"],
             ["L2", "given up", "0 KiB"],
         ]
-        assert [row[6] for row in rows] == ["3,317", "57,920", "0"]
+        assert [row[6] for row in rows] == ["\N{EN DASH}", "3,317", "57,920", "0"]
+        assert "engine's own cache 10.0 %, tiers" in cards
+        assert "Engine 10.0 %" in await tab.run("document.querySelector('#rate-chart svg').ariaLabel")
         tenants = await tab.run("document.querySelector('#tenants tbody').innerText")
         texts = await tab.run("document.querySelector('#texts tbody').innerText")
         assert "handbook@7" in texts and "412" in texts and "untagged, first chunk 5f3a9c0011d2e4b7" in texts
@@ -93,6 +96,16 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         assert order[:3] == ["SUMMARY"] * 3 and order[3] == "DIV"
         unnamed = "[...document.querySelectorAll('svg, meter')].filter(each => !each.getAttribute('aria-label')).length"
         assert await tab.run(unnamed) == 0
+        parts = await tab.accessible()
+        names = {role: [name for found, name in parts if found == role] for role, _ in parts}
+        for role in ("image", "meter", "region", "button", "columnheader", "rowheader"):
+            empty = 1 if role == "columnheader" else 0  # above the meters, which have names of their own
+            assert names[role] and names[role].count("") == empty, (role, names[role])
+        assert names["heading"][:5] == [
+            *("hotspan server", "Hit rate by tier", "Time to first token", "Flows between tiers", "Tiers")
+        ]
+        assert [name for name in names["image"] if name.startswith("Time to first token, now: median ")]
+        assert names["status"] and "Live: every 2 seconds." in names["StaticText"]
         assert not tab.problems
         await runner.cleanup()
         await tab.until("document.querySelector('#state').textContent.startsWith('Offline')")
