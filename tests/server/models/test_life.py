@@ -121,8 +121,10 @@ async def test_a_model_is_told_to_stop_once(tmp_path: Path) -> None:
     book = tmp_path / "book"
     command = ChildCommand((sys.executable, "-c", COUNTS, str(book)), b"", {}, tmp_path / "reason")
     model = ServedModel(("a",), Link(str(tmp_path / "a"), "a-secret-of-some-length"), command, startup_timeout_s=120)
+    pids: list[int] = []
+    model.on_start = pids.append
     keeper = asyncio.create_task(model.keep(asyncio.Semaphore(1)))
-    await until(book.exists, 120)
+    await until(lambda: pids and book.exists(), 120)  # one that is given up while it is started is killed
     keeper.cancel()
     await model.drain()
     await until(book.read_text)
