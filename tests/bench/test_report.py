@@ -7,7 +7,7 @@ from fabricated import fabricated_result
 from plotly.offline import get_plotlyjs
 
 from hotspan.bench.compare import TIMES, NamedRun, speed_up
-from hotspan.bench.records import Quantiles
+from hotspan.bench.records import CacheUse, Quantiles, TimedUse
 from hotspan.bench.report import ReportContext, write_report
 from hotspan.core.errors import ConfigError
 
@@ -33,7 +33,25 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
     page = page_of(tmp_path / "r.html", three_runs(), ReportContext(answer_reference="bound"))
     assert not re.search(r"https?://", page)
     assert not re.search(r"<link[^>]+stylesheet|<script[^>]+src|<img|@import|url\(", page)
-    assert page.count("Plotly.newPlot(") == 5
+    assert page.count("Plotly.newPlot(") == 6
+
+
+def test_the_page_has_a_timeline_by_tier(tmp_path: Path) -> None:
+    """Each sample is a bar of its width: tokens per second from each tier, and computed; no samples, no timeline."""
+    result = fabricated_result(1.0, {"gpu": 0.1, "ram": 0.5})
+    uses = (
+        TimedUse(1.0, CacheUse({"gpu": 100.0, "ram": 500.0}, 1000.0)),
+        TimedUse(3.0, CacheUse({"gpu": 0.0, "ram": 400.0}, 3000.0)),
+    )
+    rounds = tuple(replace(each, timeline=uses) if each is result.query else each for each in result.rounds)
+    run = NamedRun("ram", "RAM", (replace(result, rounds=rounds),))
+    page = page_of(tmp_path / "r.html", [run], ReportContext()).replace(" ", "")
+    for name, y in (("engine'sown", "[100.0,0.0]"), ("RAM", "[500.0,200.0]"), ("computed", "[400.0,1300.0]")):
+        assert f'"name":"{name}"' in page and f'"y":{y}' in page, name
+    assert page.count('"x":[0.5,2.0]') == 3 and page.count('"width":[1.0,2.0]') == 3
+    assert "Timelinebytier:RAM" in page
+    bare = page_of(tmp_path / "bare.html", [NamedRun("ram", "RAM", (result,))], ReportContext())
+    assert "Timeline by tier" not in bare and "Throughput over time" in bare
 
 
 def test_the_page_has_the_figures(tmp_path: Path) -> None:

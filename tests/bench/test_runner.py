@@ -102,6 +102,21 @@ def test_requests_are_what_an_openai_server_expects(serve: StartServer) -> None:
     assert all(body["ignore_eos"] is True for body in server.served.bodies)
 
 
+def test_the_use_of_the_caches_is_sampled(serve: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples of the query round add up to its counters, come in order of time, and survive the file."""
+    monkeypatch.setattr(runner, "_SAMPLE_S", 0.01)
+    server = serve(first_token_s=0.1, between_tokens_s=0.01)
+    result = run_rounds(small(server))
+    timeline, cache = result.query.timeline, result.query.summary.cache
+    assert cache is not None and len(timeline) > 1
+    for tier, tokens in cache.hit_tokens.items():
+        assert sum(each.use.hit_tokens[tier] for each in timeline) == tokens
+    assert [each.at_s for each in timeline] == sorted(each.at_s for each in timeline)
+    assert BenchResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert not any(each.timeline for each in result.rounds if each.name is not RoundName.QUERY)
+    assert not run_rounds(small(server, engine_pid=os.getpid())).query.timeline
+
+
 def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
     """The query round keeps exactly the asked number of requests in flight while it has that many."""
     server = serve(first_token_s=0.05, holds=lambda served, body: served.max_running < 4)

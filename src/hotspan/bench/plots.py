@@ -3,6 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import plotly.graph_objects as go
@@ -22,6 +23,7 @@ TIER_TITLES: Final = {
     "external": "outside the engine",
 }
 
+_BINS: Final = 60
 _MAX_TICKS: Final = 24
 _LOGARITHMIC_FROM: Final = 5.0
 _TTFT: Final = "time to first token (s)"
@@ -36,6 +38,10 @@ def of_runs(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str, go.Figure | No
     yield "Time to first token, in order of dispatch", note, _ttft_over_order(runs)
     note = "Query round. What is grey was computed by the engine."
     yield "Where the prompt tokens came from", note, _hit_rate_by_tier(runs)
+    note = "Query round of the first repetition. Prompt tokens of requests that began, by where they came from."
+    for run in runs:
+        yield f"Timeline by tier: {run.title}", note, _timeline_by_tier(run)
+    yield "Throughput over time", "Query round of the first repetition. Tokens of answers as they came.", _output(runs)
     yield "CPU-seconds by round", "User and system time of the server and all its processes.", _cpu_by_round(runs)
 
 
@@ -163,6 +169,66 @@ def _hit_rate_by_tier(runs: Sequence[NamedRun]) -> go.Figure | None:
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(title=_axis("share of the prompt tokens"), tickformat=".0%", range=[0, 1])
     return styled(figure, height=140 + 44 * len(runs))
+
+
+def _timeline_by_tier(run: NamedRun) -> go.Figure | None:
+    """Prompt tokens per second by tier, a stack for each sample; None where none were taken."""
+    query = run.results[0].query
+    if not query.timeline:
+        return None
+    began = min((record.submit_time for record in query.records), default=0.0)
+    ends = [each.at_s - began for each in query.timeline]
+    widths = [end - start for start, end in zip([0.0, *ends], ends, strict=False)]
+    found: dict[str, list[float]] = {
+        tier: [each.use.hit_tokens.get(tier, 0.0) for each in query.timeline] for tier in tiers_of([query])
+    }
+    if all(each.use.lookup_tokens is not None for each in query.timeline):
+        found["computed"] = [
+            max(0.0, (each.use.lookup_tokens or 0.0) - sum(each.use.hit_tokens.values())) for each in query.timeline
+        ]
+    figure = go.Figure()
+    for tier, tokens in found.items():
+        name = TIER_TITLES.get(tier, tier)
+        figure.add_bar(
+            x=[end - width / 2 for end, width in zip(ends, widths, strict=True)],
+            y=[count / max(width, 1e-3) for count, width in zip(tokens, widths, strict=True)],
+            width=widths,
+            name=name,
+            marker={"color": TIER_COLOURS.get(tier, COMPUTED_COLOUR), "line": {"width": 0}},
+            hovertemplate="%{x:.1f} s: %{y:,.0f} tokens/s<extra>" + name + "</extra>",
+        )
+    figure.update_layout(barmode="stack", bargap=0)
+    figure.update_xaxes(title=_axis("seconds into the round"), rangemode="tozero")
+    figure.update_yaxes(title=_axis("prompt tokens per second"), rangemode="tozero")
+    return styled(figure, height=340)
+
+
+def _output(runs: Sequence[NamedRun]) -> go.Figure | None:
+    """Output tokens per second in equal parts of the round; None where no answer has a second token."""
+    figure = go.Figure()
+    for index, run in enumerate(runs):
+        query = run.results[0].query
+        if not any(record.inter_token_s for record in query.records):
+            return None
+        began = min(record.submit_time for record in query.records)
+        width = max(query.summary.elapsed_s, 1e-3) / _BINS
+        counts = [0.0] * _BINS
+        for record in query.records:
+            times = list(accumulate(record.inter_token_s, initial=record.first_token_time)) if record.successful else []
+            for at_s in times:  # a piece of an answer may be several tokens
+                part = min(_BINS - 1, int((at_s - began) / width))
+                counts[part] += record.num_output_tokens / len(times)
+        figure.add_scatter(
+            x=[(n + 0.5) * width for n in range(_BINS)],
+            y=[count / width for count in counts],
+            name=run.title,
+            mode="lines",
+            line={"color": colour_of(index), "width": 1.5},
+            hovertemplate="%{x:.1f} s: %{y:,.0f} tokens/s<extra>" + run.title + "</extra>",
+        )
+    figure.update_xaxes(title=_axis("seconds into the round"), rangemode="tozero")
+    figure.update_yaxes(title=_axis("output tokens per second"), rangemode="tozero")
+    return styled(figure, height=300)
 
 
 def _answered(run: NamedRun) -> list[RequestRecord]:

@@ -188,6 +188,14 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedUse:
+    """The use of the caches from the sample before until `at_s`, in seconds of the run's clock."""
+
+    at_s: float
+    use: CacheUse
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSummary:
     """The figures of one round: seconds, tokens, tokens per second.
 
@@ -259,12 +267,16 @@ class RoundSummary:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: its figures and its requests, in order of dispatch."""
+    """One round: its figures and its requests, in order of dispatch.
+
+    timeline: the use of the caches, sampled while it went on; empty where that was not done.
+    """
 
     name: RoundName
     summary: RoundSummary
     records: tuple[RequestRecord, ...] = field(repr=False)
     loop: Loop = Loop.CLOSED
+    timeline: tuple[TimedUse, ...] = field(default=(), repr=False)
 
     @property
     def pacing(self) -> str:
@@ -285,7 +297,8 @@ class RoundResult:
         """The round as JSON, the derived figures of summary and requests included."""
         derived = ("ttft", "request_latency", "decode_speed", "tpot", "answer_sha256")
         records = [_with_derived(record, *derived) for record in self.records]
-        return {"name": self.name, "loop": self.loop, "summary": self.summary.to_json(), "records": records}
+        own = {"name": self.name, "loop": self.loop, "summary": self.summary.to_json(), "records": records}
+        return own | {"timeline": msgspec.to_builtins(self.timeline)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Plays a workload's rounds against a server and measures them."""
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -13,13 +14,15 @@ from hotspan.bench.config import BenchConfig
 from hotspan.bench.counters import CacheCounters, ProcessTreeCpu, settled_seconds
 from hotspan.bench.kv_size import tokens_per_gib
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult
+from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult, TimedUse
 from hotspan.bench.summary import summarize
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
 from hotspan.core.errors import ConfigError
 
 # An engine publishes its counters a moment after the last token has left it.
 _SETTLE_S: Final = 0.3
+
+_SAMPLE_S: Final = 1.0
 
 
 class Progress:
@@ -175,6 +178,13 @@ def _run_clock() -> RunClock:
     return lambda: time.monotonic() - zero
 
 
+def _increments(before: CacheCounters, samples: Iterable[tuple[float, CacheCounters]]) -> Iterator[TimedUse]:
+    """What was used between each sample and the one before it."""
+    for at_s, counters in samples:
+        yield TimedUse(at_s, counters.since(before))
+        before = counters
+
+
 class _Player:
     """Plays rounds one after the other, with the server's counters read between them."""
 
@@ -221,19 +231,45 @@ class _Player:
 
         self._progress.round_started(round.name, round.expected)
         started = self._clock()
-        await round.play(send, self._clock)
+        samples: list[tuple[float, CacheCounters]] = []
+        async with self._sampling(round.name, samples):
+            await round.play(send, self._clock)
         elapsed_s = self._clock() - started
         cpu_now = await self._settle()
         counters = await self._scrape()
         cpu_s = None if cpu_now is None or self._cpu_before is None else cpu_now - self._cpu_before
-        use = counters.since(self._counters_before) if counters else None
+        before = self._counters_before
+        use = counters.since(before) if counters else None
         self._cpu_before, self._counters_before = cpu_now, counters
         records.sort(key=lambda record: record.order)
         unsent = round.expected - sent
         summary = summarize(records, elapsed_s, cpu_s, use, slo=self._config.slo, unsent=unsent)
-        result = RoundResult(round.name, summary, tuple(records), round.loop)
+        if samples and counters:
+            samples.append((started + elapsed_s, counters))
+        timeline = tuple(_increments(before, samples)) if before else ()
+        result = RoundResult(round.name, summary, tuple(records), round.loop, timeline)
         self._progress.round_finished(result)
         return result
+
+    @contextlib.asynccontextmanager
+    async def _sampling(self, name: RoundName, samples: list[tuple[float, CacheCounters]]) -> AsyncGenerator[None]:
+        """Read the counters every second of the query round, unless CPU time is measured: that takes some."""
+        if name is not RoundName.QUERY or self._cpu is not None or self._counters_before is None:
+            yield
+            return
+
+        async def sample() -> None:
+            while True:
+                await asyncio.sleep(_SAMPLE_S)
+                if (counters := await self._scrape()) is not None:
+                    samples.append((self._clock(), counters))
+
+        sampler = asyncio.create_task(sample())
+        try:
+            yield
+        finally:
+            sampler.cancel()
+            await asyncio.wait((sampler,))
 
     async def _settle(self) -> float | None:
         """Wait until the server's counters and CPU time are those of all it was asked; return the CPU-seconds."""
