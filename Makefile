@@ -148,15 +148,20 @@ step-cost: develop  ## What hotspan costs on the engine core's thread per step, 
 blend-overhead: install  ## What blending costs where nothing matches, in CPU-seconds (about 3 minutes)
 	@$(BIN)/python -m benchmarks.blend_overhead --output benchmarks/results/blend-overhead.json
 
-.PHONY: blend-permutator
+.PHONY: blend-permutator blend-rag
 blend-permutator: install  ## How much of permuted documents is reused, on a server: 5 contexts of 5,000 tokens (about 3 minutes)
 	@$(BIN)/python -m benchmarks.blend_permutator --output benchmarks/results/blend-permutator.json
+
+blend-rag: install  ## The same of documents in changing order before questions: 5 documents of 1,600 tokens (about 3 minutes)
+	@$(BIN)/python -m benchmarks.blend_permutator --workload rag-qa-quality --size demo --requests 10 --tokens 1600 \
+	  --output benchmarks/results/blend-rag.json
 
 .PHONY: recall blend-quality
 recall: develop  ## Train the recall model of blend-quality anew, into benchmarks/assets/recall (about 10 minutes)
 	@$(BIN)/python -m benchmarks.recall
 blend-quality: develop  ## What blending costs in right answers and gains in time, by mode and share (about 20 minutes)
-	@$(BIN)/python -m benchmarks.blend_quality --output benchmarks/results/blend-quality.json
+	@for tokens in 400 1600; do for part in quality speed; do $(BIN)/python -m benchmarks.blend_quality \
+	  --tokens $$tokens --parts $$part --output benchmarks/results/blend-quality.json || exit 1; done; done
 	@$(BIN)/python -m benchmarks.blend_chart
 
 .PHONY: chart

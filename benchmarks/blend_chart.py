@@ -39,7 +39,12 @@ class Point(NamedTuple):
 
     @property
     def label(self) -> str:
-        return self.way.split()[-1] if self.mode in ("deviation", "query") else ""
+        return self.way.partition(",")[0].split()[-1] if self.mode in ("deviation", "query") else ""
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether its check layer is 1."""
+        return self.way.endswith("layer 1")
 
 
 def points(summary: dict[str, Any], length: str, kind: str) -> list[Point]:
@@ -54,7 +59,7 @@ def points(summary: dict[str, Any], length: str, kind: str) -> list[Point]:
 
 
 def panel(title: str, found: list[Point], x: float, y: float, fastest: float) -> list[str]:
-    """One kind of question: lines through the shares of a mode. Speed on a logarithmic scale."""
+    """One kind of question: lines through the shares of a mode, dashed for check layer 1. Speed is logarithmic."""
 
     def across(times: float) -> float:
         return x + _WIDTH * math.log(times / _SLOWEST) / math.log(fastest / _SLOWEST)
@@ -77,14 +82,18 @@ def panel(title: str, found: list[Point], x: float, y: float, fastest: float) ->
         lines.append(f'<line x1="{place}" y1="{y}" x2="{place}" y2="{y + _HEIGHT}" stroke="#e4e7eb"/>')
         lines.append(f'<text x="{place}" y="{y + _HEIGHT + 15}" text-anchor="middle" fill="#52606d">{times:g}x</text>')
     for mode, colour in _COLOURS.items():
-        own = sorted((point for point in found if point.mode == mode), key=lambda point: point.speed_up)
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(at, own))
-        if len(own) > 1:
-            lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        for point in own:
-            px, py = at(point)
-            lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="{colour}"/>')
-            lines.append(f'<text x="{px + 6:.1f}" y="{py + 13:.1f}" fill="{colour}">{escape(point.label)}</text>')
+        for is_shallow in (False, True):
+            own = [point for point in found if (point.mode, point.is_shallow) == (mode, is_shallow)]
+            own.sort(key=lambda point: point.speed_up)
+            path = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(at, own))
+            if len(own) > 1:
+                dashes = ' stroke-dasharray="4 3"' if is_shallow else ""
+                lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>')
+            for point in own:
+                px, py = at(point)
+                fill = "#ffffff" if is_shallow else colour
+                lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="{fill}" stroke="{colour}"/>')
+                lines.append(f'<text x="{px + 6:.1f}" y="{py + 13:.1f}" fill="{colour}">{escape(point.label)}</text>')
     return lines
 
 
@@ -110,7 +119,8 @@ def chart(results: dict[str, Any]) -> str:
             x, y = _LEFT + column * (_WIDTH + _GAP), _TOP + row * (_HEIGHT + _GAP)
             lines += panel(f"{title}, {length} tokens", points(summary, length, kind), x, y, fastest)
     machine = results["machine"]
-    caption = f"{machine['CPU']}, commit {machine.get('Commit', 'unknown').rstrip('+')}; speed: the demo's model"
+    commit = machine.get("Commit", "unknown").rstrip("+")
+    caption = f"{machine['CPU']}, commit {commit}; speed: the demo's model; dashed: check layer 1, else 2"
     lines.append(f'<text x="16" y="{height - 8}" style="font-size: 11px" fill="#52606d">{escape(caption)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 

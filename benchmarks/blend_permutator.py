@@ -1,11 +1,14 @@
-"""How much of permuted documents is reused: long-doc-permutator on hotspan's server, with blending and without.
+"""How much of permuted documents is reused: a workload on hotspan's server, with blending and without.
 
-usage: python -m benchmarks.blend_permutator [--size tiny] [--requests 4] [--tokens 5000] [--modes M...] [--output FILE]
+usage: python -m benchmarks.blend_permutator [--workload long-doc-permutator] [--size tiny] [--requests 4]
+       [--tokens 5000] [--modes M...] [--output FILE]
 
-Five contexts of --tokens tokens stand in another order in each prompt, behind 1,000 tokens of system prompt. Each mode
-has a server of its own, one after the other, over the same model with random weights: the figures are of reuse and of
-speed, none is of quality. Reuse is the share of the timed prompts' tokens that are taken from windows, and beside it
-the share that the prefix caches have; of what is taken from windows, a share is computed again.
+long-doc-permutator: five contexts of --tokens tokens stand in another order in each prompt, behind 1,000 tokens of
+system prompt. rag-qa-quality: five documents in another order before each question, without a system prompt.
+
+Each mode has a server of its own, one after the other, over the same model with random weights: the figures are of
+reuse and of speed, none is of quality. Reuse is the share of the timed prompts' tokens that are taken from windows, and
+beside it the share that the prefix caches have; of what is taken from windows, a share is computed again.
 """
 
 import json
@@ -26,6 +29,7 @@ from hotspan.demo.plan import EngineSettings, usable_threads
 from hotspan.demo.server import ServerProcess, serve_command
 
 CONTEXTS, SYSTEM_TOKENS, OUTPUT_TOKENS, READY_S = 5, 1000, 8, 300.0
+PERMUTATOR = "long-doc-permutator"
 
 
 def blend_counters(url: str) -> dict[str, float]:
@@ -40,18 +44,25 @@ def blend_counters(url: str) -> dict[str, float]:
     return counts
 
 
-def played(url: str, model: Path, requests: int, tokens: int, output: Path) -> dict[str, Any]:
+def sized(workload: str, requests: int, tokens: int) -> dict[str, int]:
+    """The options of a workload."""
+    if workload == PERMUTATOR:
+        own = {"ldp-num-contexts": CONTEXTS, "ldp-context-length": tokens, "ldp-system-prompt-length": SYSTEM_TOKENS}
+        return own | {"ldp-num-permutations": requests, "ldp-max-output-length": OUTPUT_TOKENS}
+    own = {"rqq-num-cases": 1, "rqq-num-documents": CONTEXTS, "rqq-document-length": tokens}
+    return own | {"rqq-num-questions": requests, "rqq-max-output-length": OUTPUT_TOKENS}
+
+
+def played(url: str, model: Path, workload: str, sizes: dict[str, int], output: Path) -> dict[str, Any]:
     """The summary of the timed round."""
-    command = [sys.executable, "-m", "hotspan", "bench", "engine", "--workload", "long-doc-permutator"]
+    command = [sys.executable, "-m", "hotspan", "bench", "engine", "--workload", workload]
     command += ["--engine-url", url, "--model-config", str(model), "--no-csv", "--quiet", "--output", str(output)]
-    sizes = {"num-contexts": CONTEXTS, "context-length": tokens, "system-prompt-length": SYSTEM_TOKENS}
-    sizes |= {"num-permutations": requests, "max-output-length": OUTPUT_TOKENS}
-    command += [word for name, size in sizes.items() for word in (f"--ldp-{name}", str(size))]
+    command += [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     subprocess.run([*command, "--json"], check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((output / "bench_summary.json").read_text())["results"])
 
 
-def measure(mode: str, model: Path, requests: int, tokens: int, work: Path) -> dict[str, Any]:
+def measure(workload: str, mode: str, model: Path, requests: int, tokens: int, work: Path) -> dict[str, Any]:
     port = free_port()
     longest = (CONTEXTS * tokens + SYSTEM_TOKENS) * 11 // 10 // 128 * 128 + 512
     engine = EngineSettings(max_model_len=longest, threads=usable_threads())
@@ -62,7 +73,7 @@ def measure(mode: str, model: Path, requests: int, tokens: int, work: Path) -> d
         ServerProcess(command, engine.environment(), port, work / f"{mode}.log", aftermath) as server,
     ):
         server.wait_until_ready(READY_S, lambda waited, line: None)
-        results = played(server.url, model, requests, tokens, work / mode)
+        results = played(server.url, model, workload, sized(workload, requests, tokens), work / mode)
         counts = blend_counters(server.url)
     if results["failed_requests"] or counts.get("blended", 0) > requests:
         raise SystemExit(f"{mode}: requests failed, or warm-ups were blended, too: {results} {counts}")
@@ -81,18 +92,19 @@ def measure(mode: str, model: Path, requests: int, tokens: int, work: Path) -> d
 
 
 def main() -> None:
-    options = arguments(__doc__, size="tiny", requests=4, tokens=5000, modes=["first_k", "off"])
+    options = arguments(__doc__, workload=PERMUTATOR, size="tiny", requests=4, tokens=5000, modes=["first_k", "off"])
     with tempfile.TemporaryDirectory(prefix="hotspan-blend-permutator-") as directory:
         work = Path(directory)
         model = make_demo_model(work / "model", options.size).path
         summary = {}
         for mode in options.modes:
-            summary[mode] = measure(mode, model, options.requests, options.tokens, work)
+            summary[mode] = measure(options.workload, mode, model, options.requests, options.tokens, work)
             print(mode, summary[mode], flush=True)
     if options.output:
-        command = f"python -m benchmarks.blend_permutator --size {options.size} --requests {options.requests} "
-        command += f"--tokens {options.tokens} --modes {' '.join(options.modes)}"
-        write_results(options.output, "blend-permutator", command=command, summary=summary)
+        command = f"python -m benchmarks.blend_permutator --workload {options.workload} --size {options.size} "
+        command += f"--requests {options.requests} --tokens {options.tokens} --modes {' '.join(options.modes)}"
+        kind = "blend-permutator" if options.workload == PERMUTATOR else "blend-rag"
+        write_results(options.output, kind, command=command, summary=summary)
 
 
 if __name__ == "__main__":

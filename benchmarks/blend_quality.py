@@ -1,12 +1,14 @@
 """What blending costs in answers and gains in time: modes and shares beside a full prefill and beside naive reuse.
 
-usage: python -m benchmarks.blend_quality [--texts 30] [--tokens 400 1600] [--repetitions 3] [--output FILE]
+usage: python -m benchmarks.blend_quality [--texts 30] [--tokens 400 1600] [--repetitions 3] [--parts quality speed]
+       [--output FILE]
 
 Quality: the recall model (benchmarks/recall.py) answers questions about five documents whose order it has not seen, of
 --tokens tokens each. Every prompt is asked in full and in each mode, in one engine. A question is right if the answer
 is; the share of right answers by kind of question stands beside the share of answers that equal those of the full
 prefill. Speed: CPU-seconds and time to first token on the demo's model with random weights, whose layers are as wide as
-a small real model's, over prompts of the same lengths; modes take turns, medians.
+a small real model's, over prompts of the same lengths; modes take turns, medians. With --output, parts and lengths that
+were not asked for stay as the file has them, each with the commit that it was measured at.
 
 Naive reuse computes no reused token again. The recall model is trained on these kinds of questions alone: its figures
 say how modes compare, and on what kinds reuse fails, not what another model loses.
@@ -37,10 +39,12 @@ ORDERS = 3
 QUESTIONS = {"one": 2, "two": 2, "nth": 2, "last": 2}
 _SEPARATOR = "\n\n----\n\n"
 _HANG_S = 60.0
+_SHORT = 400
+"""Tokens of a document in contexts of which there are --texts; of longer ones there are fewer."""
 
 
 class Way(NamedTuple):
-    """A mode and the share of the reused tokens that it computes again. What `blend` of a request says."""
+    """A mode, the share of the reused tokens that it computes again, and its check layer: `blend` of a request."""
 
     name: str
     blend: Any
@@ -51,9 +55,10 @@ WAYS = (
     Way("naive", {"mode": "deviation", "recompute_ratio": 0.0}),
     Way("first_k 16", {"mode": "first_k"}),
     *(
-        Way(f"{mode} {share:.0%}", {"mode": mode, "recompute_ratio": share})
+        Way(f"{mode} {share:.0%}, layer {layer}", {"mode": mode, "recompute_ratio": share, "check_layer": layer})
         for mode in ("deviation", "query")
-        for share in (0.05, 0.15, 0.3, 0.5)
+        for layer, shares in ((1, (0.05, 0.15)), (2, (0.05, 0.15, 0.3)))
+        for share in shares
     ),
 )
 
@@ -277,7 +282,7 @@ def speed(model: Path, tokens: int, repetitions: int, dtype: str) -> dict[str, A
 
 
 def main() -> None:
-    options = arguments(__doc__, texts=30, tokens=[400, 1600], repetitions=3, size="demo")
+    options = arguments(__doc__, texts=30, tokens=[400, 1600], repetitions=3, size="demo", parts=["quality", "speed"])
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     from hotspan.bench.machine import write_results
     from hotspan.demo.model import make_demo_model
@@ -286,21 +291,33 @@ def main() -> None:
     settings = EngineSettings(max_model_len=4096, threads=usable_threads())
     os.environ |= settings.environment()
     rows: list[dict[str, Any]] = []
-    for tokens in options.tokens:
-        rows += quality(max(3, options.texts * min(options.tokens) // tokens), tokens)
+    for tokens in options.tokens if "quality" in options.parts else ():
+        rows += quality(max(3, options.texts * _SHORT // tokens), tokens)
         print(json.dumps(frontier(rows), indent=1), flush=True)
+    speeds: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hotspan-blend-quality-") as work:
         model = make_demo_model(Path(work) / "model", options.size).path
-        speeds = {
-            f"{DOCUMENTS} x {tokens}": speed(model, tokens, options.repetitions, settings.dtype)
-            for tokens in options.tokens
-        }
+        for tokens in options.tokens if "speed" in options.parts else ():
+            speeds[f"{DOCUMENTS} x {tokens}"] = speed(model, tokens, options.repetitions, settings.dtype)
     print(json.dumps(speeds, indent=1))
     if options.output:
         command = f"python -m benchmarks.blend_quality --texts {options.texts} --repetitions {options.repetitions} "
-        command += f"--size {options.size} --tokens {' '.join(map(str, options.tokens))}"
-        summary = {"quality": frontier(rows), "speed": speeds, "dtype of speed": settings.dtype}
-        write_results(options.output, "blend-quality", command=command, summary=summary)
+        command += f"--size {options.size}"
+        summary = merged(options.output, {"quality": frontier(rows), "speed": speeds})
+        write_results(
+            options.output, "blend-quality", command=command, summary=summary | {"dtype of speed": settings.dtype}
+        )
+
+
+def merged(path: Path, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What was found, beside what a file of results has of other parts and lengths; and at which commit each was."""
+    from hotspan.bench.machine import machine_facts
+
+    before = json.loads(path.read_text())["summary"] if path.exists() else {}
+    commits = before.get("commits", {})
+    for part, lengths in found.items():
+        commits |= {f"{part}, {length}": machine_facts()["Commit"] for length in lengths}
+    return {part: before.get(part, {}) | found[part] for part in found} | {"commits": commits}
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.INVERTED: "false",
     kinds.BLENDING: "true",
     kinds.FIRST_NUMBER: "0.5",
+    kinds.FIRST_INTEGER: "3",
     kinds.VERBATIM: "text",
     kinds.MEBIBYTES: "77",
     kinds.DEGREE: "4",
@@ -80,6 +81,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "blend_check_every": {"blend": "allowed"},
     "blend_min_agreement": {"blend": "allowed"},
     "blend_recompute_ratio": {"blend": "allowed"},
+    "blend_check_layer": {"blend": "allowed"},
 }
 """What a key needs beside it to be sound."""
 
@@ -162,7 +164,8 @@ def test_what_acts_of_lmcache_changes_something(key: Option) -> None:
     text = LMCACHE.get(name) or sample(key, key.lmcache)
     beside: dict[str, Any] = {"local_disk": {"max_local_disk_size": 1}, "max_local_disk_size": {"local_disk": "/tmp/a"}}
     beside |= {
-        name: {"enable_blending": True} for name in ("blend_min_tokens", "blend_special_str", "blend_recompute_ratios")
+        f"blend_{name}": {"enable_blending": True}
+        for name in ("min_tokens", "special_str", "recompute_ratios", "check_layers")
     }
     beside["extra_config"] = {"remote_url": "sagemaker-hyperpod://h"}
     whole = {"chunk_size": 256, **beside.get(name, {})}

@@ -130,7 +130,10 @@ def test_what_hotspan_does_otherwise() -> None:
     for ratios in ([0.15, 0.3], 0.15, "0.15,0.3", "[0.15]"):
         given = configured(lmcache={"enable_blending": True, "blend_recompute_ratios": ratios})
         assert given.cache is not None and given.cache.blend == BlendSettings("deviation", recompute_ratio=0.15)
-    assert "second layer" in warnings(configured(lmcache={"blend_thresholds": [0.15]}))
+    for layers in (3, "3", [3, 5]):
+        given = configured(lmcache={"enable_blending": True, "blend_check_layers": layers})
+        assert given.cache is not None and given.cache.blend == BlendSettings("deviation", check_layer=3)
+    assert "a share of the tokens" in warnings(configured(lmcache={"blend_thresholds": [0.15]}))
     assert "prefill" in warnings(configured(lmcache={"enable_xpyd": True}))
 
 

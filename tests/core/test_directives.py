@@ -31,7 +31,12 @@ DIRECTIVES = st.builds(
     renew=st.booleans(),
     blend=st.none()
     | st.booleans()
-    | st.builds(BlendDirective, st.none() | st.sampled_from(BLEND_MODES), st.none() | st.floats(0, 1)),
+    | st.builds(
+        BlendDirective,
+        st.none() | st.sampled_from(BLEND_MODES),
+        st.none() | st.floats(0, 1),
+        st.none() | st.integers(1, 99),
+    ),
 )
 RULES = st.builds(
     RetentionRule,
@@ -125,6 +130,8 @@ def test_nobody_says_whose_he_is() -> None:
         ({"blend": {"mode": "much"}}, "mode 'much'"),
         ({"blend": {"ratio": 0.3}}, "mode, recompute_ratio"),
         ({"blend": {"recompute_ratio": 3}}, "share from 0 to 1"),
+        ({"blend": {"check_layer": 0}}, "check_layer of blend is 0: give a whole number from 1"),
+        ({"blend": {"check_layer": 1.5}}, "check_layer of blend"),
     ],
 )
 def test_refusals_say_what_would_do(params: dict, message: str) -> None:

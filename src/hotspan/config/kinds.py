@@ -247,6 +247,11 @@ SECONDS = Kind("seconds", _positive, "seconds, above 0")
 BOOLEAN = Kind("true or false", _boolean, "true or false")
 BLENDING = Kind("true or false", lambda raw: "deviation" if _boolean(raw) else "off", "true or false")
 FIRST_NUMBER = Kind("numbers", _first_number, "a number, or a list of numbers, of which the first one is taken")
+FIRST_INTEGER = Kind(
+    "numbers",
+    lambda raw: _integer(int(_first_number(raw)) if _first_number(raw).is_integer() else raw),
+    "a whole number, or a list of them, of which the first one is taken",
+)
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
 PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw), "a path")

@@ -8,7 +8,7 @@ from hotspan.config.fates import foreign, table
 _ANY, _BOOLEAN, _INTEGER, _NUMBER, _TEXT = kinds.ANY, kinds.BOOLEAN, kinds.INTEGER, kinds.NUMBER, kinds.TEXT
 _THROUGH_RAM = "chunks always pass through RAM: max_local_cpu_size (--ram-gib) is the RAM tier"
 _PATIENCE = "the cost model decides how long a request waits for a tier (docs/design/cost.md)"
-_SHARE = "hotspan compares keys of the second layer, and computes a share of the tokens again (--blend-recompute-ratio)"
+_SHARE = "hotspan computes a share of the tokens again (--blend-recompute-ratio)"
 _SHARED = "replicas share an L2 (remote_url, --l2) instead of asking each other"
 _PREFILL = "every replica computes prompts and answers: prefill is not taken apart"
 _CONTROLLER = "hotspan has no controller: `hotspan cache` administers a replica"
@@ -65,7 +65,7 @@ ACCEPTED = table(
     foreign(_TEXT, "hotspan's keys are SHA-256", "pre_caching_hash_algorithm", "sha256 sha256_cbor sha256_cbor_64bit"),
     foreign(_TEXT, "--ram-gib's pages are taken where the kernel puts them (numactl)", "numa_mode"),
     foreign(_TEXT, "a replica is called by its host and process", "lmcache_instance_id app_id"),
-    foreign(_ANY, _SHARE, "blend_thresholds blend_check_layers"),
+    foreign(_ANY, _SHARE, "blend_thresholds"),
     foreign(_BOOLEAN, _SHARED, "enable_p2p"),
     foreign(_ANY, _SHARED, "p2p_host p2p_init_ports p2p_lookup_ports lookup_server_worker_ids"),
     foreign(_BOOLEAN, _PREFILL, "enable_pd"),

@@ -81,6 +81,7 @@ class BlendSettings:
                 would give, or those of them that the question attends to.
     first_k:    tokens at the beginning of each reused run, for "first_k".
     recompute_ratio: the share of the reused tokens, for the others.
+    check_layer: up to which the others compute all tokens before they choose, from 0; at least 1.
     min_tokens: fewer reused tokens are not worth it.
     separators: texts that windows never cross.
     check_every, min_agreement: one in so many blends is checked against a full prefill (0: none); with a lower share of
@@ -94,6 +95,7 @@ class BlendSettings:
     check_every: int = 100
     min_agreement: float = 0.9
     recompute_ratio: float = 0.3
+    check_layer: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,13 @@ class CacheOptions:
         kind=kinds.FRACTION,
         lmcache=Spelling("blend_recompute_ratios", kinds.FIRST_NUMBER),
     )
+    blend_check_layer: int = option(
+        2,
+        "Layer, counted from 0, up to which all tokens are computed before those are chosen that are computed in all "
+        "layers (--blend deviation, --blend query).",
+        kind=kinds.COUNT,
+        lmcache=Spelling("blend_check_layers", kinds.FIRST_INTEGER),
+    )
     blend_min_tokens: int = option(
         512,
         "Fewer reused tokens are not worth blending (--blend).",
@@ -348,6 +357,7 @@ class CacheOptions:
             self.blend_check_every,
             self.blend_min_agreement,
             self.blend_recompute_ratio,
+            self.blend_check_layer,
         )
 
     def _check_sizes(self) -> None:

@@ -18,6 +18,8 @@ CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew",
 """What a client may put into `kv_transfer_params`."""
 
 
+MOST_LAYERS = 1024
+
 BLEND_MODES = ("first_k", "deviation", "query")
 """Which reused tokens are computed again (docs/blending.md)."""
 
@@ -26,11 +28,13 @@ BLEND_MODES = ("first_k", "deviation", "query")
 class BlendDirective:
     """How a request that asks for blending wants it; None as the server has it.
 
-    mode: one of BLEND_MODES. recompute_ratio: of the reused tokens, for the modes that choose a share.
+    mode: one of BLEND_MODES. recompute_ratio: of the reused tokens, for the modes that choose a share; check_layer: up
+    to which these compute all tokens.
     """
 
     mode: str | None = None
     recompute_ratio: float | None = None
+    check_layer: int | None = None
 
 
 def seconds(value: object) -> int:
@@ -129,14 +133,17 @@ def _blend(value: object) -> bool | BlendDirective | None:
         return value
     fields = {"mode": value} if isinstance(value, str) else value
     modes = ", ".join(BLEND_MODES)
-    if not isinstance(fields, Mapping) or fields.keys() - {"mode", "recompute_ratio"}:
-        raise ValueError(f"blend is {value!r}: give true, false, one of {modes}, or an object of mode, recompute_ratio")
-    mode, ratio = fields.get("mode"), fields.get("recompute_ratio")
+    if not isinstance(fields, Mapping) or fields.keys() - {"mode", "recompute_ratio", "check_layer"}:
+        names = "mode, recompute_ratio and check_layer"
+        raise ValueError(f"blend is {value!r}: give true, false, one of {modes}, or an object of {names}")
+    mode, ratio, layer = fields.get("mode"), fields.get("recompute_ratio"), fields.get("check_layer")
     if mode is not None and mode not in BLEND_MODES:
         raise ValueError(f"blend has the mode {mode!r}: give one of {modes}")
     if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1):
         raise ValueError(f"recompute_ratio of blend is {ratio!r}: give a share from 0 to 1")
-    return BlendDirective(mode, ratio)
+    if layer is not None and (type(layer) is not int or not 1 <= layer <= MOST_LAYERS):
+        raise ValueError(f"check_layer of blend is {layer!r}: give a whole number from 1 to {MOST_LAYERS}")
+    return BlendDirective(mode, ratio, layer)
 
 
 def with_documents(tags: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ from hotspan.engine.blend.plan import MIN_PIECE_TOKENS, MIN_REUSED_TOKENS, Pace,
 from hotspan.engine.blend.runs import Run, as_positions
 
 WIDTH = 256
-PACE = Pace(step_s=0.01, token_s=1e-4, attended_s=1e-9, move_s=1e-6, probe_share=0.09)
+PACE = Pace(step_s=0.01, token_s=1e-4, attended_s=1e-9, move_s=1e-6, layers=0)
 
 
 def found(*starts: int, position: int = 1000) -> list[Found]:
@@ -108,7 +108,8 @@ def test_a_slow_tier_or_a_costly_choice_is_refused() -> None:
     starts = list(range(0, 4864, 256))
     assert isinstance(plan_spans(5000, 0, found(*starts), PACE, 0.3), SpanPlan)
     assert plan_spans(5000, 0, found(*starts), PACE._replace(move_s=1e-4), 0.3) is Refusal.LITTLE_SAVED
-    assert plan_spans(5000, 0, found(*starts), PACE._replace(probe_share=0.5), 0.3) is Refusal.LITTLE_SAVED
+    assert plan_spans(5000, 0, found(*starts), PACE._replace(layers=5), 0.3, check_layer=2) is Refusal.LITTLE_SAVED
+    assert isinstance(plan_spans(5000, 0, found(*starts), PACE._replace(layers=32), 0.3, check_layer=2), SpanPlan)
 
 
 def test_an_engine_of_unknown_speed_does_not_blend() -> None:

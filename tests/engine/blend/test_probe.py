@@ -18,7 +18,8 @@ ROUNDING = 2e-5
 
 def test_selectors_in_an_engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a share of 1 the KV is that of a prefill; with 0 it is what was loaded; `deviation` chooses the tokens whose
-    second layer's keys are farthest between these two; answers say how many; slices make no difference."""
+    keys of the check layer are farthest between these two; up to that layer all is exact, and little behind it; answers
+    say how many were chosen; slices make no difference."""
     with blending(tiny_model) as engine:
         library = Library(engine, 1000, 3)
         library.learn()
@@ -40,12 +41,12 @@ def test_selectors_in_an_engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
             return max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
 
         loaded, exact = blended("deviation", 0.0)
-        assert distance(loaded, exact) > 1.0 and not chosen[-1]
+        assert distance(loaded, exact) > 1.0 and not chosen  # nothing is looked at
         for mode in ("deviation", "query"):
             assert distance(*blended(mode, 1.0)) < ROUNDING
             assert sum(run.tokens for run in chosen[-1]) == 6 * WINDOW
 
-        off = (loaded[1][:, 0] - exact[1][:, 0]).square().sum((1, 2))
+        off = (loaded[2][:, 0] - exact[2][:, 0]).square().sum((1, 2))
         for mode in ("deviation", "query"):
             monkeypatch.setattr(probe, "WIDTH", 1)
             whole, _ = blended(mode, 0.1)
@@ -60,6 +61,11 @@ def test_selectors_in_an_engine(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
             assert distance(sliced, whole) < 1e-3
             assert set(as_positions(chosen[-1])) == set(picked)
         monkeypatch.setattr(probe, "WIDTH", 16)
+        for layer in (1, 2):
+            how = {"mode": mode, "recompute_ratio": 0.01, "check_layer": layer}
+            found, exact = blended_and_exact(engine, prompt, blend=how)
+            off_by = [float((one - other).abs().max()) for one, other in zip(found, exact, strict=True)]
+            assert max(off_by[: layer + 1]) < ROUNDING and min(off_by[layer + 1 :]) > 0.5
         answer = ask(engine, library.prompt(1, 0, 2), blend={"mode": "query", "recompute_ratio": 0.25})[0]
         assert answer.blend is not None and answer.blend["mode"] == "query"
         share = 0.25 * answer.blend["reused"]  # a window inside of a prefix that the tiers have is not reused

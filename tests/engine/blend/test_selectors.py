@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.engine.blend.runs import Run, as_runs
-from hotspan.engine.blend.selectors import attention, deviations, first_k, highest, query_scores
+from hotspan.engine.blend.selectors import attention, deviations, first_k, highest
 
 POSITIONS = st.lists(st.integers(0, 50), min_size=1, max_size=40, unique=True).map(sorted)
 
@@ -61,12 +61,6 @@ def test_heads_that_do_not_group_are_refused() -> None:
     """Three heads can't share two KV heads."""
     with pytest.raises(ValueError, match="evenly"):
         attention(drawn(1, 3, 4), torch.tensor([0]), drawn(5, 2, 4), 1.0)
-
-
-def test_a_token_matters_if_it_is_read_and_wrong() -> None:
-    """What nobody attends to, or what did not change, is not recomputed before what is both."""
-    scores = query_scores(torch.tensor([1.0, 0.0, 1.0, 0.5]), torch.tensor([0.0, 9.0, 4.0, 4.0]))
-    assert scores.argsort(descending=True).tolist()[:2] == [2, 3]
 
 
 @given(POSITIONS, st.floats(0, 1), st.integers(0, 9))

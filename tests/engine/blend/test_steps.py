@@ -70,7 +70,9 @@ def steps(memory: Memory) -> BlendSteps:
 
 
 class Probed(Memory):
-    """Its second layer's keys would be others at `deviates`; the question's queries are like the key of token 25."""
+    """Its second layer's keys are others at `deviates` once they are computed; the question's queries are like the key
+    of token 25.
+    """
 
     block_tokens = 64
 
@@ -80,29 +82,32 @@ class Probed(Memory):
         self.layers: Any = [SimpleNamespace(impl=impl)] * LAYERS
         self.deviates: list[int] = []
 
-    def keys_of(self, layer: int, tokens: Any, blocks: Any, runs: Sequence[Run]) -> torch.Tensor:
+    def compute_to(self, layer: int, tokens: Any, blocks: Any, runs: Sequence[Run]) -> torch.Tensor:
         assert layer == 1
-        keys = torch.cat([self.read(blocks, run, layer)[:, 0] for run in runs])
-        places = torch.cat([torch.arange(run.start, run.stop) for run in runs])
-        keys[torch.isin(places, torch.tensor(self.deviates))] += 5.0
-        return keys
+        for place in self.deviates:
+            if any(run.start <= place < run.stop for run in runs):
+                self.kv[layer, place, 0] += 5.0
+        return torch.cat([self.read(blocks, run, layer)[:, 0] for run in runs])
+
+    def keys(self, blocks: Any, stop: int, layer: int) -> torch.Tensor:
+        return self.kv[layer, :stop, 0].clone()
 
     def queries_of(self, tokens: Any, blocks: Any, runs: Sequence[Run]) -> dict[int, torch.Tensor]:
         count = sum(run.tokens for run in runs)
-        return dict.fromkeys(range(LAYERS), self.kv[0, 25, 0, 0].repeat(count, 1, 1))
+        return dict.fromkeys(range(LAYERS), self.kv[1, 25, 0, 0].repeat(count, 1, 1))
 
 
 @pytest.mark.parametrize("budget", [64, 3])
-@pytest.mark.parametrize(("selector", "chosen"), [("deviation", [Run(10, 12)]), ("query", [Run(25, 26)])])
+@pytest.mark.parametrize(("selector", "chosen"), [("deviation", [Run(10, 12)]), ("query", [Run(9, 10), Run(25, 26)])])
 def test_a_selector_finds_what_to_compute_again(
     monkeypatch: pytest.MonkeyPatch, budget: int, selector: str, chosen: list[Run]
 ) -> None:
-    """Whatever the slices: those that deviate most, or those of them that the question attends to; then these and all
-    that is fresh is computed, and the report says how many were chosen."""
+    """Whatever the slices: those that deviate most, or those that the question attends to; then these and all that is
+    fresh is computed, and the report says how many were chosen."""
     monkeypatch.setattr(probe, "WIDTH", 1)
     memory: Any = Probed()
     memory.kv[:, :, 0] = 0.0
-    memory.deviates = [10, 11, 25] if selector == "query" else [10, 11]
+    memory.deviates = [] if selector == "query" else [10, 11]
     slot = bytearray(8192)
     window = torch.frombuffer(slot, dtype=torch.float32, count=LAYERS * 16 * 8).view(LAYERS, 16, *SHAPE)
     window[:, 7, 0] = 1.0  # so that tokens 9 and 25 have keys that the question matches

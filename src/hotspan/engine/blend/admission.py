@@ -344,12 +344,13 @@ class Blending:
             len(known.tokens),
             kept,
             found,
-            pace if chosen.needs_probe else pace._replace(probe_share=0.0),
+            pace,
             min(1.0, chosen.ratio),
             min_tokens=self._settings.min_tokens,
             loaded_tokens=loaded,
             wait_s=wait_s,
             fresh_passes=1 + (chosen.needs_probe and chosen.selector is Selector.QUERY),
+            check_layer=chosen.check_layer if chosen.needs_probe else 0,
         )
         if isinstance(planned, SpanPlan) and planned.first_approximate // self._block_tokens >= len(
             request.block_hashes
@@ -361,7 +362,7 @@ class Blending:
         """The speeds: of computing as the cost model has learnt it, else as the self-test measured it."""
         assert self.pace is not None  # nothing is planned before
         rates = self._cache.cost.prefill_rates if self._cache.cost is not None else None
-        return self.pace if rates is None else Pace(*rates, self.pace.move_s, self.pace.probe_share)
+        return self.pace if rates is None else Pace(*rates, self.pace.move_s, self.pace.layers)
 
     def _patience_s(self, known: _Request, kept: int) -> float:
         """How long a request may wait for windows while none is there: as for chunks (cache/cost.py)."""
@@ -376,7 +377,7 @@ class Blending:
         if selector is Selector.FIRST_K:
             return Selection(selector, self._settings.first_k / self.index.width)
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
-        return Selection(selector, ratio)
+        return Selection(selector, ratio, asked.check_layer or self._settings.check_layer)
 
     def _selected(self, plan: SpanPlan) -> list[int]:
         """The reused tokens that are computed again: the first of each run of windows that lay side by side before."""
@@ -426,7 +427,7 @@ class Blending:
 
 
 def _pace(speed: Speed) -> Pace:
-    return Pace(0.0, speed.token_s, 0.0, speed.move_s, speed.probe_share)
+    return Pace(0.0, speed.token_s, 0.0, speed.move_s, speed.layers)
 
 
 def _is_plain(request: Request) -> bool:

@@ -126,14 +126,16 @@ class EngineForward:
             hidden: torch.Tensor = runner.model(input_ids=ids, positions=positions)
         return hidden
 
-    def keys_of(self, layer: int, tokens: Tokens, blocks: Sequence[int], runs: Sequence[Run]) -> torch.Tensor:
-        """The keys that runs of a text would have in a layer; it and those behind it are left as they are.
+    def compute_to(self, layer: int, tokens: Tokens, blocks: Sequence[int], runs: Sequence[Run]) -> torch.Tensor:
+        """Compute runs of a text up to the K and V of a layer, which are written; those behind it are left as they are.
 
-        K and V of the layers before it are written. Row by row. Shape: [tokens, KV heads, head size].
+        Returns the keys of that layer, row by row. Shape: [tokens, KV heads, head size].
         """
         target, taken = self.layers[layer], list[torch.Tensor]()
+        update = target.impl.do_kv_cache_update
 
-        def stop(_: Any, keys: torch.Tensor, *__: Any) -> None:
+        def stop(layer: Any, keys: torch.Tensor, *rest: Any) -> None:
+            update(layer, keys, *rest)
             taken.append(keys.clone())
             raise _Stopped
 
@@ -165,6 +167,15 @@ class EngineForward:
         block = table[places // self.block_tokens].view(-1, 1, 1, 1)
         found: torch.Tensor = cache.reshape(cache.shape[0], -1)[block, self._places[layer][places % self.block_tokens]]
         return found
+
+    @inference
+    def keys(self, blocks: Sequence[int], stop: int, layer: int) -> torch.Tensor:
+        """A copy of the keys of the first tokens in one layer. Shape: [stop, KV heads, head size]."""
+        cache = self.layers[layer].kv_cache
+        table = torch.tensor(blocks[: -(-stop // self.block_tokens)], dtype=torch.int64, device=cache.device)
+        whole = cache.reshape(cache.shape[0], -1).index_select(0, table)
+        found = whole.index_select(1, self._places[layer][:, 0].reshape(-1))
+        return found.view(-1, *self._places[layer].shape[2:])[:stop]
 
     @inference
     def write(self, blocks: Sequence[int], run: Run, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:

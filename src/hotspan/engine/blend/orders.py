@@ -26,10 +26,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selector, and the share of the reused tokens that it chooses."""
+    """A selector, and the share of the reused tokens that it chooses.
+
+    check_layer: up to which all tokens are computed before it chooses, at least 1.
+    """
 
     selector: Selector
     ratio: float
+    check_layer: int = 1
 
     @property
     def needs_probe(self) -> bool:
@@ -107,14 +111,11 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Measured seconds: to compute a token, and to load and rotate one.
-
-    probe_share: of a forward, what it takes up to the layer whose keys are compared.
-    """
+    """Measured seconds: to compute a token, and to load and rotate one. layers: of the model."""
 
     token_s: float
     move_s: float
-    probe_share: float = 0.0
+    layers: int = 0
 
 
 @dataclass(slots=True)

@@ -28,19 +28,28 @@ MIN_PIECE_TOKENS = 16
 
 class Pace(NamedTuple):
     """Predicted seconds: of one step, of computing a token, per key that a token attends to, of loading and rotating a
-    reused token; and what choosing the tokens to recompute takes, as a share of computing everything.
+    reused token. layers: of the model; 0: what a probe takes is not known.
     """
 
     step_s: float
     token_s: float
     attended_s: float
     move_s: float
-    probe_share: float = 0.0
+    layers: int = 0
 
     def compute_s(self, runs: Iterable[Run]) -> float:
         """To compute runs in one step."""
         runs = list(runs)
         return self.step_s + self.token_s * token_count(runs) + self.attended_s * attended(runs)
+
+    def probe_share(self, check_layer: int) -> float:
+        """How much of computing everything it is to compute it up to the keys of a layer; nothing for the first."""
+        return probe_share(check_layer, self.layers) if check_layer and self.layers else 0.0
+
+
+def probe_share(check_layer: int, layers: int) -> float:
+    """How much of a forward it is to compute up to the keys of a layer, which is the first one, 0, or one behind it."""
+    return min(1.0, (check_layer + 0.5) / layers)
 
 
 class Reuse(NamedTuple):
@@ -130,6 +139,7 @@ def plan_spans(
     loaded_tokens: int = 0,
     wait_s: float = 0.0,
     fresh_passes: int = 1,
+    check_layer: int = 0,
 ) -> SpanPlan | Refusal:
     """How to blend a prompt, or why not to.
 
@@ -140,6 +150,7 @@ def plan_spans(
     loaded_tokens:   behind the exact tokens, that the tiers have and that are computed if the prompt is blended.
     wait_s:          predicted, until those of the windows are in RAM that are not.
     fresh_passes:    how often what is fresh is computed: a selector may need it first.
+    check_layer:     up to which everything is computed before tokens are selected; 0: nothing is.
     Raises: ValueError for a share that is none, or for more exact tokens than there are.
     """
     if not 0.0 <= recompute_share <= 1.0 or not 0 <= exact_tokens <= prompt_tokens:
@@ -157,7 +168,7 @@ def plan_spans(
         wait_s
         + fresh_passes * pace.compute_s(fresh)
         + recompute_share * (pace.compute_s([reuse.run for reuse in reused]) - pace.step_s)
-        + pace.probe_share * full_s
+        + pace.probe_share(check_layer) * full_s
         + pace.move_s * tokens
     )
     if full_s <= 0 or full_s - blended_s < MIN_SAVED_SHARE * full_s:  # 0: the engine's speed is unknown

@@ -1,8 +1,10 @@
 """What a selector has to know of a prompt, from forwards that come before its blend: slices of them, between steps.
 
-deviation   all that is claimed, up to the second layer, whose keys are compared with those that were loaded. The first
-            layer's K and V depend on nothing before a token: computed anew they are what they were
+deviation   all that is claimed, up to the check layer, whose keys are compared with those that were loaded
 query       the same; then what is fresh, and the question, through all layers: what the question attends to
+
+K and V of the layers up to the check layer are exact from then on, and stay. Those of the first layer, 0, depend on
+nothing before a token: computed anew they are what they were.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +14,9 @@ import torch
 
 from hotspan.engine.blend.forward import EngineForward, inference
 from hotspan.engine.blend.orders import BlendJob, Selection
+from hotspan.engine.blend.plan import probe_share
 from hotspan.engine.blend.runs import Run, as_positions, as_runs, joined, rows, slices, token_count
-from hotspan.engine.blend.selectors import Selector, attention, deviations, highest, query_scores
+from hotspan.engine.blend.selectors import Selector, attention, deviations, highest
 
 WIDTH = 16
 """Neighbours that are chosen together: a few long runs are computed faster than many single tokens."""
@@ -22,13 +25,6 @@ QUESTION_TOKENS = 64
 """So many tokens at the end of a prompt are its question, but at least `_LEAST_TOKENS` and none that is reused."""
 
 _LEAST_TOKENS = 4
-_LAYER = 1
-"""Whose keys are compared: the first that depend on other tokens."""
-
-
-def probe_share(layers: int) -> float:
-    """How much of a forward it is to compute up to the keys that are compared."""
-    return min(1.0, (_LAYER + 0.5) / layers)
 
 
 @dataclass(slots=True)
@@ -68,7 +64,7 @@ class Probe:
     def advance(self, budget: int) -> int:
         """Compute up to `budget` tokens through all layers, or what takes as long. Returns how many that is."""
         if self._shallow:
-            share = probe_share(len(self.forward.layers))
+            share = probe_share(self._layer, len(self.forward.layers))
             batch = next(slices(self._shallow, max(1, int(budget / share))))
             self._compare(batch)
             self._shallow = _behind(self._shallow, batch)
@@ -82,25 +78,27 @@ class Probe:
     def selected(self) -> list[Run]:
         """The reused tokens to compute again."""
         reused = torch.from_numpy(as_positions([piece.run for piece in self.job.pieces]))
-        scores = self.forward.total(self._deviating)[
-            reused
-        ]  # over the heads of all workers, so that all choose the same
-        if self.selection.selector is Selector.QUERY:
-            scores = query_scores(self.forward.total(self._attended())[reused], scores)
+        own = self._attended() if self.selection.selector is Selector.QUERY else self._deviating
+        scores = self.forward.total(own)[reused]  # over the heads of all workers, so that all choose the same
         chosen = highest(scores, reused, self.selection.ratio, width=WIDTH)
         in_question = reused[(reused >= self._question.start)]
         return as_runs([*chosen.tolist(), *in_question.tolist()])
 
+    @property
+    def _layer(self) -> int:
+        """The check layer: the last one in a model that has fewer."""
+        return min(self.selection.check_layer, len(self.forward.layers) - 1)
+
     @inference
     def _compare(self, batch: list[Run]) -> None:
-        """How far the keys of one layer are from those that are loaded."""
-        layer = min(_LAYER, len(self.forward.layers) - 1)
-        keys = self.forward.keys_of(layer, self.job.tokens, self.job.blocks, batch)
+        """Compute up to the check layer, and see how far its keys are from those that were loaded."""
+        job, is_compared = self.job, self.selection.selector is Selector.DEVIATION
+        loaded = [self.forward.read(job.blocks, run, self._layer)[:, 0] for run in batch if is_compared]
+        keys = self.forward.compute_to(self._layer, job.tokens, job.blocks, batch)
         positions = torch.from_numpy(rows(batch).positions)
-        for run in batch:
+        for run, before in zip(batch if is_compared else (), loaded, strict=True):
             is_in = (positions >= run.start) & (positions < run.stop)
-            loaded = self.forward.read(self.job.blocks, run, layer)[:, 0]
-            self._deviating[run.start : run.stop] = deviations(loaded, keys[is_in]).cpu()
+            self._deviating[run.start : run.stop] = deviations(before, keys[is_in]).cpu()
 
     @inference
     def _attend(self, batch: list[Run]) -> None:
@@ -113,15 +111,15 @@ class Probe:
 
     def _attended(self) -> torch.Tensor:
         """What the question gives to each token, over all layers."""
-        whole, total = Run(0, self._question.stop), torch.zeros(len(self.job.tokens))
+        stop, total = self._question.stop, torch.zeros(len(self.job.tokens))
         for layer, taken in self._queries.items():
             positions, queries = (torch.cat(parts) for parts in zip(*taken, strict=True))
             impl: Any = self.forward.layers[layer].impl
-            keys = self.forward.read(self.job.blocks, whole, layer)[:, 0]
+            keys = self.forward.keys(self.job.blocks, stop, layer)
             given = attention(
                 queries, positions.to(keys.device), keys, impl.scale, softcap=impl.logits_soft_cap or None
             )
-            total[: whole.stop] += given.cpu()
+            total[:stop] += given.cpu()
         return total
 
 

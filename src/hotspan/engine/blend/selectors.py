@@ -2,7 +2,7 @@
 
 first_k     the first tokens of each window, which lacked their context most (EPIC)
 deviation   tokens whose keys in an early layer differ most from what this prompt would give (CacheBlend)
-query       tokens that the question attends to, weighed by that deviation
+query       tokens that the question attends to (ProphetKV, QCFuse)
 """
 
 from collections.abc import Sequence
@@ -51,24 +51,20 @@ def attention(
     window:  of sliding-window attention: a query sees this many tokens, itself included.
     Returns: float32[tokens]. Memory: heads x queries x tokens floats.
     """
-    groups = queries.shape[1] // keys.shape[1]
-    if groups * keys.shape[1] != queries.shape[1]:
-        raise ValueError(f"{queries.shape[1]} heads do not share {keys.shape[1]} KV heads evenly")
-    grouped = queries.float().unflatten(1, (keys.shape[1], groups))
-    scores = torch.einsum("qkgd,nkd->kgqn", grouped, keys.float()) * scale
+    kv_heads, groups = keys.shape[1], queries.shape[1] // keys.shape[1]
+    if groups * kv_heads != queries.shape[1]:
+        raise ValueError(f"{queries.shape[1]} heads do not share {kv_heads} KV heads evenly")
+    grouped = queries.unflatten(1, (kv_heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)  # [KV heads, rows, head size]
+    scores = torch.bmm(grouped, keys.permute(1, 2, 0)).float().unflatten(1, (groups, len(queries))).mul_(scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    distance = query_positions[:, None] - torch.arange(len(keys), device=keys.device)[None, :]
+    first = 0 if window is not None else int(query_positions.min())  # no query is before it: all see what is
+    distance = query_positions[:, None] - torch.arange(first, len(keys), device=keys.device)[None, :]
     is_hidden = distance < 0
     if window is not None:
         is_hidden |= distance >= window
-    given = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
-    return given.amax(2).sum((0, 1))
-
-
-def query_scores(attended: torch.Tensor, deviating: torch.Tensor) -> torch.Tensor:
-    """How much it matters to compute each token again: attention, summed over layers, x root of the deviation."""
-    return attended * deviating.sqrt()
+    scores[..., first:].masked_fill_(is_hidden, -torch.inf)
+    return scores.softmax(-1).amax(2).sum((0, 1))
 
 
 def highest(scores: torch.Tensor, positions: torch.Tensor, share: float, *, width: int = 1) -> torch.Tensor:

@@ -14,7 +14,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.orders import Speed
-from hotspan.engine.blend.probe import probe_share
 from hotspan.engine.blend.rotation import FIT_SHIFTS, LIMITS, Fit, Rotation, Sample, fit_rotation, residual
 from hotspan.engine.blend.runs import Run
 
@@ -97,7 +96,7 @@ def _tested(runner: Any, forward: EngineForward) -> Tested:
         rotations = _fitted(forward, tokens[:_FIT_TOKENS], whole, runner.model_config.max_model_len)
     finally:
         forward.fill([*whole, *pieces], 0.0)
-    return Tested(forward, rotations, Speed(token_s, move_s, probe_share(len(forward.layers))))
+    return Tested(forward, rotations, Speed(token_s, move_s, len(forward.layers)))
 
 
 def _check_runs(forward: EngineForward, tokens: np.ndarray[Any, Any], whole: list[int], pieces: list[int]) -> float:

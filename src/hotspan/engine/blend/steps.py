@@ -186,10 +186,12 @@ class BlendSteps:
 
     @inference
     def _load(self, job: BlendJob) -> None:
+        """Load a job's pieces, except in layers before the check layer: its probe computes all tokens there."""
+        computed = min(job.selection.check_layer, len(self._rotations) - 1) if job.selection is not None else 0
         for piece in job.pieces:
             window = self._window(piece.slot)[:, piece.skip : piece.skip + piece.run.tokens]
-            for layer, rotation in enumerate(self._rotations):
-                keys = rotation.moved(window[layer, :, 0], piece.shift)
+            for layer in range(computed, len(self._rotations)):
+                keys = self._rotations[layer].moved(window[layer, :, 0], piece.shift)
                 self._forward.write(job.blocks, piece.run, layer, keys, window[layer, :, 1])
 
     @inference
