@@ -57,7 +57,7 @@ WAYS = (
     *(
         Way(f"{mode} {share:.0%}, layer {layer}", {"mode": mode, "recompute_ratio": share, "check_layer": layer})
         for mode in ("deviation", "query")
-        for layer, shares in ((1, (0.05, 0.15)), (2, (0.05, 0.15, 0.3)))
+        for layer, shares in ((1, (0.05, 0.15)), (2, (0.05, 0.15)))
         for share in shares
     ),
 )
