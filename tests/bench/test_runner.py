@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import os
 from dataclasses import replace
@@ -115,6 +116,18 @@ def test_the_use_of_the_caches_is_sampled(serve: StartServer, monkeypatch: pytes
     assert BenchResult.from_json(json.loads(json.dumps(result.to_json()))) == result
     assert not any(each.timeline for each in result.rounds if each.name is not RoundName.QUERY)
     assert not run_rounds(small(server, engine_pid=os.getpid())).query.timeline
+
+
+def test_no_request_waits_for_the_garbage_collector(serve: StartServer) -> None:
+    """While requests are sent, what existed before is out of the collector's reach; afterwards it is as it was."""
+    frozen: list[int] = []
+
+    class Watch(runner.Progress):
+        def request_finished(self, name: RoundName, record: RequestRecord) -> None:
+            frozen.append(gc.get_freeze_count())
+
+    run_rounds(small(serve()), Watch())
+    assert frozen and min(frozen) > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_no_more_in_flight_than_asked(serve: StartServer) -> None:
