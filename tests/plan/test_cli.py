@@ -149,7 +149,13 @@ def test_what_a_cost_lacks_is_named(model: Path) -> None:
 class Metrics(BaseHTTPRequestHandler):
     """A server whose metrics page is PAGE."""
 
+    token = ""
+
     def do_GET(self) -> None:
+        if self.token and self.headers.get("authorization") != f"Bearer {self.token}":
+            self.send_response(401)
+            self.end_headers()
+            return
         self.send_response(200 if self.path == "/metrics" else 404)
         self.end_headers()
         self.wfile.write(PAGE.encode())
@@ -170,3 +176,22 @@ def test_a_running_servers_figures_are_used(model: Path) -> None:
     assert "nobody asked" not in done.output and "memory left" not in done.output  # not this host's
     done = invoke(str(model), "--from-metrics", url)
     assert done.exit_code == 2 and "is the server up" in done.output
+
+
+def test_a_server_that_asks_for_its_token_is_read_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The administrator's token of the environment is sent where one is asked for; a wrong one is one sentence."""
+
+    class Guarded(Metrics):
+        token = "0123456789abcdef0123456789abcdef"
+
+    with HTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        words = (str(model), "--from-metrics", url, "--tokens", "1024", "--users", "10")
+        monkeypatch.setenv("HOTSPAN_ADMIN_TOKEN", Guarded.token)
+        told = invoke(*words)
+        monkeypatch.setenv("HOTSPAN_ADMIN_TOKEN", "another" * 5)
+        refused = invoke(*words)
+        server.shutdown()
+    assert told.exit_code == 0 and "measured by the server" in told.output, told.output
+    assert refused.exit_code == 2 and "token" in refused.output and "Traceback" not in refused.output

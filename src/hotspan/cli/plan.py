@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,9 @@ class PlanOptions:
         None, "Requests per hour and engine, for savings per month and payback.", kind=POSITIVE
     )
     from_metrics: str | None = option(
-        None, "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used."
+        None,
+        "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used. Its admin token, if it "
+        "asks for one: HOTSPAN_ADMIN_TOKEN.",
     )
     json: bool = json_option()
     output: Path | None = option(None, "Write the plan to this JSON file.")
@@ -264,15 +267,21 @@ def _cost(
 
 
 def _measured(url: str) -> "Measured":
-    """What the server at `url` measured. Raises: ConfigError if it can't be read."""
+    """What the server at `url` measured, with the admin token where it asks for one. Raises: ConfigError."""
+    from hotspan.cli.admin_client import Admin
     from hotspan.plan.measured import measured
 
-    address = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
+    server = url.rstrip("/").removesuffix("/metrics")
+    address = f"{server}/metrics"
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"--from-metrics {url}: give an address such as http://localhost:8080")
     try:
         with urllib.request.urlopen(address, timeout=_METRICS_TIMEOUT_S) as answer:
             page: str = answer.read().decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):
+            raise ConfigError(f"{address} answers with status {error.code}: is it the address of a server?") from error
+        page = Admin(server=server).text("/metrics", _METRICS_TIMEOUT_S)
     except OSError as error:
         raise ConfigError(f"{address} can't be read ({error}): is the server up, and its address right?") from error
     return measured(page)
