@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from hotspan.engine import texts
+from hotspan.engine import announcing, texts
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.pace import rest_s
 
@@ -92,22 +93,36 @@ def test_an_announced_text_is_read_from_ram(engine: Core, monkeypatch: pytest.Mo
     assert others["found"] == {} and others["started"]["chunks"] == 0
 
 
-def test_announced_texts_are_hashed_slowly_beside_requests(engine: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread rests as loads do that nobody waits for; not while the engine is idle, nor for an invalidation."""
-    worked_s, rests, times = 0.001, list[float](), itertools.count()
-    clock = SimpleNamespace(thread_time=lambda: next(times) * worked_s, sleep=rests.append)
-    monkeypatch.setattr(texts, "time", clock)
+def test_announced_texts_are_hashed_between_steps(engine: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the scheduler's thread, a slice in each turn; beside requests it rests in between, while idle it does not."""
+    announcer, now_s, threads = engine.administrator._announcer, itertools.count(), list[int]()
+    clock = SimulatedClock()
+    monkeypatch.setattr(announcer, "_clock", clock)
+    timer = SimpleNamespace(thread_time=lambda: next(now_s) * 0.001, sleep=time.sleep)
+    monkeypatch.setattr(announcing, "time", timer)
+    go_on = texts.Naming.go_on
+    monkeypatch.setattr(texts.Naming, "go_on", lambda self: threads.append(threading.get_ident()) or go_on(self))
+    prompt = engine.text(410, LENGTH)
 
-    def rested(**command: Any) -> set[float]:
-        rests.clear()
-        engine.administer(tenant="default", tokens=engine.text(410, LENGTH), **command)
-        return {round(rest, 6) for rest in rests}
+    def turns() -> int:
+        """Turns of an announcement until its text is named, each followed by a rest."""
+        threads.clear()
+        answer = engine.begin(do="prefetch", tenant="default", tokens=prompt, hold_s=1.0)
+        engine.until(lambda: bool(announcer._namings or answer.done()), engine.administrator.run_waiting)
+        while not answer.done():
+            before = len(threads)
+            engine.administrator.run_waiting()
+            assert len(threads) - before <= 1
+            clock.advance(announcing._HASH_RESTS * rest_s(0.001) / 2)
+        return len(threads)
 
-    pause = {texts._PAUSE_S}
-    assert rested(do="prefetch", hold_s=1.0) == pause
+    idle = turns()
+    assert idle > LENGTH // 256 and set(threads) == {threading.get_ident()}
     engine.start("beside", engine.text(411, LENGTH), 2)
-    assert rested(do="prefetch", hold_s=1.0) == {round(rest_s(worked_s), 6)} != pause
-    assert rested(do="invalidate") == pause
+    rests: list[float] = []
+    advance = clock.advance
+    monkeypatch.setattr(clock, "advance", lambda seconds: rests.append(seconds) or advance(seconds))
+    assert turns() == idle and len(rests) >= 2 * (idle - 2)
     engine.finish()
 
 

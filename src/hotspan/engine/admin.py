@@ -24,13 +24,13 @@ from typing import Any
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
-from hotspan.core.types import Chunk, Tier
+from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.receipts import Receipts
-from hotspan.engine.requests import RequestRecord, in_order
+from hotspan.engine.requests import RequestRecord
 from hotspan.engine.texts import Texts
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
@@ -201,16 +201,14 @@ class Administrator:
         answer: Future[Answer] = Future()
         tenant, hold_s = tenant_label(str(command.get("tenant") or DEFAULT_TENANT)), float(command["hold_s"])
 
-        def announced(chunks: Sequence[Chunk]) -> None:
-            self._announcer.announce(chunks, tenant, hold_s, answer)
-
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
-            _attempt(lambda: announced(self._manager.cache.labelled(scope)), answer)
+            labelled = self._manager.cache.labelled
+            _attempt(lambda: self._announcer.announce(labelled(scope), tenant, hold_s, answer), answer)
             return answer
-        text = self._texts.submit(command, is_modest=True)
-        named = lambda: announced(in_order(text.result().all_chunks()))  # noqa: E731
-        text.add_done_callback(lambda done: self._later(named, answer))
+        begun = self._texts.begin(command)
+        go_on = lambda: self._announcer.announce_text(begun.result(), tenant, hold_s, answer)  # noqa: E731
+        begun.add_done_callback(lambda done: self._later(go_on, answer))
         return answer
 
     def _pin(self, command: Mapping[str, Any]) -> Answer:

@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -12,9 +13,16 @@ from hotspan.cache.rhythm import Turn
 from hotspan.core.clock import Clock
 from hotspan.core.types import Chunk
 from hotspan.engine.manager import HotspanManager
+from hotspan.engine.requests import in_order
+from hotspan.engine.texts import Naming
+from hotspan.tiers.pace import rest_s
 
 _PACE_S = 0.002
 """How often the scheduler's thread looks at prefetches while they move and it has nothing else to do."""
+
+_HASH_RESTS = 2
+"""Beside requests the hashing of announced texts takes half the share of loads that nobody waits for: it is the
+scheduler's own thread that hashes."""
 
 
 class Announcer:
@@ -30,6 +38,8 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._closed = False
+        self._namings: deque[tuple[Naming, int, float, Future[dict[str, Any]]]] = deque()
+        self._hash_s = 0.0  # when the next slice may be hashed beside requests
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
 
@@ -38,8 +48,14 @@ class Announcer:
         self._prefetches.begin(chunks, tenant, hold_s, lambda found: answer.set_result(self._said(found, hold_s)))
         self._wake()
 
+    def announce_text(self, naming: Naming, tenant: int, hold_s: float, answer: "Future[dict[str, Any]]") -> None:
+        """The same for a text, once it is named: a slice in each turn, beside requests with little of a core."""
+        self._namings.append((naming, tenant, hold_s, answer))
+        self._wake()
+
     def turn(self) -> None:
         """On the scheduler's thread: begin what is due, and let prefetches go on."""
+        self._hash()
         if self._rhythm is not None:
             for turn in self._rhythm.due():
                 self._expect(turn)
@@ -50,6 +66,26 @@ class Announcer:
         """Stop looking at them."""
         self._closed = True
         self._woken.set()
+
+    def _hash(self) -> None:
+        """Hash the next slice of the oldest text, and announce the text behind its last."""
+        now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
+        if not self._namings or (is_busy and now_s < self._hash_s):
+            return
+        naming, tenant, hold_s, answer = self._namings[0]
+        began_s = time.thread_time()
+        try:
+            is_named = naming.go_on()
+        except Exception as error:  # a Future that nobody answers would be waited for in vain
+            self._namings.popleft()
+            answer.set_exception(error)
+            return
+        self._hash_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
+        if is_named:
+            self._namings.popleft()
+            self.announce(in_order(naming.text.all_chunks()), tenant, hold_s, answer)
+        elif not is_busy:
+            self._knock()
 
     def _expect(self, turn: Turn) -> None:
         """Bring the text of a session's next turn into RAM, unless it is there still."""
@@ -76,7 +112,7 @@ class Announcer:
 
     def _pace(self) -> None:
         while not self._closed:
-            if self._prefetches.is_moving:
+            if self._prefetches.is_moving or self._namings:
                 time.sleep(_PACE_S)
             else:
                 self._woken.wait(self._left_s())

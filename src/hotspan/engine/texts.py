@@ -1,4 +1,9 @@
-"""Texts that are not about to run, named by the engine's hashes, on a thread of their own."""
+"""Texts that are not about to run, named by the engine's hashes.
+
+An invalidation's text is hashed on a thread of its own. Beside requests that costs their steps several times what the
+hashing takes, since two threads hand Python's lock to each other; a text that nobody waits for is therefore only begun
+there, and hashed by the scheduler's thread, between steps (announcing.py).
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,33 +17,50 @@ from vllm.v1.request import Request
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.requests import RequestRecord
-from hotspan.tiers.pace import rest_s
 
 _SLICE_TOKENS = 128
 _PAUSE_S = 0.0005
 """Python runs one thread at a time: between two slices of about 0.1 ms each the scheduler has its turn."""
 
 
+class Naming:
+    """A text that is being named. Whichever thread calls `go_on` hashes."""
+
+    def __init__(self, text: RequestRecord, tokens: Sequence[int]) -> None:
+        self.text = text
+        self._tokens = tokens
+        self._at = text.request.num_tokens
+
+    def go_on(self) -> bool:
+        """Hash the next slice; whether the text is named."""
+        if self._at < len(self._tokens):
+            self.text.request.append_output_token_ids(list(self._tokens[self._at : self._at + _SLICE_TOKENS]))
+            self._at += _SLICE_TOKENS
+        self.text.by_group()
+        return self._at >= len(self._tokens)
+
+
 class Texts:
-    """Hashes one text after the other. hasher: makes the engine's function that names blocks."""
+    """Begins one text after the other. hasher: makes the engine's function that names blocks."""
 
     def __init__(self, manager: HotspanManager, hasher: Callable[[], Callable[..., Any]]) -> None:
         self._manager = manager
         self._hasher = hasher
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotspan-texts")
 
-    def submit(self, command: Mapping[str, Any], *, is_modest: bool = False) -> "Future[RequestRecord]":
-        """The text of a command.
+    def begin(self, command: Mapping[str, Any]) -> "Future[Naming]":
+        """The text of a command, with what its names depend on."""
+        return self._thread.submit(self._begun, command)
 
-        is_modest: nobody waits for it; beside requests it takes as little of a core as loads that nobody waits for.
-        """
-        return self._thread.submit(self._named, command, is_modest=is_modest)
+    def submit(self, command: Mapping[str, Any]) -> "Future[RequestRecord]":
+        """The text of a command, once it is named."""
+        return self._thread.submit(self._named, command)
 
     def close(self) -> None:
         """Let go of the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _named(self, command: Mapping[str, Any], *, is_modest: bool) -> RequestRecord:
+    def _begun(self, command: Mapping[str, Any]) -> Naming:
         """On the thread. The adapter's files are read and the tenant's keys asked for here, so that the scheduler's
         thread finds both.
         """
@@ -55,16 +77,10 @@ class Texts:
             cache_salt=command.get("cache_salt"),
             block_hasher=self._hasher(),
         )
-        text = self._manager.named(request, keyer)
-        for at in range(_SLICE_TOKENS, len(tokens), _SLICE_TOKENS):
-            began_s = time.thread_time()
-            request.append_output_token_ids(list(tokens[at : at + _SLICE_TOKENS]))
-            text.by_group()
-            self._pause(time.thread_time() - began_s, is_modest=is_modest)
-        text.all_chunks()
-        return text
+        return Naming(self._manager.named(request, keyer), tokens)
 
-    def _pause(self, worked_s: float, *, is_modest: bool) -> None:
-        """Let the scheduler's thread have its turn."""
-        is_slow = is_modest and self._manager.cache.prefetches.is_busy
-        time.sleep(max(_PAUSE_S, rest_s(worked_s)) if is_slow else _PAUSE_S)
+    def _named(self, command: Mapping[str, Any]) -> RequestRecord:
+        naming = self._begun(command)
+        while not naming.go_on():
+            time.sleep(_PAUSE_S)
+        return naming.text
