@@ -292,7 +292,7 @@ def main() -> None:
     os.environ |= settings.environment()
     rows: list[dict[str, Any]] = []
     for tokens in options.tokens if "quality" in options.parts else ():
-        rows += quality(max(3, options.texts * _SHORT // tokens), tokens)
+        rows += quality(max(2, options.texts * _SHORT // tokens), tokens)
         print(json.dumps(frontier(rows), indent=1), flush=True)
     speeds: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hotspan-blend-quality-") as work:

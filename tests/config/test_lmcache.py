@@ -127,9 +127,9 @@ def test_what_hotspan_does_otherwise() -> None:
     blended = configured(lmcache={"enable_blending": True, "blend_special_str": " # # ", "blend_min_tokens": 300})
     assert blended.cache is not None and "approximate" in warnings(blended)
     assert blended.cache.blend == BlendSettings("deviation", min_tokens=300, separators=(" # # ",))
-    for ratios in ([0.15, 0.3], 0.15, "0.15,0.3", "[0.15]"):
+    for ratios in ([0.2, 0.3], 0.2, "0.2,0.3", "[0.2]"):
         given = configured(lmcache={"enable_blending": True, "blend_recompute_ratios": ratios})
-        assert given.cache is not None and given.cache.blend == BlendSettings("deviation", recompute_ratio=0.15)
+        assert given.cache is not None and given.cache.blend == BlendSettings("deviation", recompute_ratio=0.2)
     for layers in (3, "3", [3, 5]):
         given = configured(lmcache={"enable_blending": True, "blend_check_layers": layers})
         assert given.cache is not None and given.cache.blend == BlendSettings("deviation", check_layer=3)

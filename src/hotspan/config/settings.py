@@ -94,7 +94,7 @@ class BlendSettings:
     separators: tuple[str, ...] = ()
     check_every: int = 100
     min_agreement: float = 0.9
-    recompute_ratio: float = 0.3
+    recompute_ratio: float = 0.15
     check_layer: int = 2
 
 
@@ -254,7 +254,7 @@ class CacheOptions:
         kind=kinds.COUNT,
     )
     blend_recompute_ratio: float = option(
-        0.3,
+        0.15,
         "Share of the reused tokens that are computed again (--blend deviation, --blend query).",
         kind=kinds.FRACTION,
         lmcache=Spelling("blend_recompute_ratios", kinds.FIRST_NUMBER),

@@ -85,7 +85,7 @@ class Blend:
         kind=_SHARE,
     )
     move_share: float = option(
-        0.07,
+        0.05,
         "With --blend, the cost of rotating and copying a token of a window, as a share of computing it.",
         name="blend_move_share",
         kind=_SHARE,

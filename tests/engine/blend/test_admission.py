@@ -294,11 +294,11 @@ def test_a_planted_drift_turns_blending_off(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("mode", "asked", "expected"),
     [
-        ("query", None, Selection(Selector.QUERY, 0.3, 2)),
-        ("query", True, Selection(Selector.QUERY, 0.3, 2)),
+        ("query", None, Selection(Selector.QUERY, 0.15, 2)),
+        ("query", True, Selection(Selector.QUERY, 0.15, 2)),
         ("query", BlendDirective("deviation", 0.1), Selection(Selector.DEVIATION, 0.1, 2)),
         ("deviation", BlendDirective(recompute_ratio=0.2), Selection(Selector.DEVIATION, 0.2, 2)),
-        ("allowed", BlendDirective("query", check_layer=5), Selection(Selector.QUERY, 0.3, 5)),
+        ("allowed", BlendDirective("query", check_layer=5), Selection(Selector.QUERY, 0.15, 5)),
         ("allowed", True, None),
         ("query", BlendDirective("first_k"), None),
     ],
