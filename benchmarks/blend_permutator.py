@@ -49,8 +49,8 @@ def sized(workload: str, requests: int, tokens: int) -> dict[str, int]:
     if workload == PERMUTATOR:
         own = {"ldp-num-contexts": CONTEXTS, "ldp-context-length": tokens, "ldp-system-prompt-length": SYSTEM_TOKENS}
         return own | {"ldp-num-permutations": requests, "ldp-max-output-length": OUTPUT_TOKENS}
-    own = {"rqq-num-cases": 1, "rqq-num-documents": CONTEXTS, "rqq-document-length": tokens}
-    return own | {"rqq-num-questions": requests, "rqq-max-output-length": OUTPUT_TOKENS}
+    own = {"rag-num-cases": 1, "rag-num-documents": CONTEXTS, "rag-document-length": tokens}
+    return own | {"rag-num-questions": requests, "rag-max-output-length": OUTPUT_TOKENS}
 
 
 def played(url: str, model: Path, workload: str, sizes: dict[str, int], output: Path) -> dict[str, Any]:
