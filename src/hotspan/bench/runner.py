@@ -189,8 +189,7 @@ def _increments(before: CacheCounters, samples: Iterable[tuple[float, CacheCount
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """What exists is not looked at by the garbage collector: that takes 30 ms, in which no request is sent."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection first: what is garbage now is collected after the round
     try:
         yield
     finally:

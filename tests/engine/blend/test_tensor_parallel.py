@@ -16,6 +16,7 @@ from .engine import WINDOW, Blended, Library, ask, blending, of
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.slow,  # as all engines of blending
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores"),
 ]
 
