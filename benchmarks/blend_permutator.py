@@ -6,9 +6,10 @@ usage: python -m benchmarks.blend_permutator [--workload long-doc-permutator] [-
 long-doc-permutator: five contexts of --tokens tokens stand in another order in each prompt, behind 1,000 tokens of
 system prompt. rag-qa-quality: five documents in another order before each question, without a system prompt.
 
-Each mode has a server of its own, one after the other, over the same model with random weights: the figures are of
-reuse and of speed, none is of quality. Reuse is the share of the timed prompts' tokens that are taken from windows, and
-beside it the share that the prefix caches have; of what is taken from windows, a share is computed again.
+A mode may name the share that is computed again: deviation=0.05. Each has a server of its own, one after the other,
+over the same model with random weights: the figures are of reuse and of speed, none is of quality. Reuse is the share
+of the timed prompts' tokens that are taken from windows, and beside it the share that the prefix caches have; of what
+is taken from windows, a share is computed again.
 """
 
 import json
@@ -66,7 +67,9 @@ def measure(workload: str, mode: str, model: Path, requests: int, tokens: int, w
     port = free_port()
     longest = (CONTEXTS * tokens + SYSTEM_TOKENS) * 11 // 10 // 128 * 128 + 512
     engine = EngineSettings(max_model_len=longest, threads=usable_threads())
-    words = ["--ram-gib", "2", "--blend", mode, "--blend-check-every", "0", "--blend-separator", SEPARATOR]
+    name, _, share = mode.partition("=")
+    words = ["--ram-gib", "2", "--blend", name, "--blend-check-every", "0", "--blend-separator", SEPARATOR]
+    words += ["--blend-recompute-ratio", share] if share else []
     command = serve_command(model, (*engine.arguments(port, 4 * longest // 128), *words))
     with (
         Aftermath() as aftermath,
