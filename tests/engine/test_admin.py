@@ -126,6 +126,25 @@ def test_announced_texts_are_hashed_between_steps(engine: Core, monkeypatch: pyt
     engine.finish()
 
 
+def test_prefetches_are_looked_at_seldom_beside_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that no step asked for delays one: with requests there are at most 20 a second, without them hundreds."""
+    prefetches = SimpleNamespace(is_moving=True, is_busy=True, ends_s=None)
+    looks: list[bool] = []
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        prefetches.is_busy = len(pauses) < 3
+        if len(pauses) == 5:
+            announcer.close()
+
+    manager: Any = SimpleNamespace(cache=SimpleNamespace(prefetches=prefetches), rhythm=None)
+    announcer = announcing.Announcer(manager, "replica", lambda: looks.append(prefetches.is_busy), SimulatedClock())
+    monkeypatch.setattr(announcing, "time", SimpleNamespace(sleep=sleep))
+    announcer._pace()
+    assert len(looks) == 5 and min(pauses[:3]) >= 1 / 20 and max(pauses[3:]) <= 1 / 200
+
+
 def test_a_pin_is_of_what_has_its_tag(engine: Core) -> None:
     """Requests with the tag, in any version, store what the pin takes; those of another tag or tenant do not."""
     said = engine.administer(do="pin", tenant="default", tags=["pinned"], bytes=1 << 20, hold_s=60.0)

@@ -20,6 +20,9 @@ from hotspan.tiers.pace import rest_s
 _PACE_S = 0.002
 """How often the scheduler's thread looks at prefetches while they move and it has nothing else to do."""
 
+_BUSY_PACE_S = 0.05
+"""How often the thread wakes while the engine has requests: each step looks by itself, and each waking delays one."""
+
 _HASH_RESTS = 2
 """Beside requests the hashing of announced texts takes half the share of loads that nobody waits for: it is the
 scheduler's own thread that hashes."""
@@ -113,7 +116,7 @@ class Announcer:
     def _pace(self) -> None:
         while not self._closed:
             if self._prefetches.is_moving or self._namings:
-                time.sleep(_PACE_S)
+                time.sleep(_BUSY_PACE_S if self._prefetches.is_busy else _PACE_S)
             else:
                 self._woken.wait(self._left_s())
                 self._woken.clear()

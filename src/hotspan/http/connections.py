@@ -161,6 +161,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._wait(self.limits.idle_s)
 
     def on_response_complete(self) -> None:
+        self._told = None  # a connection that is kept would keep the request, too
         super().on_response_complete()
         if not self.transport.is_closing() and self._is_free():
             # For the next head, or for the rest of a body that was answered before its end.

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -167,6 +169,23 @@ async def test_a_client_that_goes_after_its_answer_ends_nothing() -> None:
             writer.write(GET)
             await answered(reader)
         await is_closed.wait()
+
+
+async def test_a_connection_that_is_kept_keeps_no_request() -> None:
+    """Once it is answered, with its body and what watched it, though the client may send nothing for long."""
+    exchanges: list[weakref.ref[Exchange]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        exchanges.append(weakref.ref(exchange))
+        await exchange.part()
+        async with exchange.watched(is_cancelled=True):
+            await exchange.respond(200, b"{}")
+
+    async with serving_a_file(app) as path, connected(path) as (reader, writer), asyncio.timeout(60):
+        writer.write(GET)
+        await answered(reader)
+        await until(lambda: gc.collect() >= 0 and exchanges[0]() is None)
 
 
 @in_simulated_time
